@@ -1,0 +1,83 @@
+"""A discrete-event simulator for the dynamics of asynchronous SGD, with real gradients.
+
+    Cluster --simulate--> Trace --replay(Method, Problem)--> Run
+
+Names are imported when first used: the cluster side never loads JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    import asyncsim.methods as methods
+    import asyncsim.problems as problems
+    import asyncsim.theory as theory
+    from asyncsim.cluster import Cluster, asynchronous
+    from asyncsim.errors import InputError
+    from asyncsim.laws import (
+        Constant,
+        Empirical,
+        Exponential,
+        Gamma,
+        Law,
+        LogNormal,
+        Mixture,
+        Pareto,
+        Uniform,
+        Weibull,
+    )
+    from asyncsim.prescription import prescribed
+    from asyncsim.run import Run
+    from asyncsim.simulation import simulate
+    from asyncsim.trace import Trace
+    from asyncsim.wave_replay import replay
+
+__all__ = [
+    "Cluster",
+    "Constant",
+    "Empirical",
+    "Exponential",
+    "Gamma",
+    "InputError",
+    "Law",
+    "LogNormal",
+    "Mixture",
+    "Pareto",
+    "Run",
+    "Trace",
+    "Uniform",
+    "Weibull",
+    "asynchronous",
+    "methods",
+    "prescribed",
+    "problems",
+    "replay",
+    "simulate",
+    "theory",
+]
+
+_MODULES = ("methods", "problems", "theory")
+_HOME = {
+    "Cluster": "cluster",
+    "InputError": "errors",
+    "Run": "run",
+    "Trace": "trace",
+    "asynchronous": "cluster",
+    "prescribed": "prescription",
+    "replay": "wave_replay",
+    "simulate": "simulation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"asyncsim.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'asyncsim' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"asyncsim.{_HOME.get(name, 'laws')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,268 @@
+"""What a cluster is: how long things take, who queues where, and what the server admits."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from asyncsim.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.laws import Constant, Law, as_law, parse
+
+PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
+DISCIPLINES = ("fifo", "lowest_rank", "random")
+_NO_TIME = Constant(0.0)
+
+
+class HeterogeneityWarning(UserWarning):
+    """Different speeds were asked for, but all of them are equal."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the server does with a message that arrives.
+
+    Attributes
+    ----------
+    name : str
+        ``"asynchronous"``: every message is applied when it is served, whatever its staleness.
+    """
+
+    name: str = "asynchronous"
+
+    def __post_init__(self) -> None:
+        require_choice("policy", self.name, ["asynchronous"])
+
+
+def asynchronous() -> Policy:
+    """Return the policy that applies every message as soon as it is served."""
+    return Policy("asynchronous")
+
+
+_ASYNCHRONOUS = asynchronous()
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers, one parameter server, and the network between them.
+
+    Laws may be given as a law, a number of seconds or a text such as ``"gamma(mean=1, cv=0.2)"``.
+
+    Attributes
+    ----------
+    workers : int
+        How many compute at once, each with one job in flight.
+    compute : Law or tuple of Law
+        Seconds per local step; a list gives one law per worker.
+    service : Law
+        Seconds the server is busy per visit.
+    latency : Law or tuple of two Law
+        Seconds one way; a pair gives the way up (to the server) and the way down.
+    bandwidth : float or None
+        Bytes per second, each way, for the messages that carry parameters; None: they take no time.
+        Requests to read and acknowledgements carry no parameters and take the latency alone.
+    message_bytes : float or None
+        Size of such a message; given together with ``bandwidth``.
+    shared_bandwidth : bool
+        Each direction of the server's link carries one message at a time, first come first served, and
+        the latency comes after it. Otherwise every worker has the bandwidth to itself.
+    window : int
+        Local steps per communication; a computation is the sum of that many compute times.
+    protocol : str
+        What a visit to the server is:
+
+        - ``"exchange"``: one atomic visit applies the message and reads back.
+        - ``"read_then_write"``: the worker's own read comes before its own write.
+        - ``"write_then_read"``: two visits; the request to read queues as soon as the write has been
+          served (same connection, no latency in between), so other commits may slip in.
+    exclusive : bool
+        With ``"read_then_write"``: True (GEM's algorithm 1 as printed), one atomic visit whose read is
+        the version before the worker's own commit. False, two visits: a read visit, its reply travels
+        down, the message is formed with what was read and travels up, a write visit, an acknowledgement
+        travels down; then the next computation starts on what the read visit returned.
+    discipline : str
+        Who is served next among those that wait: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
+        index, which starves the others under load) or ``"random"`` (each as likely as the others).
+    policy : Policy
+        What the server admits.
+
+    Raises
+    ------
+    InputError
+        A value that cannot be used, or two that contradict each other.
+
+    Warns
+    -----
+    HeterogeneityWarning
+        One law per worker was given, and all are equal.
+    """
+
+    workers: int
+    compute: Law | tuple[Law, ...]
+    service: Law = _NO_TIME
+    latency: Law | tuple[Law, Law] = _NO_TIME
+    bandwidth: float | None = None
+    message_bytes: float | None = None
+    shared_bandwidth: bool = False
+    window: int = 1
+    protocol: str = "exchange"
+    exclusive: bool = True
+    discipline: str = "fifo"
+    policy: Policy = _ASYNCHRONOUS
+
+    def __post_init__(self) -> None:
+        store = _setter(self)
+        store("workers", require_count("workers", self.workers))
+        store("window", require_count("window", self.window))
+        store("compute", _compute(self.compute, self.workers))
+        store("service", _finite("service", as_law("service", self.service)))
+        store("latency", _latency(self.latency))
+        _check_bandwidth(self, store)
+        require_choice("protocol", self.protocol, PROTOCOLS)
+        require_choice("discipline", self.discipline, DISCIPLINES)
+        _check_flag("shared_bandwidth", self.shared_bandwidth)
+        _check_flag("exclusive", self.exclusive)
+        if not self.exclusive and self.protocol == "exchange":
+            raise InputError(
+                "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or choose "
+                "protocol 'read_then_write'"
+            )
+        if not isinstance(self.policy, Policy):
+            raise InputError(f"policy = {self.policy!r}: must be a policy; write asyncsim.asynchronous()")
+
+    @property
+    def compute_laws(self) -> tuple[Law, ...]:
+        """The law of a local step of each worker, length ``workers``."""
+        if isinstance(self.compute, Law):
+            return (self.compute,) * self.workers
+        return self.compute
+
+    @property
+    def latency_up(self) -> Law:
+        """Seconds from a worker to the server."""
+        return self.latency if isinstance(self.latency, Law) else self.latency[0]
+
+    @property
+    def latency_down(self) -> Law:
+        """Seconds from the server to a worker."""
+        return self.latency if isinstance(self.latency, Law) else self.latency[1]
+
+    @property
+    def transfer_time(self) -> float:
+        """Seconds that the bandwidth adds to a message with parameters."""
+        if self.bandwidth is None or self.message_bytes is None:
+            return 0.0
+        return self.message_bytes / self.bandwidth
+
+    @property
+    def separate_reads(self) -> bool:
+        """Whether a worker visits the server twice per commit."""
+        return self.protocol == "write_then_read" or not self.exclusive
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can hold; laws as the text that `asyncsim.laws.parse` reads."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["compute"] = _as_text(self.compute)
+        values["service"] = str(self.service)
+        values["latency"] = _as_text(self.latency)
+        values["policy"] = {"name": self.policy.name}
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Cluster":
+        """Return the cluster that `to_dict` described.
+
+        Raises
+        ------
+        InputError
+            An entry that a cluster does not have, or has to have.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            require_choice("cluster entry", name, known)
+        for name in ("workers", "compute"):
+            if name not in values:
+                raise InputError(f"cluster: the entry {name!r} is missing; add it")
+        policy = values.get("policy", {})
+        return cls(**{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy})
+
+
+def _setter(instance: Any) -> Any:
+    """Return what stores a checked value in a frozen dataclass."""
+
+    def store(name: str, value: Any) -> None:
+        object.__setattr__(instance, name, value)
+
+    return store
+
+
+def _compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
+    if isinstance(value, str):
+        value = parse(value)
+    if not isinstance(value, list | tuple):
+        return _lasting("compute", as_law("compute", value))
+    laws = tuple(_lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value))
+    if len(laws) != workers:
+        raise InputError(
+            f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are {workers}; "
+            "give one law for all, or as many as workers"
+        )
+    if all(law == laws[0] for law in laws[1:]):
+        if workers > 1:
+            warnings.warn(
+                f"compute: one law per worker was given and all {workers} are {laws[0]}, which changes "
+                "nothing; give one law for all, or different ones",
+                HeterogeneityWarning,
+                stacklevel=5,
+            )
+        return laws[0]
+    return laws
+
+
+def _latency(value: Any) -> Law | tuple[Law, Law]:
+    if isinstance(value, str):
+        value = parse(value)
+    if not isinstance(value, list | tuple):
+        return _finite("latency", as_law("latency", value))
+    if len(value) != 2:
+        raise InputError(
+            f"latency = a list of {len(value)} laws: must be one law, or a pair: the way up and the way down"
+        )
+    up, down = (_finite(f"latency[{i}]", as_law(f"latency[{i}]", law)) for i, law in enumerate(value))
+    return up if up == down else (up, down)
+
+
+def _check_bandwidth(cluster: Cluster, store: Any) -> None:
+    for given, missing in (("bandwidth", "message_bytes"), ("message_bytes", "bandwidth")):
+        value = getattr(cluster, given)
+        if value is None:
+            continue
+        store(given, require_positive(given, value, "bytes/s" if given == "bandwidth" else "bytes"))
+        if getattr(cluster, missing) is None:
+            raise InputError(f"{given} = {value!r}: says nothing without {missing}; give both or neither")
+    if cluster.shared_bandwidth and cluster.bandwidth is None:
+        raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
+
+
+def _check_flag(argument: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InputError(f"{argument} = {value!r}: must be True or False")
+
+
+def _finite(argument: str, law: Law) -> Law:
+    if not math.isfinite(law.mean):
+        raise InputError(f"{argument} = {law}: its mean is infinite; choose a law with a finite mean")
+    return law
+
+
+def _lasting(argument: str, law: Law) -> Law:
+    if _finite(argument, law).mean <= 0:
+        raise InputError(f"{argument} = {law}: a local step must take some time; give a mean above zero")
+    return law
+
+
+def _as_text(laws: Law | tuple[Law, ...]) -> str:
+    """Write a law, or a list of laws with its repetitions counted."""
+    if isinstance(laws, Law):
+        return str(laws)
+    return " + ".join(f"[{text}]*{len(list(same))}" for text, same in itertools.groupby(map(str, laws)))

@@ -1,0 +1,105 @@
+"""Curves of runs: a quantity of every commit, binned, averaged over the seeds and drawn with its range."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from asyncsim.look import looks
+from asyncsim.run import Run
+
+#: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
+_BINS = 100
+#: The mark where a run diverged.
+DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
+
+
+class Curve(NamedTuple):
+    """A quantity of one method over its runs, binned: shape ``[bins]``; nan where no run has a value.
+
+    ``low`` and ``high`` are the least and the most of the seeds; ``mean`` is over those that have not diverged by then.
+    ``ends`` are time, step and last value of the runs that diverged.
+    """
+
+    time: np.ndarray
+    step: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    ends: list[tuple[float, float, float]]
+
+
+def bins(commits: int, workers: int) -> int:
+    """Return how many points the curve of a trace has."""
+    return min(_BINS, max(10, commits // workers), commits)
+
+
+def trace_length(runs: Sequence[Run]) -> int:
+    """Return how many commits the traces of some runs have; a run that diverged has fewer."""
+    return max(int(run.config.get("commits", len(run.commits))) for run in runs)
+
+
+def curve_of(runs: Sequence[Run], quantity: Callable[[pd.DataFrame], np.ndarray], average: str, workers: int) -> Curve:
+    """Bin a quantity by commits, and average the bins over the runs of one method.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        One per seed.
+    quantity : function
+        From `Run.commits` to one value per commit; values that are not finite are left out.
+    average : {"mean", "median"}
+        Of the commits of a bin.
+    workers : int
+        Commits that count as one worker step.
+    """
+    commits = trace_length(runs)
+    edges = np.linspace(0, commits, bins(commits, workers) + 1)
+    binned = [_binned(run, quantity, average, edges) for run in runs]
+    times, values = (pd.concat([table[name] for table in binned], axis=1) for name in ("time", "value"))
+    series = (times.mean(axis=1), values.mean(axis=1), values.min(axis=1), values.max(axis=1))
+    time, mean, low, high = (one.to_numpy() for one in series)
+    ends = [_end(run, table, workers) for run, table in zip(runs, binned, strict=True) if run.diverged_at is not None]
+    return Curve(time, (edges[1:] + edges[:-1]) / 2 / workers, mean, low, high, ends)
+
+
+def draw_curves(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
+    """Draw mean and range of each method, and a cross where a run diverged.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        With its final limits of the vertical axis: a cross beyond them is drawn at their edge.
+    curves, labels : mapping
+        By the names of the methods.
+    against : {"time", "step"}
+        What the horizontal axis shows.
+    """
+    for name, look in looks(curves).items():
+        curve = curves[name]
+        x = curve.time if against == "time" else curve.step
+        axes.fill_between(x, curve.low, curve.high, color=look.color, alpha=0.2, linewidth=0)
+        axes.plot(x, curve.mean, color=look.color, linestyle=look.line, label=labels[name])
+        for time, step, value in curve.ends:
+            end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
+            axes.plot(end, height, color=look.color, clip_on=False, zorder=4, **DIVERGED)
+    axes.set_xlim(0, None)
+    axes.set_xlabel("simulated time (s)" if against == "time" else "worker steps (commits per worker)")
+
+
+def _binned(run: Run, quantity: Callable[[pd.DataFrame], np.ndarray], average: str, edges: np.ndarray) -> pd.DataFrame:
+    """Return ``time`` and ``value`` of each bin; nan for those after the end of a run that diverged."""
+    values = quantity(run.commits)
+    table = pd.DataFrame({"time": run.commits["commit_time"].to_numpy(), "value": values})
+    table["value"] = table["value"].where(np.isfinite(values))
+    place = np.searchsorted(edges, run.commits["commit"].to_numpy(), side="right") - 1
+    return table.groupby(place).agg({"time": "mean", "value": average}).reindex(range(len(edges) - 1))
+
+
+def _end(run: Run, binned: pd.DataFrame, workers: int) -> tuple[float, float, float]:
+    """Return time, step and value at which a run diverged; an infinite value if there was no other."""
+    known = binned["value"].dropna()
+    time = float(run.commits["commit_time"].iloc[-1])
+    return time, len(run.commits) / workers, float(known.iloc[-1]) if len(known) else np.inf

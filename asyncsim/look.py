@@ -1,0 +1,134 @@
+"""One look for all figures: sizes, colours, the table from methods to looks, and writing a figure.
+
+Colours are Okabe and Ito's, which the colour-blind can tell apart; methods differ in their lines as well. Sizes are
+those of a paper's columns, at which everything stays readable::
+
+    with look.style():
+        figure, (axes,) = look.new_figure(look.SINGLE, 2.5)
+        plots.staleness_histogram(axes, trace)
+        look.save(figure, "staleness")
+"""
+
+import os
+import zlib
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asyncsim.results import write_whole
+
+#: Widths of a paper's single and double column (inches).
+SINGLE, DOUBLE = 3.4, 7.0
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
+
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 8,
+    "figure.dpi": 150,
+    "font.size": 8,
+    "legend.borderaxespad": 0.2,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "lines.linewidth": 1.2,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
+    "xtick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.labelsize": 7,
+    "ytick.major.width": 0.6,
+    "ytick.minor.width": 0.4,
+}
+
+
+class Look(NamedTuple):
+    """How a method is drawn.
+
+    Attributes
+    ----------
+    color, line : str
+        As matplotlib has them.
+    label : str
+        For legends.
+    """
+
+    color: str
+    line: Any
+    label: str
+
+
+#: The one table from a method's name to its look.
+METHOD_LOOKS = {
+    "gem": Look(BLUE, "-", "GEM"),
+    "downpour": Look(VERMILLION, "--", "DOWNPOUR"),
+    "adaptive_staleness": Look(GREEN, "-.", "adaptive staleness"),
+    "sgd": Look(BLACK, ":", "SGD with momentum"),
+}
+#: Colours and lines left for methods that the table does not know.
+_FREE = [(color, line) for line in ("-", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))) for color in (ORANGE, PURPLE, SKY, GREY)]
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Return the look of each method, all different up to twelve that the table does not know.
+
+    Such a method's name chooses its colour, and the next one if another in ``names`` has that already.
+    """
+    names = list(names)
+    found = {name: METHOD_LOOKS[name] for name in names if name in METHOD_LOOKS}
+    taken: set[int] = set()
+    for name in sorted(set(names) - set(found)):
+        wanted = zlib.crc32(name.encode()) % 4
+        places = [*range(wanted, len(_FREE)), *range(wanted)]
+        place = next((place for place in places if place not in taken), wanted)
+        taken.add(place)
+        found[name] = Look(*_FREE[place], name.replace("_", " "))
+    return {name: found[name] for name in names}
+
+
+def style() -> AbstractContextManager[Any]:
+    """Return the context in which figures have the house look, whatever the user's own settings."""
+    return matplotlib.style.context(["default", _STYLE])
+
+
+def new_figure(
+    width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of this size (inches) and its axes row by row; ``options`` go to ``Figure.subplots``."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
+    """Write a figure as ``path.png`` and ``path.pdf``: no dates inside, so the same figure gives the same bytes.
+
+    Raises
+    ------
+    InputError
+        A file cannot be written.
+    """
+    nothing: dict[str, dict[str, Any]] = {
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }
+    written = []
+    for kind, metadata in nothing.items():
+        target = Path(path).with_name(f"{Path(path).name}.{kind}")
+
+        def write(partial: Path, kind: str = kind, metadata: dict[str, Any] = metadata) -> None:
+            with style():
+                figure.savefig(partial, format=kind, metadata=metadata)
+
+        written.append(write_whole(target, write))
+    return written

@@ -1,0 +1,143 @@
+"""What a method is: pure functions from arrays to arrays, and the visit they see.
+
+A method never sees a clock, a queue or a data set. Inside the replay parameters are one flat vector,
+so that a method reads like its formula.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+Array = jax.Array
+State = Any  #: any tree of arrays, ``()`` for none
+Schedule = Callable[["Visit"], Array]
+
+
+class Visit(NamedTuple):
+    """The server visit that commits an update: all that a method may know of time. Scalars.
+
+    Attributes
+    ----------
+    staleness : int
+        Versions between the read that the gradient came from and the apply.
+    worker, worker_step : int
+        Who commits, and how many commits it made before.
+    commit : int
+        How many commits the server took before.
+    time : float
+        Time of the apply (s).
+    local_steps : int
+        Gradients in the update.
+    """
+
+    staleness: Array
+    worker: Array
+    worker_step: Array
+    commit: Array
+    time: Array
+    local_steps: Array
+
+
+class Timing(NamedTuple):
+    """The timing that a method needs; None means that any will do."""
+
+    workers: int | None = None
+    protocol: str | None = None
+    window: int | None = None
+
+
+class Applied(NamedTuple):
+    """What the server holds after an apply."""
+
+    central: Array
+    server: State = ()
+    memory: State = ()
+
+
+def _no_state(central: Array) -> State:
+    return ()
+
+
+def add(server: State, central: Array, message: Array, memory: State, visit: Visit) -> Applied:
+    """Add the message to the central variable: the server of most methods."""
+    return Applied(central + message, server, memory)
+
+
+def send_update(worker: State, update: Array, start: Array, central: Array, visit: Visit):
+    """Send the sum of the local steps as it is."""
+    return update, worker, {}
+
+
+class Method(NamedTuple):
+    """One algorithm, as pure functions closed over its hyper-parameters.
+
+    A commit runs through them in this order, vectors having shape ``[parameters]``::
+
+        start = resume(worker, read)                  # else what the worker read from the server
+        update = sum of the local optimizer's steps, from start
+        message, worker, diagnostics = message(worker, update, start, central, visit)
+        central, server, memory = apply(server, central, message, memory, visit)
+
+    Attributes
+    ----------
+    name : str
+    hyperparameters : Mapping[str, Any]
+        For tables and files; plain values only.
+    optimizer : optax.GradientTransformation
+        The worker's local optimizer, applied to the problem's own tree; its state stays with the
+        worker. ``update`` is called with ``visit=`` if it takes extra arguments.
+    message : function
+        What the worker sends, formed with the central variable as it is at the visit; a vector or any
+        tree of arrays. The diagnostics, named vectors (shares if boolean), are recorded now and then.
+    apply : function
+        What the server does. ``server`` is shared (buffers, counters, moments); ``memory`` is what the
+        server keeps for this one worker (its last gradient, say).
+    init_worker, init_server, init_memory : function
+        From the initial central variable to the initial states.
+    resume : function, optional
+        Where the worker starts from, for methods whose replicas live on.
+    origin : function, optional
+        ``origin(worker, read)``: the central variable that the worker measures the server's movement from;
+        else the one it read.
+    proxy : function, optional
+        ``proxy(worker)``: the momentum of the process to be matched, for methods that keep it; for the
+        others the replay keeps one.
+    timing : Timing
+        What the trace must provide.
+    """
+
+    name: str
+    hyperparameters: Mapping[str, Any]
+    optimizer: optax.GradientTransformation
+    message: Callable[..., tuple[State, State, Mapping[str, Array]]] = send_update
+    apply: Callable[..., Applied] = add
+    init_worker: Callable[[Array], State] = _no_state
+    init_server: Callable[[Array], State] = _no_state
+    init_memory: Callable[[Array], State] = _no_state
+    resume: Callable[[State, Array], Array] | None = None
+    origin: Callable[[State, Array], Array] | None = None
+    proxy: Callable[[State], Array] | None = None
+    timing: Timing = Timing()
+
+
+def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:
+    """Return plain gradient descent as an optax transformation: the step is ``-learning_rate * gradient``.
+
+    Parameters
+    ----------
+    learning_rate : float or function
+        A schedule is a function of the Visit, ``lambda visit: 0.1 / (1 + visit.worker_step / 100)`` say.
+    """
+
+    def update(gradients, state, params=None, *, visit=None, **_):
+        rate = learning_rate(visit) if callable(learning_rate) else learning_rate
+        return jax.tree.map(lambda gradient: -_as(rate, gradient) * gradient, gradients), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _as(value: float | Array, like: Array) -> float | Array:
+    """Cast a traced scalar to the type of ``like``, so that integer and float64 schedules never promote."""
+    return value.astype(like.dtype) if isinstance(value, jax.Array) else value

@@ -1,0 +1,60 @@
+"""Sequential SGD with momentum: the proxy that energy matching imitates, and everybody's baseline."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from asyncsim.errors import require_fraction
+from asyncsim.methods.checks import require_rate
+from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps
+
+
+class SgdWorker(NamedTuple):
+    """The one worker's state: its momentum, shape ``[parameters]``."""
+
+    momentum: Array
+
+
+def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method:
+    """Return stochastic gradient descent with (heavy-ball) momentum, on one worker.
+
+    With ``u = -learning_rate * gradient``::
+
+        m       <- momentum * m + u
+        central <- central + m
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+    momentum : float
+        In [0, 1).
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or a momentum outside [0, 1).
+
+    Notes
+    -----
+    Needs a trace of one worker; compare it with asynchronous runs by gradients computed.
+
+    References
+    ----------
+    Polyak 1964, "Some methods of speeding up the convergence of iteration methods", eq. 9.
+    """
+    require_rate("learning_rate", learning_rate)
+    mu = require_fraction("momentum", momentum)
+
+    def message(worker, update, start, central, visit):
+        m = mu * worker.momentum + update
+        return m, SgdWorker(m), {}
+
+    return Method(
+        name="sgd",
+        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
+        optimizer=gradient_steps(learning_rate),
+        message=message,
+        init_worker=lambda central: SgdWorker(jnp.zeros_like(central)),
+        proxy=lambda worker: worker.momentum,
+        timing=Timing(workers=1),
+    )

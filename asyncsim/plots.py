@@ -1,0 +1,210 @@
+"""Plots of one trace: how stale commits are, who does what at first, how long the queue is; theory drawn over them.
+
+The functions draw on axes that are given to them, in a notebook or in ``figures/``; none of them simulates.
+`asyncsim.look` has the style of the paper figures.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.ticker import MaxNLocator
+
+from asyncsim.expectations import StalenessTheory, queue_theory, staleness_theory
+from asyncsim.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
+
+if TYPE_CHECKING:
+    from asyncsim.trace import Trace
+
+#: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
+_BARS = 50
+_BINS = 120
+#: A histogram shows all but this share of the commits at its far end.
+_TAIL = 0.003
+
+
+def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: int | None = None) -> None:
+    """Draw how often each staleness occurs, with the closed form over it where its assumptions hold.
+
+    Elsewhere the conserved mean, with the standard deviation without a queue if that is known, or the bounds of the
+    mean. A trace without a cluster shows its own mean.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+    traces : Trace or sequence of Trace
+        Several of one cluster, with different seeds, are drawn together.
+    warm_up : int, optional
+        Commits left out at the start of each; by default as `Trace.summary` does.
+    """
+    traces = [traces] if not isinstance(traces, Sequence) else traces
+    kept = [trace.frame["staleness"].to_numpy()[trace.summary(warm_up)["warm_up"] :] for trace in traces]
+    staleness = np.concatenate(kept)
+    cluster = traces[0].cluster
+    computations = min(len(trace) / trace.workers for trace in traces)
+    theory = None if cluster is None else staleness_theory(cluster, computations)
+
+    last = _last_shown(staleness, theory)
+    width = max(1, round(last / _BARS))
+    edges = np.arange(-0.5, last + width + 0.5, width)
+    shares = np.histogram(staleness, edges)[0] / (len(staleness) * width)
+    source = "prescribed" if traces[0].protocol == "prescribed" else "recorded" if cluster is None else "simulated"
+    measured = f"{source}: mean {_digits(staleness.mean())}, std {_digits(staleness.std())}"
+    axes.stairs(shares, edges, fill=True, color=SKY, alpha=0.6, label=measured)
+    if theory is not None:
+        _draw_staleness_theory(axes, theory, traces[0].workers, last, 1.05 * shares.max())
+    axes.set_xlim(-0.5 - 0.02 * last, edges[-1] + 0.02 * last)
+    axes.set_xlabel("staleness (versions)")
+    axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    _legend_on_top(axes)
+
+
+def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -> None:
+    """Draw what the first workers do until there have been so many visits per worker: computing, waiting, served.
+
+    A stroke marks each commit. A worker of a prescribed trace may compute several jobs at once; they overlap.
+    """
+    shown = min(workers, trace.workers)
+    last = min(len(trace), max(1, round(visits * trace.workers))) - 1
+    end = float(trace.frame["commit_time"].iloc[last])
+    frame = trace.frame[(trace.frame["worker"] < shown) & (trace.frame["start_time"] < end)]
+    busy = "computes" if _no_network(trace) else "computes, sends"
+    _bars(axes, frame, ("start_time", "arrive_time"), SKY, busy)
+    _bars(axes, frame, ("arrive_time", "serve_time"), ORANGE, "waits")
+    _bars(axes, frame, ("serve_time", "commit_time"), VERMILLION, "served")
+    if trace.source.separate_reads:
+        reads = frame[frame["job"] > 0]
+        _bars(axes, reads, ("read_arrive_time", "read_serve_time"), ORANGE)
+        _bars(axes, reads, ("read_serve_time", "read_time"), VERMILLION)
+    made, worker = frame["commit_time"], frame["worker"]
+    axes.vlines(made, worker - 0.42, worker + 0.42, color=BLACK, linewidth=0.9)
+    axes.plot([], [], color=BLACK, marker="|", linestyle="none", label="commits")
+    axes.set_xlim(0, end)
+    axes.set_ylim(shown - 0.4, -0.6)
+    axes.set_yticks(range(0, shown, 1 if shown < 6 else 2 if shown < 12 else 5))
+    axes.set_xlabel("simulated time (s)")
+    axes.set_ylabel("worker" if shown == trace.workers else f"worker (first {shown} of {trace.workers})")
+    handles, _ = axes.get_legend_handles_labels()
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(handles),
+        borderaxespad=0,
+        columnspacing=0.9,
+        handlelength=1.1,
+        handletextpad=0.4,
+    )
+
+
+def queue_length(axes: Axes, trace: "Trace") -> None:
+    """Draw the visits at the server, waiting or in service, over time, with what theory says of their mean.
+
+    A long trace is drawn as means over short intervals with a band from least to most. A prescribed trace has no
+    server.
+    """
+    axes.set_xlabel("simulated time (s)")
+    axes.set_ylabel("visits at the server")
+    steps = trace.queue()
+    time, in_system = steps["time"].to_numpy(), steps["in_system"].to_numpy()
+    if trace.protocol == "prescribed" or in_system.max() == 0:
+        why = "prescribed: no server" if trace.protocol == "prescribed" else "the server takes no time: no queue"
+        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center")
+        axes.set(xlim=(0, trace.frame["commit_time"].iloc[-1]), ylim=(0, 1), yticks=[])
+        return
+    mean = float(in_system[:-1] @ np.diff(time)) / time[-1]
+    _draw_steps(axes, time, in_system, f"simulated: mean {_digits(mean)}")
+    expected = None if trace.cluster is None else queue_theory(trace.cluster)
+    if expected is not None:
+        least = "" if expected.law == "machine repairman" else "at least "
+        label = f"{expected.law}: mean {least}{_digits(expected.in_system)}"
+        axes.axhline(expected.in_system, color=BLACK, linestyle="--", linewidth=1, label=label)
+    axes.set_xlim(0, time[-1])
+    axes.set_ylim(0, max(in_system.max(), 0 if expected is None else expected.in_system) * 1.05)
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    _legend_on_top(axes)
+
+
+def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:
+    """Return the largest staleness in view: all but a thin tail, and the theory's mean with some room."""
+    last = float(np.quantile(staleness, 1 - _TAIL))
+    if theory is not None:
+        last = max(last, theory.mean_bounds[1] + 1.2 * (theory.std or 0.0))
+    return max(3, round(1.05 * last))
+
+
+def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, last: int, top: float) -> None:
+    if theory.probability is not None:
+        k = np.arange(last + 1)
+        probability = theory.probability(k)
+        possible = probability > 0
+        marker = "o" if possible.sum() == 1 else ""
+        label = f"{theory.law}: mean {theory.mean:g}, std {_digits(theory.std or 0.0)}"
+        axes.plot(
+            k[possible], probability[possible], color=BLACK, linewidth=1, marker=marker, markersize=3, label=label
+        )
+        return
+    shade: dict[str, Any] = {"color": BLACK, "alpha": 0.1, "linewidth": 0}
+    if theory.mean is None:
+        low, high = theory.mean_bounds
+        axes.fill_between([low, high], top, label=f"bounds of the mean: {low:g} to {high:g}", **shade)
+        return
+    name = "n" if theory.mean == workers else "n \u2212 1"
+    axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=f"conserved mean: {name} = {theory.mean:g}")
+    if theory.std is not None:
+        limits = [max(0.0, theory.mean - theory.std), theory.mean + theory.std]
+        label = f"{theory.law}{'' if theory.queue_free else ', no queue'}: std {_digits(theory.std)}"
+        axes.fill_between(limits, top, label=label, **shade)
+
+
+def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, label: str) -> None:
+    if len(time) <= 2 * _BINS:
+        axes.step(time, in_system, where="post", color=BLUE, linewidth=0.8, label=label)
+        return
+    edges = np.linspace(0.0, time[-1], _BINS + 1)
+    area = np.concatenate([[0.0], np.cumsum(in_system[:-1] * np.diff(time))])
+    means = np.diff(np.interp(edges, time, area)) / np.diff(edges)
+    # Within an interval the function takes its value at the left edge, and those of the steps inside.
+    points = np.unique(np.concatenate([time, edges]))
+    values = in_system[np.searchsorted(time, points, side="right") - 1]
+    first = np.searchsorted(points, edges[:-1])
+    least, most = np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)
+    axes.stairs(most, edges, baseline=least, fill=True, color=BLUE, alpha=0.2, linewidth=0, label="least to most")
+    axes.plot((edges[1:] + edges[:-1]) / 2, means, color=BLUE, linewidth=0.8, label=label)
+
+
+def _bars(axes: Axes, frame: Any, interval: tuple[str, str], color: str, label: str | None = None) -> None:
+    begin, end = (frame[name].to_numpy() for name in interval)
+    lasting = end > begin
+    if not lasting.any():
+        return
+    begin, end, worker = begin[lasting], end[lasting], frame["worker"].to_numpy()[lasting]
+    low, high = worker - 0.4, worker + 0.4
+    corners = np.stack([begin, low, begin, high, end, high, end, low], axis=-1).reshape(-1, 4, 2)
+    axes.add_collection(PolyCollection(list(corners), facecolor=color, linewidth=0, label=label))
+
+
+def _no_network(trace: "Trace") -> bool:
+    """Return whether a message arrives when its computation ends."""
+    cluster = trace.cluster
+    if cluster is None:
+        return trace.protocol == "prescribed"
+    return cluster.latency_up.mean + cluster.transfer_time == 0
+
+
+def _digits(value: float) -> str:
+    """Return a number with three digits, or more before the point."""
+    return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:#.3g}"
+
+
+def _legend_on_top(axes: Axes) -> None:
+    """Put the legend at the top and make room for it there, so that it hides nothing."""
+    handles, _ = axes.get_legend_handles_labels()
+    bottom, top = axes.get_ylim()
+    inches = 0.8 * axes.get_window_extent().height / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
+    axes.set_ylim(bottom, bottom + (top - bottom) / max(1 - room, 0.4))
+    axes.legend(loc="upper right")

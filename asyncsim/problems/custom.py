@@ -1,0 +1,164 @@
+"""A user's own problem, from functions and arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.errors import InputError
+from asyncsim.problems.problem import Problem, Tree, mean_in_pieces
+
+
+def custom(
+    init: Callable[[jax.Array], Tree],
+    loss: Callable[..., Any],
+    train: Tree = None,
+    test: Tree = None,
+    batch_size: int | None = None,
+    evaluate: Callable[..., dict[str, jax.Array]] | None = None,
+    init_state: Callable[[], Tree] | None = None,
+    name: str = "custom",
+    sharded: bool = False,
+    map_on_cpu: bool = False,
+    config: dict[str, Any] | None = None,
+) -> Problem:
+    """Return a user's own problem; any parameter tree, any data tree.
+
+    The functions are traced by JAX. Floating-point parameters and arrays reach them in the run's
+    precision, integers as they are.
+
+    Parameters
+    ----------
+    init : callable
+        ``init(key)`` returns the initial parameters, a tree of floating-point arrays.
+    loss : callable
+        ``loss(params, batch, key)`` returns the mean loss of a minibatch, a scalar. With ``init_state``:
+        ``loss(params, state, batch, key)`` returns the scalar and the new state. ``batch`` has the tree
+        of ``train`` with ``batch_size`` examples in each array, or is None without data.
+    train, test : tree of array_like, optional
+        The examples, along the leading axis of every array; both of the same tree.
+    batch_size : int, optional
+        Examples a minibatch; needed with ``train``.
+    evaluate : callable, optional
+        ``evaluate(params, data)``, or ``evaluate(params, state, data)`` with ``init_state``, returns a
+        dict of scalars with ``"loss"`` among them, over all examples of ``data``. Default: the mean
+        loss, a thousand examples at a time, with one fixed key.
+    init_state : callable, optional
+        ``init_state()`` returns the initial state that is not trained.
+    name : str
+        Name, for tables and file names.
+    sharded : bool
+        Worker ``i`` of ``n`` draws from its own examples ``i, i + n, ...`` instead of from all.
+    map_on_cpu : bool
+        On a CPU, compute the gradients of several workers one after the other: for convolutions.
+    config : dict, optional
+        Further values for provenance, as JSON values.
+
+    Returns
+    -------
+    Problem
+
+    Raises
+    ------
+    InputError
+        Arrays that do not fit each other or the batch, or functions that return something else.
+    """
+    train, test = _as_arrays("train", train), _as_arrays("test", test)
+    _require_alike(train, test)
+    problem = Problem(
+        name=name,
+        init=init,
+        loss=loss,
+        evaluate=_evaluation(loss, evaluate, init_state is not None),
+        train=train,
+        test=test,
+        batch_size=batch_size,
+        init_state=init_state,
+        sharded=sharded,
+        map_on_cpu=map_on_cpu,
+        config={"batch_size": batch_size, "sharded": sharded, **(config or {})},
+    )
+    _check_functions(problem)
+    return problem
+
+
+def _evaluation(loss: Callable[..., Any], evaluate: Callable[..., Any] | None, stateful: bool) -> Callable:
+    """Return ``evaluate(params, state, data)`` made from what the user gave."""
+    if evaluate is not None:
+        return evaluate if stateful else lambda params, state, data: evaluate(params, data)
+
+    def mean_loss(params: Tree, state: Tree, data: Tree) -> dict[str, jax.Array]:
+        key = jax.random.key(0)
+
+        def means(part: Tree) -> dict[str, jax.Array]:
+            return {"loss": loss(params, state, part, key)[0] if stateful else loss(params, part, key)}
+
+        return means(None) if data is None else mean_in_pieces(means, data)
+
+    return mean_loss
+
+
+def _as_arrays(argument: str, data: Tree) -> Tree:
+    def convert(leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"{argument}: an array of {array.dtype}; must be real numbers")
+        return array
+
+    return jax.tree.map(convert, data)
+
+
+def _require_alike(train: Tree, test: Tree) -> None:
+    """Raise InputError unless ``test`` has the tree and the shapes of ``train``, the leading axis aside."""
+    if train is None or test is None:
+        return
+    if _tree(test) != _tree(train):
+        raise InputError(f"test: its tree {_tree(test)} is not that of train, {_tree(train)}")
+    for a, b in zip(jax.tree.leaves(train), jax.tree.leaves(test), strict=True):
+        if a.shape[1:] != b.shape[1:]:
+            raise InputError(f"test: examples of shape {b.shape[1:]}, those of train have {a.shape[1:]}")
+
+
+def _check_functions(problem: Problem) -> None:
+    """Raise InputError unless the functions return what they must; traces them, computes nothing."""
+    params = _shapes(jax.eval_shape(problem.init, jax.random.key(0)))
+    kinds = [leaf.dtype for leaf in jax.tree.leaves(params)]
+    if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
+        raise InputError(f"init: must return a tree of floating-point arrays, gave {params}")
+    state = _shapes(jax.eval_shape(problem.init_state)) if problem.init_state else None
+    _check_loss(problem, params, state)
+    results = jax.eval_shape(problem.evaluate, params, state, _shapes(problem.train))
+    if not isinstance(results, dict) or "loss" not in results or any(r.shape for r in results.values()):
+        raise InputError(f'evaluate: must return a dict of scalars with "loss" among them, gave {results}')
+
+
+def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
+    stateful = problem.init_state is not None
+    before = (params, state) if stateful else (params,)
+    batch = _shapes(problem.train, problem.batch_size)
+    value = result = jax.eval_shape(problem.loss, *before, batch, jax.random.key(0))
+    if stateful:
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError(f"loss: must return the scalar and the new state, gave {result}")
+        value, new_state = result
+        if _tree(new_state) != _tree(state):
+            raise InputError(f"loss: must return a state of the tree of init_state, gave {new_state}")
+    if getattr(value, "shape", None) != ():
+        raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {value}")
+
+
+def _tree(data: Tree) -> Any:
+    return jax.tree.structure(data)
+
+
+def _shapes(tree: Tree, examples: int | None = None) -> Tree:
+    """Return the shapes and dtypes that a replay would give, floats in JAX's default precision."""
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        kind = jnp.result_type(float) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
+        size = leaf.shape if examples is None else (examples, *leaf.shape[1:])
+        return jax.ShapeDtypeStruct(size, jax.dtypes.canonicalize_dtype(kind))
+
+    return jax.tree.map(shape, tree)

@@ -1,0 +1,146 @@
+"""What is being learnt: initial parameters, loss, data and evaluation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from asyncsim.errors import InputError, require_count
+from asyncsim.problems.batches import BatchIndices
+
+#: Any nesting of dicts, lists, tuples and registered containers of arrays.
+Tree = Any
+
+#: Examples evaluated at a time: bounds the memory of a pass over a large set.
+EVALUATION_PIECE = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A learning problem; it knows nothing of workers, delays or staleness.
+
+    Floating-point leaves of the parameters and the data are cast to the run's precision by the replay,
+    so ``loss`` and ``evaluate`` follow the dtype of what they are given.
+
+    Attributes
+    ----------
+    name : str
+        Short name, for tables and file names.
+    config : dict
+        What the problem was made from, as JSON values: provenance.
+    init : callable
+        ``init(key)`` returns the initial parameters, any tree of floating-point arrays.
+    loss : callable
+        ``loss(params, batch, key)`` returns the mean loss of a minibatch, a scalar. With ``init_state``:
+        ``loss(params, state, batch, key)`` returns the scalar and the new state.
+    train, test : tree of numpy arrays, or None
+        The examples, along the leading axis that all leaves share. Without ``train`` the ``batch`` is None.
+    batch_size : int or None
+        Examples a minibatch; None without ``train``.
+    evaluate : callable
+        ``evaluate(params, state, data)`` returns a dict of scalars, ``"loss"`` at least, over all
+        examples of ``data``; deterministic. ``state`` is None without ``init_state``.
+    init_state : callable or None
+        ``init_state()`` returns the initial state that is not trained (running means, say), any tree.
+    sharded : bool
+        Workers draw from disjoint shards of ``train`` instead of the whole set each.
+    map_on_cpu : bool
+        On a CPU, the gradients of several workers are quicker one after the other than as one batch
+        (convolutions: batching over weights makes them grouped).
+
+    Raises
+    ------
+    InputError
+        The data are empty or their leading axes differ, or the batch does not fit them.
+    """
+
+    name: str
+    init: Callable[[jax.Array], Tree]
+    loss: Callable[..., Any]
+    evaluate: Callable[[Tree, Tree, Tree], dict[str, jax.Array]]
+    train: Tree = None
+    test: Tree = None
+    batch_size: int | None = None
+    init_state: Callable[[], Tree] | None = None
+    sharded: bool = False
+    map_on_cpu: bool = False
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if self.test is not None:
+            count_examples("test", self.test)
+        if self.train is None:
+            if self.batch_size is not None or self.sharded:
+                raise InputError(f"batch_size = {self.batch_size!r}, sharded = {self.sharded}: need train data")
+            return
+        if self.batch_size is None:
+            raise InputError("batch_size = None: say how many examples of train a minibatch takes")
+        examples = count_examples("train", self.train)
+        if require_count("batch_size", self.batch_size) > examples:
+            raise InputError(f"batch_size = {self.batch_size}: train has only {examples} examples")
+
+    @property
+    def examples(self) -> int:
+        """Number of training examples; zero without data."""
+        return 0 if self.train is None else count_examples("train", self.train)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of trained parameters."""
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+    def batch_indices(self, seed: int, workers: int) -> BatchIndices | None:
+        """Return which examples each job of each worker sees; None for a problem without data."""
+        if self.train is None or self.batch_size is None:
+            return None
+        return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded)
+
+    def stateful_loss(self, params: Tree, state: Tree, batch: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
+        """Return the minibatch loss and the new state, the same call with and without ``init_state``."""
+        if self.init_state is None:
+            return self.loss(params, batch, key), state
+        return self.loss(params, state, batch, key)
+
+
+def count_examples(argument: str, data: Tree) -> int:
+    """Return the length of the leading axis that all arrays of ``data`` share; raise InputError if none."""
+    leaves = jax.tree.leaves(data)
+    lengths = sorted({np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in leaves})
+    if not lengths or lengths[0] == 0:
+        raise InputError(f"{argument}: needs at least one array, each with one or more examples")
+    if len(lengths) > 1:
+        shapes = ", ".join(str(np.shape(leaf)) for leaf in leaves)
+        raise InputError(f"{argument}: arrays of shapes {shapes} do not hold the same number of examples")
+    return lengths[0]
+
+
+def mean_in_pieces(
+    means: Callable[[Tree], dict[str, jax.Array]], data: Tree, piece: int = EVALUATION_PIECE
+) -> dict[str, jax.Array]:
+    """Return the means over all examples of ``data``, at most ``piece`` examples at a time.
+
+    Parameters
+    ----------
+    means : callable
+        From some of the examples to a dict of scalar means over them.
+    data : tree of arrays
+        The examples, along the leading axis.
+    piece : int
+        Examples a call of ``means``; the last call has the remainder.
+    """
+    examples = count_examples("data", data)
+    pieces, rest = divmod(examples, piece)
+    if not pieces:
+        return means(data)
+    whole = pieces * piece
+    stacked = jax.tree.map(lambda a: a[:whole].reshape(pieces, piece, *a.shape[1:]), data)
+    total = jax.tree.map(lambda mean: mean.mean(0), lax.map(means, stacked))
+    if not rest:
+        return total
+    last = means(jax.tree.map(lambda a: a[whole:], data))
+    share = rest / examples
+    return jax.tree.map(lambda a, b: (1 - share) * a + share * b, total, last)

@@ -1,0 +1,147 @@
+"""What a replay brings back: one row per commit, one per evaluation, and the final parameters."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncsim.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Raised by one whenever an older asyncsim could not read the files any more.
+FORMAT = 1
+_TABLES = ("commits", "evaluations", "diagnostics")
+
+
+@dataclass(eq=False)
+class Run:
+    """One method replayed on one trace.
+
+    Attributes
+    ----------
+    commits : pandas.DataFrame
+        One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``, ``staleness``, ``loss`` (of the
+        worker's minibatches), ``update_norm`` (how far the central variable moved), ``central_energy`` (half the square
+        of how far it moved since the worker's read) and ``proxy_energy`` (half the square of the proxy's momentum).
+        A run that diverged ends with the commit at which it did.
+    evaluations : pandas.DataFrame
+        One row per evaluation: ``commit`` (commits applied), ``commit_time`` (s), ``worker_step`` (commits per worker),
+        ``gradients`` (computed so far), and ``train_`` and ``test_`` with whatever the problem evaluates.
+    diagnostics : pandas.DataFrame
+        The method's own diagnostics, one row per diagnosed commit and quantile or tensor; empty for most methods.
+    params : tree
+        The final central variable, NumPy arrays in the problem's own tree.
+    diverged_at : int or None
+        The commit at which a value stopped being finite.
+    config : dict
+        Method, problem, seed, precision and package versions: plain values.
+    """
+
+    commits: "pd.DataFrame"
+    evaluations: "pd.DataFrame"
+    diagnostics: "pd.DataFrame"
+    params: Any
+    diverged_at: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        """``"finished"`` or ``"diverged"``."""
+        return "finished" if self.diverged_at is None else "diverged"
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the run as a folder of parquet tables, ``params.npz`` and ``run.json``; all of it or nothing.
+
+        Raises
+        ------
+        InputError
+            The folder exists already, or cannot be written.
+        """
+        target = Path(path)
+        if target.exists():
+            raise InputError(f"path = {str(target)!r}: exists already; give another, or remove it first")
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            self._write(partial)
+            os.replace(partial, target)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise InputError(f"path = {str(target)!r}: cannot write the run: {error.strerror or error}") from error
+        return target
+
+    def _write(self, folder: Path) -> None:
+        for name in _TABLES:
+            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False)
+        leaves: list[np.ndarray] = []
+        structure = _describe(self.params, leaves)
+        arrays: dict[str, Any] = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
+        np.savez(folder / "params.npz", **arrays)
+        header = {
+            "format": FORMAT,
+            "diverged_at": self.diverged_at,
+            "config": self.config,
+            "params": structure,
+        }
+        (folder / "run.json").write_text(json.dumps(header, indent=1, default=str) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Run":
+        """Read a run that `save` wrote. Containers that are not dicts, lists or tuples come back as lists of leaves.
+
+        Raises
+        ------
+        InputError
+            No run there, an incomplete one, or one of another format.
+        """
+        import pandas as pd
+
+        folder = Path(path)
+        try:
+            header = json.loads((folder / "run.json").read_text())
+            if header.get("format") != FORMAT:
+                raise InputError(
+                    f"path = {str(folder)!r}: run of format {header.get('format')!r}, this asyncsim reads {FORMAT}; "
+                    "make it again"
+                )
+            tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
+            with np.load(folder / "params.npz") as arrays:
+                params = _rebuild(header["params"], arrays)
+            return cls(**tables, params=params, diverged_at=header["diverged_at"], config=header["config"])
+        except InputError:
+            raise
+        except (OSError, ValueError, KeyError, AttributeError, EOFError) as error:
+            raise InputError(
+                f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
+            ) from error
+
+
+def _describe(tree: Any, leaves: list[np.ndarray]) -> Any:
+    """Return the structure of a tree as JSON, appending its leaves to ``leaves``."""
+    if isinstance(tree, dict):
+        return {"dict": {str(key): _describe(value, leaves) for key, value in tree.items()}}
+    if isinstance(tree, list | tuple) and not hasattr(tree, "_fields"):
+        return {type(tree).__name__: [_describe(value, leaves) for value in tree]}
+    if isinstance(tree, np.ndarray | np.generic):
+        leaves.append(np.asarray(tree))
+        return len(leaves) - 1
+    import jax
+
+    return {"list": [_describe(np.asarray(leaf), leaves) for leaf in jax.tree.leaves(tree)]}
+
+
+def _rebuild(structure: Any, arrays: Any) -> Any:
+    if isinstance(structure, int):
+        return arrays[f"leaf_{structure}"]
+    (kind, content), *_ = structure.items()
+    if kind == "dict":
+        return {key: _rebuild(value, arrays) for key, value in content.items()}
+    values = [_rebuild(value, arrays) for value in content]
+    return tuple(values) if kind == "tuple" else values

@@ -1,0 +1,323 @@
+"""From a cluster to a trace: when every worker visits the server, and how stale it is by then.
+
+SimPy's environment is the event engine: each end of a computation, of a journey and of a service is
+one event in its queue. A worker waits for one thing at a time, so it *is* its next event, used again
+and again: no process and no request object, and two events per visit when the network takes no time.
+
+What a worker does is a chain of steps. A step is a function that sets a worker going and knows the
+step that follows; the protocols are three ways to chain them. Versions are not followed during the
+run: `asyncsim.bookkeeping` counts them from its record.
+"""
+
+import gc
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import simpy
+from simpy.events import NORMAL
+
+from asyncsim.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of
+from asyncsim.cluster import Cluster
+from asyncsim.delays import delays
+from asyncsim.errors import InputError, require_count
+from asyncsim.laws import Constant, Law, Uniform
+
+if TYPE_CHECKING:
+    from asyncsim.trace import Trace
+
+
+def simulate(cluster: Cluster, commits: int, seed: int = 0) -> "Trace":
+    """Run a cluster until so many commits have been applied.
+
+    Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
+    happen in the order in which they were scheduled, exactly as in a SimPy model with a process per
+    worker and a `simpy.Resource` for the server.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        How long things take and who queues where.
+    commits : int
+        Length of the trace. A longer one starts like a shorter one.
+    seed : int
+        Names the random numbers. Every worker draws its own: adding a worker, or changing the
+        discipline or another worker's law, leaves the durations that a worker draws as they are.
+
+    Returns
+    -------
+    Trace
+        One row per commit.
+
+    Raises
+    ------
+    InputError
+        A value that cannot be used.
+    """
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
+    commits = require_count("commits", commits)
+    seed = require_count("seed", seed, minimum=0)
+    simulation = _Simulation(cluster, seed)
+    with _no_garbage_collection():
+        simulation.run(commits)
+    return trace_of(
+        cluster,
+        seed,
+        commits=_columns(COMMIT_RECORD, simulation.commits),
+        reads=_columns(READ_RECORD, simulation.reads),
+        present=simulation.present(),
+    )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare a run the collector: it makes no cycles, and all workers would be searched again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Worker(simpy.Event):
+    """A worker, and the one event it waits for; ``callbacks`` holds what it does when that happens."""
+
+    __slots__ = ("callbacks", "env", "index", "then")
+    _ok = True
+    _value = None
+
+    def __init__(self, env: simpy.Environment, index: int):
+        super().__init__(env)
+        self.index = index
+        self.then: Step = _nothing
+
+    def __lt__(self, other: "_Worker") -> bool:
+        return self.index < other.index
+
+
+#: Sets a worker going.
+Step = Callable[[_Worker], None]
+
+
+def _nothing(worker: _Worker) -> None:
+    """Follow a visit that was never made."""
+
+
+class _Station:
+    """Serves one worker at a time: the server, or one direction of the link that workers share.
+
+    Several events of one instant happen in the order of `simpy.Resource`, which grants a place and
+    gives it up by events of no duration. Such an event is left out when it would be the next anyway.
+    """
+
+    def __init__(self, env: simpy.Environment, workers: int, busy: Callable[[int], float], waiting: Any):
+        self.env = env
+        self.busy = busy
+        self.waiting = waiting
+        self.serving: _Worker | None = None
+        self.serve_time = 0.0
+        self.arrive_time = array("d", [0.0]) * workers
+        self._on_begin: list[Callable[[Any], None]] = [self._begin]
+        self._on_end: list[Callable[[Any], None]] = [self._end]
+
+    def visit(self, then: Step) -> Step:
+        """Return the step that waits for the station, is served, and goes on with ``then``."""
+        env, waiting, arrive_time = self.env, self.waiting, self.arrive_time
+
+        def arrive(worker: _Worker) -> None:
+            worker.then = then
+            arrive_time[worker.index] = env._now
+            if self.serving is None and not waiting:
+                self._admit(worker)
+            else:
+                waiting.append(worker)
+                if self.serving is None:
+                    self._admit(waiting.popleft())
+
+        return arrive
+
+    def _admit_next(self, event: simpy.Event | None = None) -> None:
+        if self.serving is None and self.waiting:
+            self._admit(self.waiting.popleft())
+
+    def _admit(self, worker: _Worker) -> None:
+        self.serving = worker
+        env = self.env
+        if env.peek() > env._now:
+            self._begin(worker)
+        else:
+            worker.callbacks = self._on_begin
+            env.schedule(worker)
+
+    def _begin(self, worker: _Worker) -> None:
+        env = self.env
+        self.serve_time = env._now
+        worker.callbacks = self._on_end
+        env.schedule(worker, NORMAL, self.busy(worker.index))
+
+    def _end(self, worker: _Worker) -> None:
+        env = self.env
+        self.serving = None
+        waiting = self.waiting
+        if waiting and env.peek() == env._now:
+            release = env.event()
+            release.callbacks.append(self._admit_next)
+            release.succeed()
+            worker.then(worker)
+        else:
+            worker.then(worker)
+            if waiting and self.serving is None:
+                self._admit(waiting.popleft())
+
+
+class _LowestRank(list):
+    """Those that wait; the lowest worker index goes first."""
+
+    def append(self, worker: _Worker) -> None:
+        heappush(self, worker)
+
+    def popleft(self) -> _Worker:
+        return heappop(self)
+
+
+class _Random(list):
+    """Those that wait; each is as likely as the others to go first."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._uniform = delays([Uniform(0.0, 1.0)], seed, "discipline")
+
+    def popleft(self) -> _Worker:
+        chosen = int(self._uniform(0) * len(self))
+        self[chosen], self[-1] = self[-1], self[chosen]
+        return self.pop()
+
+
+def _waiting_room(discipline: str, seed: int) -> Any:
+    """Return an empty container with ``append`` and, for whoever is next, ``popleft``."""
+    if discipline == "lowest_rank":
+        return _LowestRank()
+    return _Random(seed) if discipline == "random" else deque()
+
+
+class _Simulation:
+    """One run: the record of its visits, and the steps that write it."""
+
+    def __init__(self, cluster: Cluster, seed: int):
+        self.cluster = cluster
+        self.seed = seed
+        self.commits: list[float] = []
+        self.reads: list[float] = []
+        self.env = simpy.Environment()
+        service = self._delays(cluster.service, "service")
+        self.server = self._station(service, _waiting_room(cluster.discipline, seed))
+        self.start_time = array("d", [0.0]) * cluster.workers
+
+    def run(self, commits: int) -> None:
+        start = self._round()
+        for index in range(self.cluster.workers):
+            start(_Worker(self.env, index))
+        step, record, length = self.env.step, self.commits, commits * len(COMMIT_RECORD)
+        while len(record) < length:
+            step()
+
+    def present(self) -> dict[str, np.ndarray]:
+        """Return who waits at the server or is served, and since when."""
+        server = self.server
+        served = [] if server.serving is None else [server.serving]
+        worker = np.array(sorted(worker.index for worker in [*server.waiting, *served]), np.int64)
+        return {"worker": worker, "arrive_time": np.array(server.arrive_time)[worker]}
+
+    def _round(self) -> Step:
+        """Chain a worker's steps from one computation to the next, and return the computation."""
+        computed: list[Callable[[Any], None]] = []
+        compute = self._compute(computed)
+        up, down = self._way("up", self.cluster.latency_up), self._way("down", self.cluster.latency_down)
+        visit, commit, read = self.server.visit, self._commit, self._read
+        if not self.cluster.separate_reads:
+            first = up(visit(commit(down(compute))))
+        elif self.cluster.protocol == "write_then_read":
+            first = up(visit(commit(visit(read(down(compute))))))
+        else:
+            acknowledged = down(compute, loaded=False)
+            first = up(visit(read(down(up(visit(commit(acknowledged)))))), loaded=False)
+        computed.append(first)
+        return compute
+
+    def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
+        cluster, env, start_time = self.cluster, self.env, self.start_time
+        duration = delays(cluster.compute_laws, self.seed, "compute", cluster.window)
+
+        def compute(worker: _Worker) -> None:
+            index = worker.index
+            start_time[index] = env._now
+            worker.callbacks = computed
+            env.schedule(worker, NORMAL, duration(index))
+
+        return compute
+
+    def _way(self, direction: str, law: Law) -> Callable[..., Step]:
+        """Return the function that puts a journey before a step."""
+        env, cluster = self.env, self.cluster
+        latency = self._delays(law, f"latency {direction}")
+        transfer = cluster.transfer_time
+        link = self._station(lambda worker: transfer, deque()) if cluster.shared_bandwidth else None
+
+        def travel(then: Step, extra: float) -> Step:
+            if extra == 0 and law == Constant(0.0):
+                return then
+            arrived = [then]
+
+            def depart(worker: _Worker) -> None:
+                worker.callbacks = arrived
+                env.schedule(worker, NORMAL, latency(worker.index) + extra)
+
+            return depart
+
+        def way(then: Step, loaded: bool = True) -> Step:
+            if loaded and link is not None:
+                return link.visit(travel(then, 0.0))
+            return travel(then, transfer if loaded else 0.0)
+
+        return way
+
+    def _commit(self, then: Step) -> Step:
+        env, server, record = self.env, self.server, self.commits.extend
+        start_time, arrive_time = self.start_time, self.server.arrive_time
+
+        def commit(worker: _Worker) -> None:
+            index = worker.index
+            record((index, start_time[index], arrive_time[index], server.serve_time, env._now))
+            then(worker)
+
+        return commit
+
+    def _read(self, then: Step) -> Step:
+        env, server, record = self.env, self.server, self.reads.extend
+        commits, width = self.commits, len(COMMIT_RECORD)
+
+        def read(worker: _Worker) -> None:
+            index = worker.index
+            version = len(commits) // width
+            record((index, version, server.arrive_time[index], server.serve_time, env._now))
+            then(worker)
+
+        return read
+
+    def _delays(self, law: Law, purpose: str) -> Callable[[int], float]:
+        return delays([law] * self.cluster.workers, self.seed, purpose)
+
+    def _station(self, busy: Callable[[int], float], waiting: Any) -> _Station:
+        return _Station(self.env, self.cluster.workers, busy, waiting)
+
+
+def _columns(names: tuple[str, ...], record: list[float]) -> dict[str, np.ndarray]:
+    table = np.fromiter(record, np.float64, len(record)).reshape(-1, len(names))
+    return {name: table[:, i] for i, name in enumerate(names)}

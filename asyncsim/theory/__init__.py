@@ -1,0 +1,59 @@
+"""Closed forms of asynchronous training: what a simulation must agree with.
+
+Each function states its assumptions. Times are in the unit of the laws (seconds); staleness is
+counted in versions between the read and the apply, so that one worker alone has staleness 0.
+"""
+
+from asyncsim.theory.barriers import barrier_time, batch_time, sum_law
+from asyncsim.theory.momentum import (
+    critical_step,
+    elastic_path,
+    implicit_momentum,
+    implicit_momentum_path,
+    stable_step,
+    window_step,
+)
+from asyncsim.theory.queueing import Repairman, knee, repairman, repairman_probabilities, saturation_bound
+from asyncsim.theory.staleness import (
+    GeometricStaleness,
+    batch_staleness,
+    conserved_staleness,
+    expected_inverse_staleness,
+    first_staleness,
+    geometric_staleness,
+    geometric_staleness_variance,
+    heterogeneous_geometric_staleness,
+    other_open_reads,
+    renewal_staleness_means,
+    renewal_staleness_variance,
+    round_robin_staleness,
+)
+
+__all__ = [
+    "GeometricStaleness",
+    "Repairman",
+    "barrier_time",
+    "batch_staleness",
+    "batch_time",
+    "conserved_staleness",
+    "critical_step",
+    "elastic_path",
+    "expected_inverse_staleness",
+    "first_staleness",
+    "geometric_staleness",
+    "geometric_staleness_variance",
+    "heterogeneous_geometric_staleness",
+    "implicit_momentum",
+    "implicit_momentum_path",
+    "knee",
+    "other_open_reads",
+    "renewal_staleness_means",
+    "renewal_staleness_variance",
+    "repairman",
+    "repairman_probabilities",
+    "round_robin_staleness",
+    "saturation_bound",
+    "stable_step",
+    "sum_law",
+    "window_step",
+]

@@ -1,0 +1,187 @@
+"""What waiting costs: the time until all workers, or the first few, have finished."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from asyncsim.errors import InputError, require_count
+from asyncsim.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law
+
+#: Gauss-Legendre nodes per panel, and panels between where the integrand begins to fall and where it ends.
+_NODES, _PANELS = 12, 400
+#: Probability that does not count any more.
+_NEGLIGIBLE = 1e-16
+
+
+def barrier_time(
+    law: Law | float | str | Sequence[Law | float | str],
+    workers: int | None = None,
+    first: int | None = None,
+) -> float:
+    """Return the mean time until ``first`` of the workers have finished, all having started together.
+
+    The mean of an order statistic of independent durations, ``integral of P(fewer than first have
+    finished by t) dt``: a synchronous step (all), K-sync and backup workers (the first K). Closed forms
+    for constant, exponential, uniform and Pareto laws (David and Nagaraja 2003, Order statistics),
+    else integrated numerically to about 1e-8.
+
+    Parameters
+    ----------
+    law : Law, float, str, or a sequence of these
+        Duration of each worker; a sequence gives one law per worker.
+    workers : int, optional
+        Not needed with a sequence.
+    first : int, optional
+        How many to wait for; all by default.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Raises
+    ------
+    InputError
+        If the number of workers is missing, contradicts the sequence or is less than ``first``.
+    """
+    if isinstance(law, (list, tuple)):
+        laws = [as_law(f"law[{i}]", one) for i, one in enumerate(law)]
+        count = require_count("len(law)", len(laws))
+        if workers is not None and workers != count:
+            raise InputError(f"workers = {workers}: {count} laws are given; leave workers out")
+    else:
+        count = require_count("workers", workers)
+        laws = [as_law("law", law)]
+    first = count if first is None else require_count("first", first)
+    if first > count:
+        raise InputError(f"first = {first}: must be at most workers = {count}")
+    if count == 1 or max(one.mean for one in laws) == 0:
+        return laws[0].mean
+    if all(one == laws[0] for one in laws):
+        closed = _closed_form(laws[0], count, first)
+        return _integrated(laws[:1], count, first) if closed is None else closed
+    return _integrated(laws, count, first)
+
+
+def batch_time(law: Law | float | str, workers: int, batch: int = 1) -> float:
+    """Return the long-run mean time per version when the server makes one of every ``batch`` gradients.
+
+    ``batch * mean / workers``, for any law, if workers start again at once: asynchronous SGD
+    (``batch = 1``), K-batch-async and, for exponential times, K-batch-sync (Dutta et al. 2018,
+    arXiv 1803.01113).
+    """
+    return require_count("batch", batch) * as_law("law", law).mean / require_count("workers", workers)
+
+
+def sum_law(law: Law | float | str, steps: int) -> Law:
+    """Return the law of the sum of ``steps`` independent durations: a worker's window of local steps.
+
+    Raises
+    ------
+    InputError
+        If the law is not constant, exponential or gamma: no other has a sum in closed form here.
+    """
+    law, steps = as_law("law", law), require_count("steps", steps)
+    if steps == 1:
+        return law
+    if isinstance(law, Constant):
+        return Constant(steps * law.value)
+    if isinstance(law, Exponential):
+        return Gamma(steps * law.mean, 1 / math.sqrt(steps))
+    if isinstance(law, Gamma):
+        return Gamma(steps * law.mean, law.cv / math.sqrt(steps))
+    raise InputError(f"law = {law}: its sums have no closed form; use constant, exponential or gamma")
+
+
+def _closed_form(law: Law, workers: int, first: int) -> float | None:
+    match law:
+        case Constant(value=value):
+            return value
+        case Exponential(mean=mean):
+            return mean * math.fsum(1 / k for k in range(workers - first + 1, workers + 1))
+        case Uniform(low=low, high=high):
+            return low + (high - low) * first / (workers + 1)
+        case Pareto(shape=shape):
+            late = workers - first + 1
+            logarithm = math.lgamma(workers + 1) - math.lgamma(workers + 1 - 1 / shape)
+            return law.minimum * math.exp(logarithm + math.lgamma(late - 1 / shape) - math.lgamma(late))
+    return None
+
+
+def _integrated(laws: list[Law], workers: int, first: int) -> float:
+    """Integrate the probability that the barrier still stands; one law stands for all workers."""
+
+    def finished(t: np.ndarray) -> np.ndarray:
+        return np.stack([law.cdf(t) for law in laws])
+
+    if first < workers:
+        return _integral(lambda t: _fewer_than(first, workers, finished(t)), laws)
+    # The mean of the maximum is the sum of the means less an integral whose integrand falls with the
+    # square of the laws' tails: exact means carry the heavy tails that no grid reaches.
+    repeats = workers / len(laws)
+
+    def excess(t: np.ndarray) -> np.ndarray:
+        late = 1 - finished(t)
+        with np.errstate(divide="ignore"):  # nobody has finished: log 0
+            all_finished_log = repeats * np.sum(np.log1p(-late), axis=0)
+        return repeats * np.sum(late, axis=0) + np.expm1(all_finished_log)
+
+    return repeats * math.fsum(law.mean for law in laws) - _integral(excess, laws)
+
+
+def _fewer_than(first: int, workers: int, finished: np.ndarray) -> np.ndarray:
+    """Return the probability that fewer than ``first`` have finished, from each one's, ``[laws, times]``."""
+    if len(finished) == 1:
+        from scipy.special import betaincc
+
+        return betaincc(first, workers - first + 1, finished[0])
+    counts = np.zeros((first, finished.shape[1]))  # counts[k]: exactly k finished (Poisson-binomial)
+    counts[0] = 1.0
+    for probability in finished:
+        counts[1:] = counts[1:] * (1 - probability) + counts[:-1] * probability
+        counts[0] *= 1 - probability
+    return counts.sum(axis=0)
+
+
+def _integral(function: Callable[[np.ndarray], np.ndarray], laws: list[Law]) -> float:
+    """Integrate over all times a function that falls from its value at 0 to nothing, jumps where laws do."""
+    scale = max(law.mean for law in laws)
+    start = float(function(np.zeros(1))[0])
+    begin = _crossing(lambda t: start - function(t), scale, _NEGLIGIBLE * start)
+    end = _crossing(lambda t: start - function(t) * np.maximum(t / scale, 1.0), scale, start * (1 - 1e-15))
+    edges = np.geomspace(begin, max(end, begin * (1 + 1e-9)), _PANELS + 1)
+    jumps = np.array([point for law in laws for point in _breakpoints(law)])
+    edges = np.unique(np.concatenate([[0.0], edges, jumps]))
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    half = np.diff(edges) / 2
+    times = edges[:-1, None] + half[:, None] * (1 + nodes)
+    return float(half @ (function(times.ravel()).reshape(times.shape) @ weights))
+
+
+def _crossing(rising: Callable[[np.ndarray], np.ndarray], scale: float, level: float) -> float:
+    """Return the time, by bisection of its logarithm, at which a rising function passes a level."""
+    low, high = math.log(scale) - 600.0, math.log(scale) + 100.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        if float(rising(np.array([math.exp(middle)]))[0]) > level:
+            high = middle
+        else:
+            low = middle
+    return math.exp(high)
+
+
+def _breakpoints(law: Law) -> list[float]:
+    """Return the times at which a law's cdf jumps or bends."""
+    match law:
+        case Constant(value=value):
+            return [value]
+        case Uniform(low=low, high=high):  # dense at the top, where the last of many workers finishes
+            return [*(high - (high - low) * np.geomspace(1e-9, 1.0, 60)), high]
+        case Pareto():
+            return [law.minimum]
+        case Empirical(samples=samples):
+            return list(samples)
+        case Mixture(laws=parts):
+            return [point for part in parts for point in _breakpoints(part)]
+    return []

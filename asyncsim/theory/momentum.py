@@ -1,0 +1,110 @@
+"""What asynchrony does to the mean path on a quadratic: implicit momentum, and the elastic mean path.
+
+Assumes independent exponential compute times of equal rate, no queue and atomic visits, so that each
+commit is by a uniformly random worker. ``step`` is the learning rate times the curvature.
+"""
+
+import math
+
+import numpy as np
+
+from asyncsim.errors import require_count, require_nonnegative, require_positive
+
+
+def implicit_momentum(workers: int) -> float:
+    """Return the momentum that asynchrony adds to the mean path: ``1 - 1 / workers``.
+
+    For any objective, the mean of the central variable obeys::
+
+        E[w' - w] = (1 - 1/n) E[w - w_before] - learning_rate / n * E[gradient(w)]
+
+    References
+    ----------
+    Mitliagkas, Zhang, Hadjis, Ré 2016, arXiv 1605.09774.
+    """
+    return 1 - 1 / require_count("workers", workers)
+
+
+def implicit_momentum_path(workers: int, step: float, commits: int) -> np.ndarray:
+    """Return the exact mean of the central variable after each commit of asynchronous SGD on a quadratic.
+
+    From 1, with minimum 0::
+
+        e[1] = (1 - step) e[0]
+        e[t+1] = e[t] + (1 - 1/n) (e[t] - e[t-1]) - step / n * e[t]
+
+    Parameters
+    ----------
+    workers : int
+    step : float
+        Learning rate times curvature; with a window, ``window_step(step, window)``.
+    commits : int
+
+    Returns
+    -------
+    Float64[ndarray, "commits+1"]
+    """
+    mu = implicit_momentum(workers)
+    step = require_nonnegative("step", step)
+    path = np.ones(require_count("commits", commits, 0) + 1)
+    path[1:2] = 1 - step
+    for t in range(1, commits):
+        path[t + 1] = path[t] + mu * (path[t] - path[t - 1]) - step / workers * path[t]
+    return path
+
+
+def window_step(step: float, window: int, averaged: bool = False) -> float:
+    """Return the step of one commit that carries ``window`` local steps: ``1 - (1 - step)**window``.
+
+    Exact for DOWNPOUR with plain local SGD on a quadratic. ``averaged`` divides by the window, as
+    methods do that normalise accumulated gradients (AGN).
+    """
+    step, window = require_nonnegative("step", step), require_count("window", window)
+    return (1 - (1 - step) ** window) / (window if averaged else 1)
+
+
+def critical_step(workers: int) -> float:
+    """Return the step of critical damping, ``n (1 - sqrt(mu))**2`` with ``mu = 1 - 1/n``.
+
+    About ``1 / (4 n)``. Above it the mean oscillates, each step shrinking it by ``sqrt(mu)``, up to
+    where the roots of ``z**2 - (1 + mu - step/n) z + mu`` are real again.
+    """
+    return workers * (1 - math.sqrt(implicit_momentum(workers))) ** 2
+
+
+def stable_step(workers: int) -> float:
+    """Return the step from which on the mean diverges: ``2 (2 n - 1)``; 2 for one worker."""
+    return 2.0 * (2 * require_count("workers", workers) - 1)
+
+
+def elastic_path(workers: int, elasticity: float, contraction: float, commits: int) -> np.ndarray:
+    """Return the exact mean of the central variable after each exchange of asynchronous elastic averaging.
+
+    With ``X`` the central variable, ``U`` the mean of the workers' variables after their last exchanges,
+    both 1 at first, ``alpha`` the elasticity and ``c`` the contraction of the local steps in between::
+
+        X' = (1 - alpha) X + alpha c U
+        U' = (1 - 1/n) U + ((1 - alpha) c U + alpha X) / n
+
+    Parameters
+    ----------
+    workers : int
+    elasticity : float
+        The moving rate of Zhang, Choromanska, LeCun 2015 (arXiv 1412.6651), ``alpha``.
+    contraction : float
+        ``(1 - step)**window`` on a quadratic.
+    commits : int
+
+    Returns
+    -------
+    Float64[ndarray, "commits+1"]
+    """
+    n, alpha = require_count("workers", workers), require_positive("elasticity", elasticity)
+    c = float(contraction)
+    transition = np.array([[1 - alpha, alpha * c], [alpha / n, 1 - 1 / n + (1 - alpha) * c / n]])
+    state = np.ones(2)
+    path = [1.0]
+    for _ in range(require_count("commits", commits, 0)):
+        state = transition @ state
+        path.append(float(state[0]))
+    return np.array(path)

@@ -1,0 +1,306 @@
+"""The trace: who visited the server when, and how stale each message was; however it was made."""
+
+import functools
+import json
+import os
+import platform
+from dataclasses import dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncsim.cluster import Cluster
+from asyncsim.errors import InputError
+from asyncsim.results import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Raised by one whenever an older asyncsim could not read the files any more.
+FORMAT = 1
+_METADATA = b"asyncsim"
+#: What can become of a message.
+OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
+#: The columns of a trace and their units.
+COLUMNS = {
+    "commit": "",
+    "worker": "",
+    "job": "",
+    "local_steps": "",
+    "read_version": "versions",
+    "read_arrive_time": "s",
+    "read_serve_time": "s",
+    "read_time": "s",
+    "start_time": "s",
+    "form_version": "versions",
+    "form_time": "s",
+    "arrive_time": "s",
+    "serve_time": "s",
+    "commit_time": "s",
+    "staleness": "versions",
+    "version": "versions",
+    "outcome": "",
+}
+
+
+@functools.cache
+def _package_versions() -> dict[str, str]:
+    from asyncsim import __version__
+
+    packages = {name: metadata.version(name) for name in ("numpy", "pandas", "pyarrow", "simpy")}
+    return {"asyncsim": __version__, "python": platform.python_version(), **packages}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a trace comes from.
+
+    Attributes
+    ----------
+    workers : int
+        How many took part, also those without a commit.
+    protocol : str
+        The protocol of the visits, or ``"prescribed"``.
+    window : int
+        Local steps per commit.
+    separate_reads : bool
+        Whether reads are server visits of their own.
+    seed : int
+        The seed of the random numbers.
+    cluster : Cluster or None
+        What was simulated; None if the trace was prescribed or recorded.
+    versions : dict
+        Versions of the packages that made it.
+    """
+
+    workers: int
+    protocol: str
+    window: int = 1
+    separate_reads: bool = False
+    seed: int = 0
+    cluster: Cluster | None = None
+    versions: dict[str, str] = field(default_factory=lambda: dict(_package_versions()))
+
+
+def _no_open_reads() -> "pd.DataFrame":
+    import pandas as pd
+
+    counts = {name: np.zeros(0, np.int64) for name in ("worker", "job", "read_version")}
+    times = {name: np.zeros(0) for name in ("read_arrive_time", "read_serve_time", "read_time")}
+    return pd.DataFrame({**counts, **times})
+
+
+def _nobody_present() -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame({"worker": np.zeros(0, np.int64), "arrive_time": np.zeros(0)})
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The order and the times of all server visits.
+
+    Attributes
+    ----------
+    frame : pandas.DataFrame
+        One row per commit, in the order of applying. Times are seconds since the start.
+
+        ``commit``
+            0, 1, 2, ...
+        ``worker``, ``job``
+            Whose commit, and which of its computations, from 0.
+        ``local_steps``
+            Steps of the computation.
+        ``read_version``, ``read_time``
+            The version that the computation started from, and the end of the service that read it.
+            ``read_arrive_time`` and ``read_serve_time``: when that visit came and was begun. All are
+            zero for a worker's first job.
+        ``start_time``
+            When the computation began.
+        ``form_version``, ``form_time``
+            The central version with which the message was formed, and when that was read: the version
+            before the commit, at ``commit_time``; but with separate read_then_write visits that of the
+            read visit shortly before.
+        ``arrive_time``, ``serve_time``, ``commit_time``
+            The message reaches the server, its service begins and ends; then it is applied.
+        ``staleness``
+            Versions between the read and the commit: the version before it less ``read_version``.
+        ``version``
+            The version after the commit.
+        ``outcome``
+            ``"applied"``; under other policies also ``"buffered"``, ``"discarded"``, ``"cancelled"``.
+    source : Source
+        Where it comes from.
+    open_reads : pandas.DataFrame
+        The reads not yet consumed at the end, columns as above; ``job`` is the one to be computed from it.
+        A prescribed trace has none.
+    present : pandas.DataFrame
+        The visits waiting or in service when the last commit was applied: ``worker``, ``arrive_time``.
+    """
+
+    frame: "pd.DataFrame"
+    source: Source
+    open_reads: "pd.DataFrame" = field(default_factory=_no_open_reads)
+    present: "pd.DataFrame" = field(default_factory=_nobody_present)
+
+    def __post_init__(self) -> None:
+        missing = [name for name in COLUMNS if name not in self.frame]
+        if missing:
+            raise InputError(f"frame: misses {', '.join(missing)}; a trace has all of {', '.join(COLUMNS)}")
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __repr__(self) -> str:
+        return f"<Trace of {len(self)} commits by {self.workers} workers, {self.protocol}, seed {self.seed}>"
+
+    @property
+    def workers(self) -> int:
+        """How many workers took part."""
+        return self.source.workers
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the visits, or ``"prescribed"``."""
+        return self.source.protocol
+
+    @property
+    def window(self) -> int:
+        """Local steps per commit."""
+        return self.source.window
+
+    @property
+    def seed(self) -> int:
+        """The seed of the random numbers."""
+        return self.source.seed
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """What was simulated, None for a prescribed trace."""
+        return self.source.cluster
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages that made the trace."""
+        return self.source.versions
+
+    def summary(self, warm_up: int | None = None) -> dict[str, float]:
+        """Return the trace in some twenty numbers; see `asyncsim.trace_summary.summary`."""
+        from asyncsim.trace_summary import summary
+
+        return summary(self, warm_up)
+
+    def per_worker(self, warm_up: int | None = None) -> "pd.DataFrame":
+        """Return one row per worker; see `asyncsim.trace_summary.per_worker`."""
+        from asyncsim.trace_summary import per_worker
+
+        return per_worker(self, warm_up)
+
+    def queue(self) -> "pd.DataFrame":
+        """Return how many visits are at the server over time; see `asyncsim.trace_summary.queue`."""
+        from asyncsim.trace_summary import queue
+
+        return queue(self)
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write one parquet file with everything inside; the whole file or, on failure, nothing.
+
+        The same trace gives the same bytes.
+
+        Returns
+        -------
+        pathlib.Path
+            The file.
+
+        Raises
+        ------
+        InputError
+            The file cannot be written.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_pandas(self.frame[list(COLUMNS)], preserve_index=False)
+        header = json.dumps(self._header(), sort_keys=True).encode()
+        table = table.replace_schema_metadata({_METADATA: header})
+        return write_whole(Path(path), lambda partial: pq.write_table(table, partial))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Trace":
+        """Read a trace that `save` wrote.
+
+        Raises
+        ------
+        InputError
+            No such file; a truncated or damaged one; not a trace; or a trace of another format.
+        """
+        import pandas as pd
+
+        path = Path(path)
+        table = _read_table(path)
+        header = _read_header(path, table.schema.metadata)
+        try:
+            frame = table.replace_schema_metadata(None).to_pandas()
+            frame["outcome"] = pd.Categorical(frame["outcome"], OUTCOMES)
+            cluster = header["source"].pop("cluster")
+            source = Source(**header["source"], cluster=None if cluster is None else Cluster.from_dict(cluster))
+            rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items()}
+            return cls(frame, source, **rest)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"path = {str(path)!r}: a damaged trace ({error}); copy it again or make it again"
+            ) from error
+
+    def _header(self) -> dict[str, Any]:
+        """Return what the file holds besides the rows: plain values."""
+        source = {entry.name: getattr(self.source, entry.name) for entry in fields(Source)}
+        if self.cluster is not None:
+            source["cluster"] = self.cluster.to_dict()
+        sides = {name: getattr(self, name).to_dict("list") for name in _SIDE_TABLES}
+        return {"kind": "trace", "format": FORMAT, "units": COLUMNS, "source": source, **sides}
+
+
+#: Small tables that travel in the file's header, by name, with what makes an empty one.
+_SIDE_TABLES = {"open_reads": _no_open_reads, "present": _nobody_present}
+
+
+def _unpack(columns: dict[str, list], empty: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a side table with the types it had."""
+    import pandas as pd
+
+    return pd.DataFrame({name: np.asarray(columns[name], empty[name].dtype) for name in empty})
+
+
+def _read_table(path: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.exists():
+        raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read()
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"path = {str(path)!r}: cannot be read as parquet ({error}); it may be truncated or of "
+            "another kind: copy it again, make it again, or give a file that Trace.save wrote"
+        ) from error
+
+
+def _read_header(path: Path, stored: dict[bytes, bytes] | None) -> dict[str, Any]:
+    try:
+        header = json.loads((stored or {})[_METADATA])
+        kind, version = header["kind"], header["format"]
+    except (KeyError, TypeError, ValueError):
+        kind, version = None, None
+    if kind != "trace":
+        raise InputError(f"path = {str(path)!r}: not a trace; give a file that Trace.save wrote")
+    if version != FORMAT:
+        made_by = header.get("source", {}).get("versions", {}).get("asyncsim", "unknown")
+        raise InputError(
+            f"path = {str(path)!r}: a trace of format {version!r}, made by asyncsim {made_by}; this one reads "
+            f"format {FORMAT}: use that version, or simulate again"
+        )
+    return header

@@ -1,0 +1,359 @@
+"""Replay: the real gradients of a trace, in batches that give exactly what a loop over its events gives."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from tqdm import tqdm
+
+from asyncsim.errors import InputError, require_choice, require_count, require_fraction
+from asyncsim.kernel import (
+    QUANTILES,
+    Layout,
+    Records,
+    ReplayState,
+    build_advance,
+    initial_state,
+)
+from asyncsim.methods.method import Method
+from asyncsim.plan import Plan
+from asyncsim.problems.problem import Problem
+from asyncsim.run import Run
+from asyncsim.streams import stream_key
+from asyncsim.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PRECISIONS = ("float32", "float64")
+_EVALUATIONS = 20
+
+
+def replay(
+    trace: Trace,
+    method: Method,
+    problem: Problem,
+    seed: int = 0,
+    *,
+    precision: str = "float32",
+    evaluate_every: int | None = None,
+    diagnose_every: int = 5,
+    proxy_momentum: float = 0.9,
+    progress: bool | None = None,
+) -> Run:
+    """Replay a trace with real gradients.
+
+    Parameters
+    ----------
+    trace : Trace
+        Simulated, prescribed, or recorded from real processes.
+    method : Method
+    problem : Problem
+    seed : int
+        Of the initial parameters, the minibatches and the problem's own randomness: named streams, so that two
+        methods see the same ones.
+    precision : {"float32", "float64"}
+    evaluate_every : int, optional
+        Worker steps (commits divided by workers) between evaluations on the whole data; else 20 evaluations. There
+        is always one at the start and one at the end.
+    diagnose_every : int
+        Worker steps between two recordings of the method's costly diagnostics; 0 for none.
+    proxy_momentum : float
+        Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
+    progress : bool, optional
+        Show a progress bar on standard error; by default if that is a terminal.
+
+    Returns
+    -------
+    Run
+        If a value stops being finite, the run ends there and says so in ``diverged_at``.
+
+    Raises
+    ------
+    InputError
+        For arguments outside their range, or a method that needs another timing than the trace has.
+
+    Notes
+    -----
+    What a commit depends on decides which commits are computed together (see `asyncsim.waves`); the numbers are those of
+    a loop over the events, up to the order of floating-point sums. On one machine and one configuration they repeat
+    byte for byte. Methods that amplify round-off (GEM) reproduce in law, not in value, on another machine.
+    """
+    with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
+        stops = _evaluation_stops(trace, evaluate_every)
+        running = Replay(
+            trace,
+            method,
+            problem,
+            seed,
+            precision=precision,
+            stops=stops,
+            diagnose_every=diagnose_every,
+            proxy_momentum=proxy_momentum,
+        )
+        show = sys.stderr.isatty() if progress is None else progress
+        with tqdm(total=len(trace), desc=method.name, unit="commit", disable=not show, leave=False) as bar:
+            evaluations = [running.evaluate()]
+            for stop in stops:
+                running.advance(stop)
+                bar.update(running.position - bar.n)
+                if running.diverged_at is not None:
+                    break
+                evaluations.append(running.evaluate())
+        return running.result(evaluations)
+
+
+class Replay:
+    """A replay that can be stopped at chosen commits, and whose state can be looked at there.
+
+    Parameters are those of `replay`; ``stops`` are the numbers of commits at which `advance` may stop.
+    For float64, make and use it inside ``jax.enable_x64(True)``.
+
+    Attributes
+    ----------
+    state : ReplayState
+        After ``position`` commits. The next `advance` reuses its memory: copy what is to be kept.
+    position : int
+    diverged_at : int or None
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        method: Method,
+        problem: Problem,
+        seed: int = 0,
+        *,
+        precision: str = "float32",
+        stops: np.ndarray | None = None,
+        diagnose_every: int = 5,
+        proxy_momentum: float = 0.9,
+    ):
+        require_count("seed", seed, minimum=0)
+        require_count("diagnose_every", diagnose_every, minimum=0)
+        require_fraction("proxy_momentum", proxy_momentum)
+        _check_timing(method, trace)
+        self.trace, self.method, self.problem = trace, method, problem
+        self.position = 0
+        self.diverged_at: int | None = None
+        self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
+
+        dtype = jnp.dtype(precision)
+        key = jax.random.wrap_key_data(stream_key(seed, "problem").view(np.uint32)[:2])
+        init_key, self._key = jax.random.split(key)
+        params = _cast(problem.init(init_key), dtype)
+        self._names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
+        self._plan = Plan(trace, problem, seed, stops, diagnose_every, dtype)
+        layout = self._plan.layout(trace, problem, float(proxy_momentum))
+        self._program = _compile(_Same(method), _Same(problem), layout, dtype)
+        self._train = jax.device_put(_cast(problem.train, dtype))
+        self._test = jax.device_put(_cast(problem.test, dtype))
+        waves = self._plan.waves
+        self.state: ReplayState = initial_state(method, problem, params, waves.slots, waves.form_slots, trace.workers)
+        self._recorded: list[dict[str, np.ndarray]] = []
+        self._diagnosed: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
+
+    def advance(self, stop: int) -> None:
+        """Replay up to ``stop`` commits, or to the first commit of which a value is not finite."""
+        pending: tuple[np.ndarray, Records] | None = None
+        for starts, pieces in self._plan.chunks(self.position, stop):
+            # While the device works on a chunk, the host plans the next and looks at the one before.
+            self.state, records = self._program.advance(
+                self.state, self._train, self._key, pieces, np.int32(len(starts) - 1)
+            )
+            if pending is not None:
+                self._take(*pending)
+            pending = (starts, records)
+            if self.diverged_at is not None:
+                return
+        if pending is not None:
+            self._take(*pending)
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the central variable on the training and the test data: one row of `Run.evaluations`."""
+        frame, done = self.trace.frame, self.position
+        row = {
+            "commit": done,
+            "commit_time": float(frame["commit_time"].iloc[done - 1]) if done else 0.0,
+            "worker_step": done / self.trace.workers,
+            "gradients": int(frame["local_steps"].iloc[:done].sum()),
+        }
+        state = self._problem_state()
+        for part, data in (("train", self._train), ("test", self._test)):
+            if part == "train" or data is not None:
+                values = self._program.evaluate(self.state.central, state, data)
+                row |= {f"{part}_{name}": float(value) for name, value in values.items()}
+        return row
+
+    def result(self, evaluations: list[dict[str, float]]) -> Run:
+        """Return what has been replayed so far as a Run."""
+        import pandas as pd
+
+        params = jax.tree.map(np.asarray, self._program.unravel(self.state.central))
+        config = {
+            "method": self.method.name,
+            "hyperparameters": {k: _plain(v) for k, v in self.method.hyperparameters.items()},
+            "problem": self.problem.name,
+            "problem_config": self.problem.config,
+            **self._config,
+            "workers": self.trace.workers,
+            "commits": len(self.trace),
+            "trace_seed": self.trace.seed,
+            "versions": {**self.trace.versions, "jax": jax.__version__},
+        }
+        return Run(
+            commits=self._commits(),
+            evaluations=pd.DataFrame(evaluations),
+            diagnostics=self._diagnostics(),
+            params=params,
+            diverged_at=self.diverged_at,
+            config=config,
+        )
+
+    def _take(self, starts: np.ndarray, records: Records) -> None:
+        """Keep a chunk's records, up to the first commit that is not finite."""
+        if self.diverged_at is not None:
+            return
+        sizes = np.diff(starts)
+        valid = np.arange(records.loss.shape[1]) < sizes[:, None]
+        columns = {
+            name: np.asarray(getattr(records, name))[: len(sizes)][valid]
+            for name in ("loss", "update_norm", "central_energy", "proxy_energy")
+        }
+        finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
+        kept = len(finite)
+        if not finite.all():
+            first = int(np.argmin(finite))
+            self.diverged_at, kept = int(starts[0]) + first, first + 1
+        self._recorded.append({name: column[:kept] for name, column in columns.items()})
+        self.position = int(starts[0]) + kept
+        diagnosed = np.flatnonzero(self._plan.diagnosed[starts[:-1]] & (starts[:-1] < self.position))
+        if len(diagnosed) and records.diagnostics:
+            values = {name: np.asarray(value)[diagnosed] for name, value in records.diagnostics.items()}
+            self._diagnosed.append((starts[diagnosed], values))
+
+    def _problem_state(self) -> Any:
+        """Return the mean over the workers of the problem's non-trained state (None without one)."""
+        if self.problem.init_state is None:
+            return None
+        rows = jax.tree.map(lambda leaf: leaf[:-1], self.state.workers.problem)
+        return jax.tree.map(
+            lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0], rows
+        )
+
+    def _commits(self) -> "pd.DataFrame":
+        frame = self.trace.frame.iloc[: self.position]
+        columns = ["commit", "commit_time", "worker", "job", "staleness"]
+        table = frame[columns].rename(columns={"job": "worker_step"}).reset_index(drop=True)
+        for name in ("loss", "update_norm", "central_energy", "proxy_energy"):
+            parts = [recorded[name] for recorded in self._recorded]
+            table[name] = np.concatenate(parts) if parts else np.empty(0)
+        return table
+
+    def _diagnostics(self) -> "pd.DataFrame":
+        import pandas as pd
+
+        tables = [
+            _diagnostic_rows(commits, name, values, self._names)
+            for commits, by_name in self._diagnosed
+            for name, values in by_name.items()
+        ]
+        columns = ["commit", "quantity", "tensor", "quantile", "value"]
+        table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+        table = table.sort_values("commit", kind="stable", ignore_index=True)
+        frame = self.trace.frame.iloc[table["commit"].to_numpy(dtype=int)]
+        table.insert(1, "commit_time", frame["commit_time"].to_numpy())
+        table.insert(2, "worker", frame["worker"].to_numpy())
+        table.insert(3, "worker_step", frame["job"].to_numpy())
+        return table
+
+
+class _Program(NamedTuple):
+    advance: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    unravel: Callable[..., Any]
+
+
+class _Same:
+    """A key for a cache: equal only to itself wrapped again, so that methods and problems need no hash."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+
+@functools.lru_cache(maxsize=32)
+def _compile(method: _Same, problem: _Same, layout: Layout, dtype: Any) -> _Program:
+    """Build the jitted functions once for all seeds of a study."""
+    shapes = jax.eval_shape(problem.value.init, jax.random.key(0))
+    template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
+    unravel = ravel_pytree(template)[1]
+    return _Program(
+        advance=build_advance(method.value, problem.value, layout, unravel),
+        evaluate=jax.jit(lambda central, state, data: problem.value.evaluate(unravel(central), state, data)),
+        unravel=unravel,
+    )
+
+
+def _float(own: Any, dtype: Any) -> Any:
+    return dtype if jnp.issubdtype(own, jnp.floating) else own
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """Cast the floating-point leaves of a tree to the run's precision."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(leaf.dtype, dtype)), tree)
+
+
+def _check_timing(method: Method, trace: Trace) -> None:
+    has = {"workers": trace.workers, "protocol": trace.protocol, "window": trace.window}
+    for name, needed in method.timing._asdict().items():
+        if needed is not None and has[name] != needed:
+            raise InputError(
+                f"method = {method.name!r}: needs a trace with {name} = {needed!r}, this one has {has[name]!r}; "
+                f"simulate one with Cluster({name}={needed!r})"
+            )
+
+
+def _evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
+    commits = len(trace)
+    if evaluate_every is None:
+        return np.unique(np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)[1:])
+    step = require_count("evaluate_every", evaluate_every) * trace.workers
+    return np.unique(np.r_[np.arange(step, commits, step), commits])
+
+
+def _diagnostic_rows(commits: np.ndarray, name: str, values: np.ndarray, tensors: list[str]):
+    """Return diagnostics in long form: one row a commit and quantile, tensor or share."""
+    import pandas as pd
+
+    quantity, _, by_tensor = name.partition(" by ")
+    if values.ndim == 1:
+        labels: list[tuple[str, float]] = [("", np.nan)]
+    elif by_tensor:
+        labels = [(tensor, 0.5) for tensor in tensors]
+    else:
+        labels = [("", quantile) for quantile in QUANTILES]
+    number = len(labels)
+    return pd.DataFrame(
+        {
+            "commit": np.repeat(commits, number),
+            "quantity": quantity,
+            "tensor": [label[0] for label in labels] * len(commits),
+            "quantile": [label[1] for label in labels] * len(commits),
+            "value": values.reshape(-1).astype(float),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | bool | None) else repr(value)

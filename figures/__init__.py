@@ -1,0 +1,1 @@
+"""Figures: one study or paper a file; they read a folder of results and draw, and never simulate."""

@@ -1,0 +1,305 @@
+"""Figures of the staleness study, from the folder of results that it wrote.
+
+The data come from ``python -m asyncsim.study staleness``, which draws these figures itself. To draw them again::
+
+    python -m figures.staleness results/staleness              # in a clone
+    python -m asyncsim.figures.staleness results/staleness     # installed
+
+``staleness``: how stale commits are, and theory. ``loss``: minibatch loss against simulated time and worker steps.
+``energy``: central over proxy energy. ``queue``: the first visits, and the visits at the server over time.
+"""
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asyncsim import look, plots
+from asyncsim.curves import DIVERGED, Curve, bins, curve_of, draw_curves, trace_length
+from asyncsim.errors import InputError
+from asyncsim.laws import Constant, Law
+from asyncsim.run import Run
+from asyncsim.trace import Trace
+
+_REMEDY = "make one with: python -m asyncsim.study staleness --out FOLDER"
+#: Losses above so many times the first are cut off: a run that diverges would flatten all others.
+_CUT = 100.0
+#: Characters of a title in a column of the paper.
+_TITLE_WIDTH = 50
+
+
+class Timing(NamedTuple):
+    """The traces that some methods share, one per seed."""
+
+    methods: tuple[str, ...]
+    traces: tuple[Trace, ...]
+
+    @property
+    def workers(self) -> int:
+        """How many workers they have."""
+        return self.traces[0].workers
+
+
+class Results(NamedTuple):
+    """What the study wrote.
+
+    Attributes
+    ----------
+    config : dict
+    timings : list of Timing
+        First the one with the most workers; of several, the one that the most methods share.
+    runs : dict of list of Run
+        By method, one per seed.
+    """
+
+    config: dict[str, Any]
+    timings: list[Timing]
+    runs: dict[str, list[Run]]
+
+    @property
+    def workers(self) -> int:
+        """Workers of the study; a method may have had fewer."""
+        return self.timings[0].workers
+
+    @property
+    def seeds(self) -> str:
+        """How many seeds there are."""
+        count = max(len(runs) for runs in self.runs.values())
+        return f"{count} seed{'s' if count > 1 else ''}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The methods' labels, with the number of workers where it is not the study's."""
+        labels = {name: one.label for name, one in look.looks(self.runs).items()}
+        for timing in self.timings:
+            if timing.workers != self.workers:
+                few = f"{timing.workers} worker{'s' if timing.workers > 1 else ''}"
+                labels |= {name: f"{labels[name]}, {few}" for name in timing.methods}
+        return labels
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw all figures of a folder of results, into the folder.
+
+    Returns
+    -------
+    list of Path
+        A PNG and a PDF of each figure.
+
+    Raises
+    ------
+    InputError
+        There are no results, or they are incomplete, or a file cannot be written.
+    """
+    folder = Path(folder)
+    results = read(folder)
+    written = []
+    with look.style():
+        for name, figure in FIGURES.items():
+            written += look.save(figure(results), folder / name)
+    return written
+
+
+def read(folder: Path) -> Results:
+    """Read the results of the study.
+
+    Raises
+    ------
+    InputError
+        There are none, or they are incomplete.
+    """
+    if not folder.is_dir():
+        raise InputError(f"folder = {str(folder)!r}: no such folder; {_REMEDY}")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        summary = pd.read_csv(folder / "summary.csv")
+        rows = summary[["method", "trace_file", "run_folder"]]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"folder = {str(folder)!r}: no results of the staleness study ({error}); {_REMEDY}") from error
+    if rows.empty:
+        raise InputError(f"folder = {str(folder)!r}: no run was finished; {_REMEDY}")
+    traces = {name: Trace.load(folder / name) for name in rows["trace_file"].unique()}
+    runs: dict[str, list[Run]] = {}
+    for row in rows.itertuples():
+        runs.setdefault(str(row.method), []).append(Run.load(folder / str(row.run_folder)))
+    return Results(config, _timings(rows, traces), runs)
+
+
+def staleness(results: Results) -> Figure:
+    """Draw the histogram of the staleness with theory, for each timing that has any."""
+    timings = [timing for timing in results.timings if timing.workers > 1] or results.timings[:1]
+    columns = min(2, len(timings))
+    rows = -(-len(timings) // columns)
+    figure, panels = look.new_figure(look.SINGLE if columns == 1 else look.DOUBLE, 2.5 * rows, columns, rows)
+    for axes in panels[len(timings) :]:
+        axes.remove()
+    for axes, timing in zip(panels, timings, strict=False):
+        plots.staleness_histogram(axes, timing.traces)
+        if len(timings) > 1:
+            axes.set_title(_wrapped(f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}", _TITLE_WIDTH))
+    setting = f"; {_cluster(timings[0].traces[0])}" if len(timings) == 1 else ""
+    _title(figure, f"{results.workers} workers, {results.seeds}{setting}")
+    return figure
+
+
+def loss(results: Results) -> Figure:
+    """Draw the minibatch losses against simulated time and against worker steps."""
+    figure, panels = look.new_figure(look.DOUBLE, 2.7, 2, sharey=True)
+    curves = {name: curve_of(runs, _losses, "mean", results.workers) for name, runs in results.runs.items()}
+    scale, *limits = _loss_axis(curves)
+    for axes, against in zip(panels, ("time", "step"), strict=True):
+        axes.set_yscale(scale)
+        axes.set_ylim(*limits)
+        draw_curves(axes, curves, results.labels, against)
+    panels[0].set_ylabel("minibatch loss")
+    panels[0].set_xlim(0, _longest_time(results))
+    _finish(figure, results, panels[0], "means")
+    return figure
+
+
+def energy(results: Results) -> Figure:
+    """Draw the energy of the central variable over that of the proxy, and where the paper calls that stable."""
+    figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
+    curves = {name: curve_of(runs, _energy_ratios, "median", results.workers) for name, runs in results.runs.items()}
+    axes.set_yscale("log")
+    shown = np.concatenate([[0.3, 3.0], *(curve.mean for curve in curves.values())])
+    shown = shown[np.isfinite(shown) & (shown > 0)]
+    axes.set_ylim(shown.min() / 2, shown.max() * 2)
+    draw_curves(axes, curves, results.labels, "step")
+    axes.axhspan(axes.get_ylim()[0], 1, color=look.GREEN, alpha=0.12, linewidth=0, label="stable: ratio \u2264 1")
+    axes.set_ylabel("central / proxy energy")
+    _finish(figure, results, axes, "medians")
+    return figure
+
+
+def queue(results: Results) -> Figure:
+    """Draw the first visits and the visits at the server over time, of the first seed."""
+    trace = results.timings[0].traces[0]
+    figure, (left, right) = look.new_figure(look.DOUBLE, 2.7, 2)
+    plots.timeline(left, trace)
+    plots.queue_length(right, trace)
+    _title(figure, f"{trace.workers} workers, seed {trace.seed}; {_cluster(trace)}")
+    return figure
+
+
+#: The figures by the names of their files.
+FIGURES = {"staleness": staleness, "loss": loss, "energy": energy, "queue": queue}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the figures of a folder; return the exit code (2 for bad input)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m figures.staleness", description="Draw the figures of a staleness study."
+    )
+    parser.add_argument("folder", help="what `python -m asyncsim.study staleness` wrote")
+    try:
+        for path in draw(parser.parse_args(arguments).folder):
+            print(path)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[Timing]:
+    """Group methods by the clusters of their traces; every group with one trace per seed."""
+    groups: dict[Any, dict[str, set[str]]] = {}
+    for row in rows.itertuples():
+        cluster = traces[str(row.trace_file)].cluster
+        group = groups.setdefault(cluster, {})
+        group.setdefault(str(row.trace_file), set()).add(str(row.method))
+    timings = [
+        Timing(tuple(sorted(set().union(*files.values()))), tuple(traces[name] for name in files))
+        for files in groups.values()
+    ]
+    return sorted(timings, key=lambda timing: (timing.workers, len(timing.methods)), reverse=True)
+
+
+def _losses(commits: pd.DataFrame) -> np.ndarray:
+    return commits["loss"].to_numpy(np.float64)
+
+
+def _energy_ratios(commits: pd.DataFrame) -> np.ndarray:
+    central, proxy = (commits[f"{name}_energy"].to_numpy(np.float64) for name in ("central", "proxy"))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return central / proxy
+
+
+def _loss_axis(curves: dict[str, Curve]) -> tuple[str, float, float]:
+    """Return scale and limits of the losses: logarithmic unless a mean is not above zero."""
+    means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves.values()])
+    if not len(means):
+        return "linear", 0.0, 1.0
+    first = [curve.mean[0] for curve in curves.values() if np.isfinite(curve.mean[0])]
+    least, most = means.min(), min(means.max(), _CUT * max(abs(min(first, default=np.inf)), 1e-300))
+    if least > 0:
+        return "log", least / 1.3, max(most, least) * 1.3
+    margin = 0.05 * (most - least) or 1.0
+    return "linear", least - margin, most + margin
+
+
+def _longest_time(results: Results) -> float:
+    """Return the simulated time of the traces of all workers; a lone worker needs as many times longer."""
+    timings = [timing for timing in results.timings if timing.workers == results.workers]
+    return max(float(trace.frame["commit_time"].iloc[-1]) for timing in timings for trace in timing.traces)
+
+
+def _finish(figure: Figure, results: Results, axes: Axes, averages: str) -> None:
+    """Add the title and the legend."""
+    handles, labels = axes.get_legend_handles_labels()
+    if any(run.diverged_at is not None for runs in results.runs.values() for run in runs):
+        handles += axes.plot([], [], color=look.BLACK, **DIVERGED)
+        labels.append("diverged")
+    columns = 2 if figure.get_figwidth() < look.DOUBLE else 5
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    commits = trace_length(results.runs[results.timings[0].methods[0]])
+    steps = commits / bins(commits, results.workers) / results.workers
+    each = f"{averages} over {steps:.2g} worker step{'' if steps == 1 else 's'}"
+    seeds = results.seeds if results.seeds == "1 seed" else f"mean and range of {results.seeds}"
+    _title(figure, f"{results.config.get('problem', '')}, {results.workers} workers: {each}, {seeds}")
+
+
+def _title(figure: Figure, text: str) -> None:
+    wrapped = _wrapped(text, _TITLE_WIDTH * figure.get_figwidth() / look.SINGLE)
+    figure.suptitle(wrapped, x=0.01, ha="left", fontsize=8)
+
+
+def _labels(methods: Sequence[str]) -> str:
+    return ", ".join(one.label for one in look.looks(methods).values())
+
+
+def _cluster(trace: Trace) -> str:
+    """Return what the cluster is, in a few words."""
+    cluster = trace.cluster
+    if cluster is None:
+        return trace.protocol
+    laws = {"compute": cluster.compute, "service": cluster.service, "latency": cluster.latency}
+    if cluster.latency == Constant(0.0):
+        del laws["latency"]
+    words = [f"{name} {_law(law)}" for name, law in laws.items()]
+    words += [f"window {cluster.window}"] if cluster.window > 1 else []
+    words += [cluster.protocol.replace("_", " ")] if cluster.protocol != "exchange" else []
+    return ", ".join(words)
+
+
+def _law(law: Law | tuple[Law, ...]) -> str:
+    if isinstance(law, tuple):
+        return " or ".join(dict.fromkeys(_law(one) for one in law)) if len(set(law)) <= 3 else "of many laws"
+    return f"{law.value:g} s" if isinstance(law, Constant) else str(law)
+
+
+def _wrapped(text: str, width: float) -> str:
+    return "\n".join(textwrap.wrap(text, int(width)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

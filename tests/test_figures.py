@@ -1,0 +1,294 @@
+"""Every figure from ten-row frames made by hand: which closed form is named, what is marked, and the bytes."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from asyncsim import Cluster, InputError, Run, Trace, look, plots, prescribed, simulate
+from asyncsim.curves import curve_of
+from asyncsim.expectations import queue_theory, staleness_theory, think_time
+from asyncsim.study import load_file, shipped
+from asyncsim.theory import repairman
+from asyncsim.trace import OUTCOMES, Source
+
+figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py")
+
+ROWS, WORKERS = 10, 2
+FIGURES = ("staleness", "loss", "energy", "queue")
+
+
+def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int = 0) -> Trace:
+    """Workers in turn, a commit every half second, served for 0.1 s after waiting for 0.1 s."""
+    commit = np.arange(ROWS)
+    read_version = np.maximum(commit - workers + 1, 0)
+    commit_time = 0.5 * (commit + 1) + seed / 100
+    read_time = np.where(commit < workers, 0.0, commit_time - 0.5 * workers)
+    frame = pd.DataFrame(
+        {
+            "commit": commit,
+            "worker": commit % workers,
+            "job": commit // workers,
+            "local_steps": 1,
+            "read_version": read_version,
+            "read_arrive_time": np.maximum(read_time - 0.2, 0),
+            "read_serve_time": np.maximum(read_time - 0.1, 0),
+            "read_time": read_time,
+            "start_time": read_time,
+            "form_version": commit,
+            "form_time": commit_time,
+            "arrive_time": commit_time - 0.2,
+            "serve_time": commit_time - 0.1,
+            "commit_time": commit_time,
+            "staleness": commit - read_version,
+            "version": commit + 1,
+            "outcome": pd.Categorical(["applied"] * ROWS, OUTCOMES),
+        }
+    )
+    protocol = "exchange" if cluster is not None else "recorded"
+    return Trace(frame, Source(workers=workers, protocol=protocol, seed=seed, cluster=cluster))
+
+
+def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> Run:
+    kept = ROWS if diverged_at is None else diverged_at + 1
+    commits = trace.frame[["commit", "commit_time", "worker", "staleness"]].iloc[:kept].copy()
+    commits["worker_step"] = trace.frame["job"].iloc[:kept]
+    commits["loss"] = 2.0 ** -np.arange(kept) if diverged_at is None else 10.0 ** np.arange(kept)
+    commits["update_norm"] = 0.1
+    commits["central_energy"] = np.where(np.arange(kept) == 0, 0.0, 0.5)
+    commits["proxy_energy"] = 1.0
+    if diverged_at is not None:
+        commits.loc[commits.index[-1], ["loss", "central_energy"]] = np.inf
+    evaluations = pd.DataFrame({"commit": [0], "train_loss": [1.0]})
+    config = {"method": method, "commits": ROWS, "workers": trace.workers}
+    return Run(commits, evaluations, pd.DataFrame(), np.zeros(1), diverged_at, config)
+
+
+def write_results(folder, traces: dict[str, list[Trace]], diverged: str | None = None):
+    """Write a folder as the study does: ``traces`` by method, one per seed; seed 0 of ``diverged`` diverges."""
+    rows = []
+    for method, of_seeds in traces.items():
+        for seed, trace in enumerate(of_seeds):
+            trace_path = trace.save(folder / "traces" / f"{trace.workers}-{trace.protocol}-seed{seed}.parquet")
+            run = hand_made_run(trace, method, 6 if (method, seed) == (diverged, 0) else None)
+            run_path = run.save(folder / "runs" / f"{method}-seed{seed}")
+            files = {"trace_file": trace_path.relative_to(folder), "run_folder": run_path.relative_to(folder)}
+            rows.append({"method": method, "seed": seed, "status": run.status, **files})
+    pd.DataFrame(rows).to_csv(folder / "summary.csv", index=False)
+    (folder / "config.json").write_text(json.dumps({"study": "staleness", "problem": "digits"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two seeds; a run that diverges, a user's method, and one on a single worker."""
+    shared = [hand_made_trace(Cluster(WORKERS, "gamma(1, 0.2)", service=0.1), seed=seed) for seed in range(2)]
+    alone = [hand_made_trace(Cluster(1, "gamma(1, 0.2)", service=0.1), workers=1, seed=seed) for seed in range(2)]
+    traces = {"gem": shared, "downpour": shared, "my_own_method": shared, "sgd": alone}
+    return write_results(tmp_path_factory.mktemp("results"), traces, diverged="downpour")
+
+
+def legend(axes) -> str:
+    return "\n".join(text.get_text() for text in axes.get_legend().get_texts())
+
+
+def test_draws_every_figure_and_the_same_bytes_again(results, tmp_path):
+    first = {path.name: path.read_bytes() for path in figures.draw(results)}
+    assert set(first) == {f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")}
+    again = shutil.copytree(results, tmp_path / "again")
+    assert {path.name: path.read_bytes() for path in figures.draw(again)} == first
+    for name, content in first.items():
+        assert content.startswith(b"%PDF" if name.endswith("pdf") else b"\x89PNG")
+        assert b"CreationDate" not in content and b"Software" not in content
+    assert not [path for path in results.iterdir() if "partial" in path.name]
+
+
+def test_a_figure_names_what_is_compared(results):
+    figure = figures.loss(figures.read(results))
+    assert "digits, 2 workers" in figure.get_suptitle() and "range of 2 seeds" in figure.get_suptitle()
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["GEM", "DOWNPOUR", "my own method", "SGD with momentum, 1 worker", "diverged"]
+    times, steps = figure.axes
+    assert times.get_xlabel() == "simulated time (s)" and steps.get_xlabel().startswith("worker steps")
+    assert times.get_yscale() == steps.get_yscale() == "log"
+
+
+def test_the_run_that_diverged_is_marked_where_it_ends(results):
+    for axes, end in zip(figures.loss(figures.read(results)).axes, (3.5, 3.5), strict=True):
+        crosses = [line for line in axes.lines if line.get_marker() == "x"]
+        assert [line.get_xdata()[0] for line in crosses if len(line.get_xdata())] == [pytest.approx(end)]
+        (height,) = next(line for line in crosses if len(line.get_xdata())).get_ydata()
+        assert axes.get_ylim()[0] <= height <= axes.get_ylim()[1]
+
+
+def test_the_stable_area_ends_at_one(results):
+    (axes,) = figures.energy(figures.read(results)).axes
+    (area,) = [patch for patch in axes.patches if patch.get_label().startswith("stable")]
+    assert area.get_y() + area.get_height() == pytest.approx(1)
+    assert axes.get_yscale() == "log" and axes.get_ylim()[0] > 0
+
+
+def test_a_curve_averages_seeds_and_stops_with_the_last_run():
+    trace = hand_made_trace(None)
+    runs = [hand_made_run(trace, "gem"), hand_made_run(trace, "gem", diverged_at=6)]
+    curve = curve_of(runs, lambda commits: commits["loss"].to_numpy(), "mean", workers=WORKERS)
+    assert curve.step == pytest.approx((np.arange(ROWS) + 0.5) / WORKERS)
+    expected = [(2.0**-k + 10.0**k) / 2 if k < 6 else 2.0**-k for k in range(ROWS)]
+    assert curve.mean == pytest.approx(expected)
+    assert curve.low == pytest.approx(2.0 ** -np.arange(ROWS)) and curve.high[5] == 10.0**5
+    assert curve.ends == [(3.5, 3.5, 10.0**5)]
+
+
+def test_losses_that_no_logarithm_can_show_are_drawn_on_a_plain_axis(results):
+    read = figures.read(results)
+    for run in read.runs["gem"]:
+        run.commits["loss"] = -1.0
+    axes = figures.loss(read).axes[0]
+    assert axes.get_yscale() == "linear" and axes.get_ylim()[0] < -1
+
+
+def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
+    for name, trace in {"prescribed": prescribed(3, ROWS, WORKERS), "recorded": hand_made_trace(None)}.items():
+        folder = write_results(tmp_path / name, {"gem": [trace]}, diverged="gem")
+        read = figures.read(folder)
+        for figure in figures.FIGURES.values():
+            figure(read).draw_without_rendering()
+        _, (axes,) = look.new_figure(look.SINGLE, 2)
+        plots.staleness_histogram(axes, trace)
+        assert legend(axes).startswith(f"{name}: mean") and "\n" not in legend(axes)
+
+
+def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
+    cluster = Cluster(WORKERS, "gamma(1, 0.2)")
+    other = dataclasses.replace(cluster, protocol="read_then_write")
+    paper = Trace((trace := simulate(other, ROWS)).frame, dataclasses.replace(trace.source))
+    folder = write_results(tmp_path, {"downpour": [hand_made_trace(cluster)], "gem": [paper]})
+    figure = figures.staleness(figures.read(folder))
+    assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["DOWNPOUR", "GEM"]
+
+
+@pytest.mark.parametrize("missing", ["summary.csv", "config.json", "traces", "runs/gem-seed0/commits.parquet"])
+def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys):
+    folder = shutil.copytree(results, tmp_path / "copy")
+    shutil.rmtree(folder / missing) if (folder / missing).is_dir() else (folder / missing).unlink()
+    assert figures.main([str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and (missing.split("/")[0] in error or "seed0.parquet" in error)
+    if "/" not in missing and missing != "traces":
+        assert "python -m asyncsim.study staleness" in error
+
+
+def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path, capsys):
+    assert figures.main([str(tmp_path / "nothing")]) == 2
+    assert "python -m asyncsim.study staleness" in capsys.readouterr().err
+    empty = shutil.copytree(results, tmp_path / "empty")
+    (empty / "summary.csv").write_text("method,trace_file,run_folder\n")
+    with pytest.raises(InputError, match="no run was finished"):
+        figures.draw(empty)
+    figure, _ = look.new_figure(1, 1)
+    (tmp_path / "figure.pdf").mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        look.save(figure, tmp_path / "figure")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_looks_are_stable_and_distinct():
+    names = ["gem", "downpour", "adaptive_staleness", "sgd", "my_own_method", "another", "third", "fourth", "fifth"]
+    found = look.looks(names)
+    assert list(found) == names and found == look.looks(names)
+    assert len({(str(one.color), str(one.line)) for one in found.values()}) == len(names)
+    alone = look.looks(["my_own_method"])
+    assert alone["my_own_method"] == look.looks(["gem", "my_own_method"])["my_own_method"]
+    assert alone["my_own_method"].label == "my own method"
+
+
+CASES = {
+    "geometric law: mean 4, std": Cluster(5, "exponential(1)"),
+    "geometric law: mean 5, std": Cluster(5, "exponential(1)", protocol="read_then_write"),
+    "geometric law of each worker: mean 1": Cluster(2, ["exponential(1)", "exponential(3)"]),
+    "round robin: mean 4, std 0": Cluster(5, 1.0, service=0.1),
+    "renewal theory: std": Cluster(5, "gamma(1, 0.5)"),
+    "renewal theory, no queue: std": Cluster(5, "exponential(1)", service=0.01),
+    "conserved mean: n \u2212 1 = 4": Cluster(5, "gamma(1, 0.5)", latency=0.2),
+    "conserved mean: n = 5": Cluster(5, "gamma(1, 0.5)", latency=0.2, protocol="read_then_write"),
+    "bounds of the mean: 0 to 4": Cluster(5, "exponential(1)", latency=0.2, protocol="write_then_read"),
+    "bounds of the mean: 5 to 9": Cluster(5, "exponential(1)", protocol="read_then_write", exclusive=False),
+}
+
+
+@pytest.mark.parametrize("named", CASES)
+def test_the_histogram_names_the_law_that_holds(named):
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    plots.staleness_histogram(axes, simulate(CASES[named], 50))
+    assert named in legend(axes)
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(5, "gamma(1, 0.5)", service=0.5),  # saturated: the queue decides the spread
+        Cluster(5, "gamma(1, 0.01)"),  # fifty commits do not bring the workers out of step
+        Cluster(5, "empirical([1, 2])"),  # nor does a law on a lattice
+        Cluster(5, "uniform(0, 1)", window=2),  # sums without a closed form
+        Cluster(5, 1.0, service=0.5, discipline="random"),
+        Cluster(2, ["gamma(1, 0.5)", "gamma(2, 0.5)"]),
+    ],
+)
+def test_no_spread_is_stated_where_none_is_known(cluster):
+    theory = staleness_theory(cluster, computations=10)
+    assert theory.law == "" and theory.std is None and theory.mean == cluster.workers - 1
+
+
+@pytest.mark.parametrize("cluster", [CASES[name] for name in CASES if "law" in name or "renewal theory:" in name])
+def test_stated_mean_and_spread_are_those_of_a_long_trace(cluster):
+    """Within 4 sigma / sqrt(N), ``N`` less 20 to allow for correlation (measured: below 5 for these clusters)."""
+    trace = simulate(cluster, 40_000)
+    theory = staleness_theory(cluster, len(trace) / cluster.workers)
+    measured = trace.frame["staleness"].to_numpy()[1000:]
+    assert abs(measured.mean() - theory.mean) < 4 * theory.std * math.sqrt(20 / len(measured))
+    assert measured.std() == pytest.approx(theory.std, rel=4 * math.sqrt(20 / len(measured)))
+    if theory.probability is not None:
+        k = np.arange(10_000)
+        assert theory.probability(k).sum() == pytest.approx(1) and theory.probability(np.array([-1])) == 0
+        assert theory.probability(k) @ k == pytest.approx(theory.mean)
+        assert math.sqrt(theory.probability(k) @ k**2 - theory.mean**2) == pytest.approx(theory.std)
+
+
+def test_the_queue_names_its_theory():
+    memoryless = Cluster(5, "gamma(1, 0.5)", service="exponential(0.3)", latency=0.1)
+    assert think_time(memoryless) == pytest.approx(1.2)
+    assert queue_theory(memoryless) == ("machine repairman", *repairman(5, 1.2, 0.3)[1::2])
+    constant = queue_theory(Cluster(5, 1.0, service=0.5))
+    assert constant == ("saturation bound", pytest.approx(3), 1)
+    assert queue_theory(Cluster(5, 1.0)) is None
+    for cluster, named in ((memoryless, "machine repairman: mean 1"), (Cluster(5, 1.0, service=0.5), "at least 3.00")):
+        _, (axes,) = look.new_figure(look.SINGLE, 2)
+        plots.queue_length(axes, simulate(cluster, 500))
+        assert named in legend(axes)
+
+
+def test_the_queue_is_drawn_exactly_or_within_its_least_and_most():
+    trace = simulate(Cluster(20, "exponential(1)", service="exponential(0.05)"), 1000)
+    steps = trace.queue()
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    plots.queue_length(axes, trace)
+    (curve, _) = axes.lines
+    (band,) = axes.patches
+    assert np.all(curve.get_ydata() <= band.get_data().values + 1e-9)
+    assert np.all(curve.get_ydata() >= band.get_data().baseline - 1e-9)
+    assert band.get_data().values.max() == steps["in_system"].max()
+    area = steps["in_system"].to_numpy()[:-1] @ np.diff(steps["time"])
+    assert curve.get_ydata().mean() * steps["time"].iloc[-1] == pytest.approx(area)
+
+
+def test_the_timeline_shows_each_phase_of_the_first_workers():
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    plots.timeline(axes, hand_made_trace(None), workers=1)
+    assert legend(axes).split() == ["computes,", "sends", "waits", "served", "commits"]
+    assert axes.get_ylabel() == "worker (first 1 of 2)"
+    computes = next(bars for bars in axes.collections if bars.get_label() == "computes, sends").get_paths()
+    assert computes[1].get_extents().bounds == pytest.approx((0.5, -0.4, 0.8, 0.8))

@@ -1,0 +1,329 @@
+"""The laws: what each states is what its samples do, and its text reads back to itself."""
+
+import math
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from asyncsim.errors import InputError
+from asyncsim.laws import (
+    LAWS,
+    Constant,
+    Empirical,
+    Exponential,
+    Gamma,
+    Law,
+    LogNormal,
+    Mixture,
+    Pareto,
+    Uniform,
+    Weibull,
+    as_law,
+    parse,
+)
+
+SAMPLES = 200_000
+
+# A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
+K_SIGMA = 5.0
+
+# SciPy's parametrisations of the same laws: an independent source of means, deviations and kurtoses.
+REFERENCES = [
+    (Exponential(mean=0.3), stats.expon(scale=0.3)),
+    (Gamma(mean=2.0, cv=0.2), stats.gamma(25, scale=2 / 25)),
+    (Gamma(mean=0.5, cv=1.5), stats.gamma(1 / 2.25, scale=0.5 * 2.25)),
+    (
+        LogNormal(mean=2.0, cv=0.5),
+        stats.lognorm(math.sqrt(math.log(1.25)), scale=2 / math.sqrt(1.25)),
+    ),
+    (Uniform(low=0.5, high=1.75), stats.uniform(0.5, 1.25)),
+    (Weibull(mean=1.0, shape=0.7), stats.weibull_min(0.7, scale=1 / math.gamma(1 + 1 / 0.7))),
+    (Weibull(mean=3.0, shape=2.5), stats.weibull_min(2.5, scale=3 / math.gamma(1 + 1 / 2.5))),
+    (Pareto(mean=1.0, shape=5.0), stats.pareto(5, scale=0.8)),
+]
+
+WITHOUT_REFERENCE = [
+    Constant(0.25),
+    Empirical([1.0, 1.0, 2.0, 7.5]),
+    Mixture([Gamma(1.0, 0.2), Constant(10.0), Exponential(2.0)], [90, 1, 9]),
+    Pareto(mean=1.0, shape=1.5),
+    Pareto(mean=1.0, shape=2.0),
+]
+
+EVERY_LAW = [law for law, _ in REFERENCES] + WITHOUT_REFERENCE
+
+
+def draw(law: Law, size: int = SAMPLES) -> np.ndarray:
+    return law.sample(np.random.default_rng(20), size)
+
+
+def mean_tolerance(std: float) -> float:
+    return K_SIGMA * std / math.sqrt(SAMPLES)
+
+
+def std_tolerance(std: float, kurtosis: float) -> float:
+    """The delta method: the sample variance has variance (kurtosis - 1) std**4 / N."""
+    return K_SIGMA * std * math.sqrt(kurtosis - 1) / (2 * math.sqrt(SAMPLES))
+
+
+def test_every_law_is_examined():
+    assert {type(law) for law in EVERY_LAW} == set(LAWS.values())
+
+
+@pytest.mark.parametrize(("law", "reference"), REFERENCES, ids=str)
+def test_stated_moments_are_exact(law, reference):
+    assert law.mean == pytest.approx(reference.mean(), rel=1e-12)
+    assert law.std == pytest.approx(reference.std(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("law", "reference"), REFERENCES, ids=str)
+def test_cdf_is_exact(law, reference):
+    x = np.concatenate([[-1.0, 0.0], reference.ppf(np.linspace(0.001, 0.999, 50)), [np.inf]])
+    np.testing.assert_allclose(law.cdf(x), reference.cdf(x), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(("law", "reference"), REFERENCES, ids=str)
+def test_samples_have_the_stated_mean_and_std(law, reference):
+    samples = draw(law)
+    kurtosis = 3 + float(reference.stats("k"))
+    assert samples.mean() == pytest.approx(law.mean, abs=mean_tolerance(law.std))
+    assert samples.std() == pytest.approx(law.std, abs=std_tolerance(law.std, kurtosis))
+
+
+def test_constant_states_itself():
+    law = Constant(0.25)
+    assert (law.mean, law.std) == (0.25, 0.0)
+    assert np.all(draw(law, 10) == 0.25)
+
+
+def test_constant_takes_nothing_from_the_generator():
+    generator = np.random.default_rng(3)
+    Constant(1.0).sample(generator, 100)
+    assert generator.random() == np.random.default_rng(3).random()
+
+
+def test_empirical_states_the_moments_of_its_samples():
+    values = np.array([1.0, 1.0, 2.0, 7.5])
+    law, samples = Empirical(values), draw(Empirical(values))
+    kurtosis = np.mean((values - values.mean()) ** 4) / values.std() ** 4
+    assert law.mean == pytest.approx(values.mean(), rel=1e-15)
+    assert law.std == pytest.approx(values.std(), rel=1e-15)
+    assert samples.mean() == pytest.approx(law.mean, abs=mean_tolerance(law.std))
+    assert samples.std() == pytest.approx(law.std, abs=std_tolerance(law.std, kurtosis))
+
+
+def test_mixture_states_the_moments_of_its_parts():
+    law = Mixture([Exponential(2.0), Constant(10.0)], [3, 1])
+    raw = [0.75 * math.factorial(k) * 2.0**k + 0.25 * 10.0**k for k in range(5)]  # E X**k
+    mean, std = raw[1], math.sqrt(raw[2] - raw[1] ** 2)
+    fourth = raw[4] - 4 * mean * raw[3] + 6 * mean**2 * raw[2] - 3 * mean**4
+    samples = draw(law)
+    assert law.mean == pytest.approx(mean, rel=1e-14)
+    assert law.std == pytest.approx(std, rel=1e-14)
+    assert samples.mean() == pytest.approx(mean, abs=mean_tolerance(std))
+    assert samples.std() == pytest.approx(std, abs=std_tolerance(std, fourth / std**4))
+
+
+def test_mixture_weights_are_relative():
+    parts = [Exponential(1.0), Constant(4.0)]
+    one, other = Mixture(parts, [0.9, 0.1]), Mixture(parts, [900, 100])
+    assert one.mean == pytest.approx(other.mean, rel=1e-15)
+    np.testing.assert_array_equal(draw(one, 100), draw(other, 100))
+
+
+@pytest.mark.parametrize("shape", [1.01, 1.5, 2.0])
+def test_pareto_without_variance_says_so(shape):
+    assert Pareto(mean=2.0, shape=shape).mean == 2.0
+    assert Pareto(mean=2.0, shape=shape).std == math.inf
+    assert Mixture([Pareto(2.0, shape), Constant(1.0)], [1, 9]).std == math.inf
+
+
+def test_weibull_of_a_large_shape_keeps_its_deviation():
+    # Near-constant: std / mean -> pi / (sqrt(6) shape), the Gumbel limit; the next term is 1/shape smaller.
+    assert Weibull(mean=1.0, shape=1e4).std == pytest.approx(math.pi / math.sqrt(6) / 1e4, rel=3e-4)
+
+
+@pytest.mark.parametrize("law", EVERY_LAW, ids=str)
+def test_samples_follow_the_cdf(law):
+    """Kolmogorov-Smirnov; the Dvoretzky-Kiefer-Wolfowitz bound fails once in 1e6, atoms or not."""
+    samples = np.sort(draw(law))
+    bound = math.sqrt(math.log(2 / 1e-6) / (2 * SAMPLES))
+    at = np.searchsorted(samples, samples, side="right") / SAMPLES
+    below = np.searchsorted(samples, samples, side="left") / SAMPLES
+    assert np.max(np.abs(at - law.cdf(samples))) < bound
+    assert np.max(np.abs(below - law.cdf(np.nextafter(samples, -1.0)))) < bound
+
+
+@pytest.mark.parametrize("law", EVERY_LAW, ids=str)
+def test_shapes_and_range(law):
+    samples = law.sample(np.random.default_rng(0), (3, 4))
+    assert (samples.shape, samples.dtype) == ((3, 4), np.float64)
+    assert np.all(samples >= 0)
+    assert law.sample(np.random.default_rng(0), 0).shape == (0,)
+    assert law.cdf(np.ones((2, 3))).shape == (2, 3)
+    assert np.ndim(law.cdf(1.0)) == 0
+    assert law.cdf(-1.0) == 0.0
+    assert law.cdf(np.inf) == pytest.approx(1.0, abs=1e-15)  # a mixture's shares add up to 1 but for rounding
+
+
+@pytest.mark.parametrize("law", EVERY_LAW, ids=str)
+def test_laws_are_values(law):
+    again = pickle.loads(pickle.dumps(law))
+    assert again == law
+    assert hash(again) == hash(law)
+    with pytest.raises(AttributeError):
+        law.mean = 3.0
+
+
+seconds = st.floats(1e-6, 1e6)
+simple_laws = st.one_of(
+    st.builds(Constant, st.floats(0, 1e6)),
+    st.builds(Exponential, seconds),
+    st.builds(Gamma, seconds, st.floats(1e-3, 100)),
+    st.builds(LogNormal, seconds, st.floats(1e-3, 100)),
+    st.tuples(seconds, seconds).filter(lambda pair: pair[0] < pair[1]).map(lambda pair: Uniform(*pair)),
+    st.builds(Weibull, seconds, st.floats(0.1, 100)),
+    st.builds(Pareto, seconds, st.floats(1.001, 100)),
+    st.builds(Empirical, st.lists(st.floats(0, 1e6), min_size=1, max_size=5)),
+)
+parts = st.lists(st.tuples(simple_laws, st.floats(1e-3, 1e3)), min_size=1, max_size=4)
+any_law = simple_laws | parts.map(lambda pairs: Mixture(*zip(*pairs, strict=True)))
+
+
+@given(any_law)
+def test_text_reads_back_to_an_equal_law(law):
+    assert parse(str(law)) == law
+    assert parse(repr(law)) == law
+
+
+@given(any_law, st.lists(seconds, min_size=2, max_size=10))
+def test_cdf_is_monotone_within_zero_and_one(law, x):
+    values = law.cdf(np.sort(x))
+    assert np.all(np.diff(values) >= -1e-15)
+    assert np.all((values >= 0) & (values <= 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "law"),
+    [
+        ("gamma(mean=1, cv=0.2)", Gamma(1, 0.2)),
+        (" Gamma( 1, .2 ) ", Gamma(1, 0.2)),
+        ("gamma(1, cv=2e-1)", Gamma(1, 0.2)),
+        ("0.005", Constant(0.005)),
+        ("2", Constant(2)),
+        ("mixture([1, exponential(2)], [9, 1])", Mixture([Constant(1), Exponential(2)], [9, 1])),
+        ("empirical([0.5] * 2 + [1])", Empirical([0.5, 0.5, 1])),
+        ("[gamma(1, 0.2)] * 2 + [constant(3)] * 1", [Gamma(1, 0.2), Gamma(1, 0.2), Constant(3)]),
+        ("2 * [0.1]", [Constant(0.1), Constant(0.1)]),
+    ],
+)
+def test_parse(text, law):
+    assert parse(text) == law
+
+
+def test_text_is_short():
+    assert str(Gamma(1, 0.2)) == "gamma(mean=1, cv=0.2)"
+    assert (
+        str(Mixture([Constant(1), Pareto(2, 1.5)], [0.9, 0.1]))
+        == "mixture(laws=[constant(value=1), pareto(mean=2, shape=1.5)], weights=[0.9, 0.1])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Constant(-1), ["constant", "value", "-1", "zero or above"]),
+        (lambda: Constant(math.nan), ["constant", "value", "nan", "finite"]),
+        (lambda: Constant("a"), ["constant", "value", "'a'", "number"]),
+        (lambda: Constant(10**400), ["constant", "value", "finite"]),
+        (lambda: Exponential(0), ["exponential", "mean", "0", "above zero"]),
+        (lambda: Exponential(math.inf), ["exponential", "mean", "inf", "finite"]),
+        (lambda: Gamma(1, -0.2), ["gamma", "cv", "-0.2"]),
+        (lambda: Gamma(1, 0), ["gamma", "cv", "0", "constant"]),
+        (lambda: Gamma(1, 1e9), ["gamma", "cv", "1000000000", "between"]),
+        (lambda: Gamma(1, math.nan), ["gamma", "cv", "nan", "finite"]),
+        (lambda: LogNormal(-1, 1), ["lognormal", "mean", "-1", "above zero"]),
+        (lambda: LogNormal(1, 0), ["lognormal", "cv", "constant"]),
+        (lambda: Uniform(2, 1), ["uniform", "high", "1", "low", "2"]),
+        (lambda: Uniform(1, 1), ["uniform", "high", "constant"]),
+        (lambda: Uniform(-1, 1), ["uniform", "low", "-1"]),
+        (lambda: Weibull(1, 0.001), ["weibull", "shape", "0.001", "between"]),
+        (lambda: Pareto(1, 1), ["pareto", "shape", "1", "mean is infinite", "above 1"]),
+        (lambda: Pareto(1, -3), ["pareto", "shape", "-3", "above zero"]),
+        (lambda: Empirical([]), ["empirical", "samples", "at least one"]),
+        (lambda: Empirical([1, -2]), ["empirical", "samples[1]", "-2"]),
+        (lambda: Empirical(3), ["empirical", "samples", "3", "list"]),
+        (lambda: Empirical([[1, 2]]), ["empirical", "samples[0]", "number"]),
+        (lambda: Mixture([Constant(1)], [1, 2]), ["mixture", "weights", "2 for 1"]),
+        (lambda: Mixture([Constant(1)], [0]), ["mixture", "weights[0]", "0", "above zero"]),
+        (lambda: Mixture([None], [1]), ["mixture", "laws[0]", "None", "law"]),
+        (lambda: Mixture([], []), ["mixture", "laws", "at least one"]),
+    ],
+)
+def test_nonsense_parameters_are_refused(build, words):
+    with pytest.raises(InputError) as caught:
+        build()
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["''", "gamma(mean=1, cv=0.2)"]),
+        ("gama(mean=1, cv=1)", ["'gama'", "did you mean 'gamma'", "weibull"]),
+        ("log_normal(1, 1)", ["'log_normal'", "did you mean 'lognormal'"]),
+        ("gamma(mean=1, cw=1)", ["gamma", "'cw'", "did you mean 'cv'"]),
+        ("gamma(mean=1)", ["gamma", "cv missing", "gamma(mean=..., cv=...)"]),
+        ("gamma(1, 2, 3)", ["gamma", "3 parameters", "gamma(mean=..., cv=...)"]),
+        ("gamma(1, 2, cv=3)", ["gamma", "cv", "twice"]),
+        ("gamma", ["gamma", "write gamma(mean=..., cv=...)"]),
+        ("exponential(inf)", ["exponential", "mean", "inf", "finite"]),
+        ("exponential(mean=nan)", ["exponential", "mean", "nan", "finite"]),
+        ("exponential(-1)", ["exponential", "mean", "-1", "above zero"]),
+        ("exponential([1])", ["exponential", "mean", "number"]),
+        ("exponential(**{})", ["exponential", "'**'", "mean"]),
+        ("exponential(*[1])", ["*[1]", "not a law"]),
+        ("-1", ["constant", "value", "-1"]),
+        ("True", ["True", "not a law"]),
+        ("'1'", ["'1'", "not a law"]),
+        ("1 + 2", ["1 + 2", "not a law"]),
+        ("2 * 3", ["2 * 3", "only a list can be repeated"]),
+        ("[1] * 1.5", ["[1] * 1.5", "whole number"]),
+        ("[1] * 1000000000000", ["[1] * 1000000000000", "repeat fewer"]),
+        ("[gamma(1, 1), [2]]", ["entry 1", "one law"]),
+        ("__import__('os').getcwd()", ["__import__", "not a law"]),
+        ("open('x')", ["'open'", "unknown"]),
+        ("gamma(mean=(lambda: 1)(), cv=1)", ["lambda", "not a law"]),
+        ("(" * 1000, ["not a law"]),
+        ("\0", ["not a law"]),
+    ],
+)
+def test_bad_texts_are_refused(text, words):
+    with pytest.raises(InputError) as caught:
+        parse(text)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_as_law():
+    law = Gamma(1, 0.2)
+    assert as_law("service", law) is law
+    assert as_law("service", "gamma(1, 0.2)") == law
+    assert as_law("service", 2) == as_law("service", np.float64(2)) == Constant(2)
+
+
+@pytest.mark.parametrize("value", [None, True, -1, math.nan, "[1, 2]", "gama(1, 1)", [1], 1j])
+def test_as_law_names_its_argument(value):
+    with pytest.raises(InputError, match="service"):
+        as_law("service", value)
+
+
+def test_laws_load_without_heavy_packages():
+    code = "import asyncsim.laws, sys; print({'jax', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "set()"

@@ -1,0 +1,565 @@
+import functools
+import gzip
+import hashlib
+import http.server
+import json
+import os
+import struct
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from asyncsim import InputError
+from asyncsim.problems import PROBLEMS, Problem, custom, data, digits, mnist, quadratic
+from asyncsim.problems.batches import BatchIndices
+from asyncsim.problems.problem import mean_in_pieces
+
+KEY = jax.random.key(3)
+REAL_DATA = Path(os.environ.get("ASYNCSIM_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+needs_mnist = pytest.mark.skipif(
+    not (REAL_DATA / "mnist").is_dir(),
+    reason="needs MNIST: set ASYNCSIM_DATA to a folder that holds mnist/",
+)
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    """float64, and no promotion that the code does not ask for."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_folder_from_outside(monkeypatch):
+    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
+
+
+def idx(array):
+    """The bytes of an IDX file of unsigned bytes."""
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    """A folder with MNIST's files, 12 and 6 random examples, and their hashes in place of the real ones."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, examples in (("train", 12), ("t10k", 6)):
+        arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (examples, 28, 28), np.uint8)
+        arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, examples, np.uint8)
+    (tmp_path / "mnist").mkdir()
+    for name, array in arrays.items():
+        (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+        monkeypatch.setitem(data.MNIST_FILES, name, hashlib.sha256(idx(array)).hexdigest())
+    return tmp_path, arrays
+
+
+def in_precision(tree, dtype):
+    """What the replay does with the parameters and the data."""
+    return jax.tree.map(lambda a: jnp.asarray(a, dtype if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype), tree)
+
+
+def regression():
+    """A user's problem: a parameter tree of tuples, two arrays, no evaluate."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(50, 3))
+    train = {"x": x, "y": x @ [1.0, -2.0, 0.5] + 0.1}
+
+    def init(key):
+        return {"w": jax.random.normal(key, (3,)), "rest": (jnp.zeros(()),)}
+
+    def loss(params, batch, key):
+        return jnp.mean((batch["x"] @ params["w"] + params["rest"][0] - batch["y"]) ** 2)
+
+    return custom(init, loss, train, {"x": x[:7], "y": train["y"][:7]}, batch_size=8)
+
+
+def with_state():
+    """A user's problem that counts its batches in a state."""
+
+    def loss(params, state, batch, key):
+        return jnp.sum(params * params) * jnp.mean(batch), {"seen": state["seen"] + 1}
+
+    return custom(
+        lambda key: jnp.ones(2),
+        loss,
+        np.ones(10, np.float32),
+        batch_size=2,
+        init_state=lambda: {"seen": jnp.zeros((), jnp.int32)},
+    )
+
+
+def small_mnist(tiny):
+    return mnist(batch_size=4, data_dir=tiny[0])
+
+
+CASES = {
+    "quadratic": lambda tiny: quadratic([0.1, 1.0, 3.0], noise=0.5, start=[1.0, 2.0, -1.0]),
+    "quadratic, noiseless": lambda tiny: quadratic([1.0, 2.0]),
+    "digits": lambda tiny: digits(batch_size=5),
+    "digits, linear": lambda tiny: digits(hidden=()),
+    "mnist": small_mnist,
+    "custom": lambda tiny: regression(),
+    "custom with state": lambda tiny: with_state(),
+}
+
+
+def inputs(problem, dtype):
+    params = in_precision(problem.init(KEY), dtype)
+    state = problem.init_state() if problem.init_state else None
+    batch = in_precision(jax.tree.map(lambda a: a[: problem.batch_size], problem.train), dtype)
+    return params, state, batch
+
+
+@pytest.fixture(params=CASES)
+def problem(request, tiny):
+    return CASES[request.param](tiny)
+
+
+# Contract, every problem
+
+
+def test_single_precision_stays_single_under_x64(problem):
+    params, state, batch = inputs(problem, jnp.float32)
+    value_and_gradient = jax.jit(jax.value_and_grad(problem.stateful_loss, has_aux=True))
+    (value, _), gradient = value_and_gradient(params, state, batch, KEY)
+    assert value.shape == () and value.dtype == jnp.float32 and np.isfinite(value)
+    assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.float32)}
+    results = jax.jit(problem.evaluate)(params, state, in_precision(problem.train, jnp.float32))
+    assert "loss" in results
+    assert all(r.shape == () and r.dtype == jnp.float32 and np.isfinite(r) for r in results.values())
+
+
+def test_double_precision_gradient_against_finite_differences(problem):
+    params, state, batch = inputs(problem, jnp.float64)
+    flat, unravel = ravel_pytree(params)
+    loss_and_gradient = jax.jit(jax.value_and_grad(lambda x: problem.stateful_loss(unravel(x), state, batch, KEY)[0]))
+    x = np.asarray(flat)
+    value, gradient = map(np.asarray, loss_and_gradient(x))
+    assert value.dtype == gradient.dtype == np.float64
+    assert value == loss_and_gradient(x)[0]  # the same key, the same value
+    # Too many parameters for one at a time: along the gradient and random directions. The step is small
+    # so that no rectifier or maximum changes sides; the round-off of a difference is then some 1e-9.
+    step = 1e-7
+    for d in (gradient, *np.random.default_rng(0).normal(size=(3, x.size))):
+        d = d / np.linalg.norm(d)
+        slope = (loss_and_gradient(x + step * d)[0] - loss_and_gradient(x - step * d)[0]) / (2 * step)
+        assert float(slope) == pytest.approx(gradient @ d, rel=1e-5, abs=1e-7)
+
+
+def test_a_key_gives_the_same_start_in_both_precisions(tiny):
+    for make in (CASES["digits"], CASES["mnist"]):
+        problem = make(tiny)
+        double = problem.init(KEY)
+        again = problem.init(KEY)
+        assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (double, again)), strict=True))
+        with jax.enable_x64(False):
+            single = problem.init(KEY)
+        assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (double, single)), strict=True))
+
+
+def test_losses_work_mapped_and_batched_over_workers(problem):
+    params, state, batch = inputs(problem, jnp.float64)
+    keys = jax.random.split(KEY, 3)
+
+    def gradient(key):
+        return jax.grad(lambda p: problem.stateful_loss(p, state, batch, key)[0])(params)
+
+    one, many = jax.jit(lambda k: lax.map(gradient, k))(keys), jax.jit(jax.vmap(gradient))(keys)
+    for a, b in zip(*map(jax.tree.leaves, (one, many)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_config_is_json(problem):
+    assert json.loads(json.dumps(problem.config)) == problem.config
+
+
+def test_table_names_what_it_makes():
+    assert sorted(PROBLEMS) == ["digits", "mnist", "quadratic"]
+    assert PROBLEMS["digits"]().name == "digits"
+
+
+def test_parameter_counts(tiny):
+    assert digits().parameter_count == 17_226
+    assert small_mnist(tiny).parameter_count == 163_790
+    assert quadratic(np.ones(16)).parameter_count == 16
+
+
+# The quadratic
+
+
+def test_quadratic_values():
+    problem = quadratic([1.0, 4.0], start=[2.0, 0.5])
+    x = problem.init(KEY)
+    assert problem.loss(x, None, KEY) == problem.evaluate(x, None, None)["loss"] == 2.5
+    assert jax.grad(problem.loss)(x, None, KEY).tolist() == [2.0, 2.0]
+    assert (problem.train, problem.batch_size, problem.batch_indices(0, 4)) == (None, None, None)
+    assert problem.examples == 0
+
+
+def test_quadratic_noise_is_the_gradients_standard_deviation():
+    noise, draws = 0.3, 20_000
+    problem = quadratic(np.linspace(0.5, 2, 4), noise)
+    x = problem.init(KEY)
+    keys = jax.random.split(jax.random.key(0), draws)
+    gradients = jax.vmap(lambda key: jax.grad(problem.loss)(x, None, key))(keys)
+    # Five standard errors: of a mean, noise / sqrt(N); of a standard deviation, noise / sqrt(2 N).
+    np.testing.assert_allclose(gradients.mean(0), np.linspace(0.5, 2, 4), atol=5 * noise / draws**0.5)
+    np.testing.assert_allclose(gradients.std(0), noise, atol=5 * noise / (2 * draws) ** 0.5)
+    correlation = np.corrcoef(gradients.T)[np.triu_indices(4, 1)]
+    np.testing.assert_allclose(correlation, 0, atol=5 / draws**0.5)
+
+
+# The digits
+
+
+def test_digits_are_the_bundled_ones_split_by_class():
+    from sklearn.datasets import load_digits
+
+    problem = digits()
+    assert (len(problem.train["label"]), len(problem.test["label"])) == (1437, 360)
+    ours = np.concatenate([np.c_[part["image"], part["label"]] for part in (problem.train, problem.test)])
+    pixels, labels = load_digits(return_X_y=True)
+    theirs = np.c_[pixels / 16, labels]
+    order = [np.lexsort(table.T) for table in (ours, theirs)]
+    assert np.array_equal(ours[order[0]], theirs[order[1]])
+    # Every fifth of each class, up to the one that a class's end cuts off.
+    shares = np.bincount(problem.test["label"]) / np.bincount(labels.astype(int))
+    np.testing.assert_allclose(shares, 0.2, atol=1 / 174)
+
+
+def test_digits_are_learnt_by_plain_sgd():
+    problem = digits()
+    steps, rate = 1500, 0.05
+    train, test = in_precision((problem.train, problem.test), jnp.float32)
+    rows = problem.batch_indices(0, 1).rows(np.zeros(steps, int), np.arange(steps))[:, 0]
+
+    def step(params, row):
+        gradient = jax.grad(problem.loss)(params, jax.tree.map(lambda a: a[row], train), KEY)
+        return jax.tree.map(lambda x, g: x - rate * g, params, gradient), None
+
+    params, _ = jax.jit(lambda p, r: lax.scan(step, p, r))(problem.init(KEY), rows)
+    assert problem.evaluate(params, None, test)["accuracy"] > 0.95
+
+
+# MNIST
+
+
+def reference_logits(params, images, kept, dropout):
+    """The network as in the paper's order of operations, with XLA's own convolution and pooling."""
+    ways = ("NHWC", "HWIO", "NHWC")
+
+    def convolve(layer, x):
+        return lax.conv_general_dilated(x, layer["weight"], (1, 1), "VALID", dimension_numbers=ways) + layer["bias"]
+
+    def pool(x):
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    x = jax.nn.relu(pool(convolve(params["conv1"], images[..., None])))
+    x = convolve(params["conv2"], x) * kept / (1 - dropout)
+    x = jnp.moveaxis(jax.nn.relu(pool(x)), -1, 1).reshape(len(images), -1)
+    for name in ("dense1", "dense2"):
+        x = jax.nn.relu(x @ params[name]["weight"] + params[name]["bias"])
+    return x @ params["dense3"]["weight"] + params["dense3"]["bias"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_mnist_network_against_xla_convolutions(tiny, dropout):
+    problem = mnist(batch_size=12, dropout=dropout, data_dir=tiny[0])
+    params, _, batch = inputs(problem, jnp.float64)
+    kept = jax.random.uniform(KEY, (20, 1, 1, 12), jnp.float32) >= dropout
+    kept = jnp.transpose(kept, (3, 1, 2, 0)).astype(jnp.float64)
+
+    @jax.jit
+    @jax.value_and_grad
+    def reference(params, kept, dropout):
+        scores = reference_logits(params, batch["image"], kept, dropout)
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(scores), batch["label"][:, None], 1))
+
+    value, gradient = jax.jit(jax.value_and_grad(lambda p: problem.loss(p, batch, KEY)))(params)
+    expected, slope = reference(params, kept, dropout)
+    assert float(value) == pytest.approx(float(expected), rel=1e-12)
+    for a, b in zip(*map(jax.tree.leaves, (gradient, slope)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+    evaluated = jax.jit(problem.evaluate)(params, None, batch)["loss"]
+    assert float(evaluated) == pytest.approx(float(reference(params, jnp.ones_like(kept), 0.0)[0]), rel=1e-12)
+
+
+def test_mnist_initial_weights_fill_pytorchs_range(tiny):
+    fan_in = {"conv1": 25, "conv2": 250, "dense1": 320, "dense2": 300, "dense3": 200}
+    params = small_mnist(tiny).init(KEY)
+    for name, layer in params.items():
+        weight, bound = np.asarray(layer["weight"], float), fan_in[name] ** -0.5
+        assert np.abs(weight).max() <= bound and np.abs(layer["bias"]).max() <= bound
+        # Five standard errors of a uniform law's mean square, bound^2 / 3: its variance is 4 bound^4 / 45.
+        error = bound**2 * (4 / 45 / weight.size) ** 0.5
+        assert np.mean(weight**2) == pytest.approx(bound**2 / 3, abs=5 * error)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("named", ["argument", "environment"])
+def test_mnist_from_a_folder(tiny, monkeypatch, zipped, named):
+    folder, arrays = tiny
+    if not zipped:
+        for path in (folder / "mnist").glob("*.gz"):
+            path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+            path.unlink()
+    if named == "environment":
+        monkeypatch.setenv("ASYNCSIM_DATA", str(folder))
+    problem = mnist(batch_size=4, data_dir=folder if named == "argument" else None)
+    pixels = arrays["train-images-idx3-ubyte"] / 255
+    # float32 standardised values reach 2.8: an ulp there is 2.4e-7.
+    np.testing.assert_allclose(problem.train["image"], (pixels - 0.1307) / 0.3081, atol=5e-7)
+    assert np.array_equal(problem.test["label"], arrays["t10k-labels-idx1-ubyte"])
+    assert problem.train["image"].dtype == np.float32 and problem.test["label"].dtype == np.int32
+
+
+def damage_gzip(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def not_gzip(path):
+    path.write_bytes(b"nothing of the kind")
+
+
+def other_contents(path):
+    path.write_bytes(gzip.compress(idx(np.zeros((12, 28, 28), np.uint8))))
+
+
+@pytest.mark.parametrize("damage", [damage_gzip, not_gzip, other_contents, Path.unlink])
+def test_damaged_or_missing_mnist_says_what_to_do(tiny, damage):
+    damage(tiny[0] / "mnist" / "train-images-idx3-ubyte.gz")
+    with pytest.raises(InputError, match=r"train-images-idx3-ubyte.*data_dir.*ASYNCSIM_DATA.*network"):
+        mnist(data_dir=tiny[0])
+
+
+@pytest.mark.parametrize(
+    "contents", [b"", b"\0\0\x09\1\0\0\0\1x", b"\0\0\x08\3\0\0", b"\0\0\x08\1\0\0\0\7abc"], ids=repr
+)
+def test_files_that_are_not_idx(tmp_path, contents):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "file").write_bytes(contents)
+    with pytest.raises(InputError, match=r"file: (not an IDX file|header says)"):
+        data.load_mnist(tmp_path, {"file": hashlib.sha256(contents).hexdigest()})
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    import pooch
+
+    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path / "cache" / name)
+    return tmp_path / "cache" / "asyncsim" / "mnist"
+
+
+@pytest.fixture
+def mirror(tiny, monkeypatch):
+    """The tiny files from a server on this machine; the mirror named before it does not answer."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=tiny[0] / "mnist")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        monkeypatch.setattr(data, "MNIST_MIRRORS", (f"{address}absent/", address))
+        yield server
+        server.shutdown()
+
+
+def test_mnist_is_downloaded_once_and_a_damaged_cache_mends_itself(tiny, mirror, cache, monkeypatch):
+    first = mnist(batch_size=4)
+    assert sorted(path.name for path in cache.iterdir()) == sorted(data.MNIST_FILES)
+    path = cache / "t10k-labels-idx1-ubyte"
+    path.write_bytes(b"cut")
+    mnist(batch_size=4)
+    monkeypatch.setattr(data, "MNIST_MIRRORS", ())
+    again = mnist(batch_size=4)
+    assert np.array_equal(first.test["label"], again.test["label"])
+
+
+def test_a_wrong_download_is_never_kept(tiny, mirror, cache):
+    other_contents(tiny[0] / "mnist" / "train-images-idx3-ubyte.gz")
+    with pytest.raises(InputError, match="no download"):
+        mnist(batch_size=4)
+    assert list(cache.iterdir()) == []
+
+
+def test_no_data_and_no_network_names_three_ways(tiny, cache, monkeypatch):
+    monkeypatch.setattr(data, "MNIST_MIRRORS", ("http://127.0.0.1:9/",))  # nothing listens on this port
+    with pytest.raises(InputError, match=r"data_dir.*ASYNCSIM_DATA.*network"):
+        mnist()
+
+
+@needs_mnist
+def test_real_mnist():
+    problem = mnist(data_dir=REAL_DATA)
+    assert problem.train["image"].shape == (60_000, 28, 28) and problem.test["label"].shape == (10_000,)
+    # The published mean and standard deviation have four digits.
+    assert problem.train["image"].mean() == pytest.approx(0, abs=3e-4)
+    assert problem.train["image"].std() == pytest.approx(1, abs=3e-4)
+    assert np.bincount(problem.test["label"]).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+# A user's own
+
+
+def test_custom_default_evaluation_is_the_mean_loss():
+    problem = regression()
+    params, _, _ = inputs(problem, jnp.float64)
+    whole = in_precision(problem.train, jnp.float64)
+    assert problem.evaluate(params, None, whole)["loss"] == problem.loss(params, whole, KEY)
+
+
+def test_custom_evaluate_and_state():
+    problem = with_state()
+    params, state, batch = inputs(problem, jnp.float64)
+    assert problem.stateful_loss(params, state, batch, KEY)[1] == {"seen": 1}
+    assert problem.evaluate(params, state, batch)["loss"] == 2.0
+    own = custom(lambda key: jnp.ones(2), lambda p, b, k: jnp.sum(p), evaluate=lambda p, d: {"loss": p[0]})
+    assert own.evaluate(jnp.full(2, 3.0), None, None) == {"loss": 3.0}
+    assert custom(lambda key: jnp.ones(2), lambda p, b, k: jnp.sum(p)).evaluate(jnp.ones(2), None, None) == {
+        "loss": 2.0
+    }
+
+
+@pytest.mark.parametrize("examples", [1, 6, 7, 13, 14])
+def test_mean_in_pieces(examples):
+    values = jnp.arange(examples, dtype=jnp.float64)
+    result = mean_in_pieces(lambda part: {"loss": part["v"].mean()}, {"v": values}, piece=7)
+    assert float(result["loss"]) == pytest.approx(float(values.mean()), rel=1e-15)
+
+
+# Batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 6),
+    examples=st.integers(12, 60),
+    batch_size=st.integers(1, 2),
+    window=st.integers(1, 4),
+    sharded=st.booleans(),
+)
+def test_an_epoch_is_a_permutation(seed, workers, examples, batch_size, window, sharded):
+    indices = BatchIndices(seed, workers, examples, batch_size, sharded)
+    for worker in range(workers):
+        held = range(worker, examples, workers) if sharded else range(examples)
+        batches = len(held) // batch_size
+        jobs = -(-3 * batches // window)
+        rows = indices.rows(np.full(jobs, worker), np.arange(jobs), window)
+        assert rows.shape == (jobs, window, batch_size) and rows.dtype == np.int32
+        for epoch in rows.reshape(-1, batch_size)[: 3 * batches].reshape(3, -1):
+            assert len(set(epoch.tolist())) == len(epoch) and set(epoch.tolist()) <= set(held)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_rows_do_not_depend_on_how_they_are_asked_for(draws):
+    jobs = draws.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=40))
+    worker, job = np.array(jobs).T
+    together = BatchIndices(5, 4, 37, 5, sharded=False).rows(worker, job, 3)
+    alone = BatchIndices(5, 4, 37, 5, sharded=False)
+    for w, j, rows in zip(worker, job, together, strict=True):
+        assert np.array_equal(alone.rows([w], [j], 3)[0], rows)
+
+
+def test_a_window_only_groups_the_steps():
+    one = BatchIndices(0, 2, 100, 8).rows([1] * 12, np.arange(12), 1)
+    four = BatchIndices(0, 2, 100, 8).rows([1] * 3, np.arange(3), 4)
+    assert np.array_equal(one.reshape(four.shape), four)
+
+
+def test_adding_a_worker_changes_nobodys_batches():
+    problem = digits()
+    worker, job = np.repeat(np.arange(5), 60), np.tile(np.arange(60), 5)
+    few = problem.batch_indices(7, 5).rows(worker, job)
+    many = problem.batch_indices(7, 6).rows(worker, job)
+    assert np.array_equal(few, many)
+    assert not np.array_equal(few[:60], few[60:120])
+    assert not np.array_equal(few, problem.batch_indices(8, 5).rows(worker, job))
+
+
+def test_shards_are_disjoint_and_complete():
+    indices = BatchIndices(0, 7, 100, 1, sharded=True)
+    seen = [set(indices.rows(np.full(n, w), np.arange(n)).ravel().tolist()) for w, n in enumerate([15] * 2 + [14] * 5)]
+    assert sum(map(len, seen)) == len(set().union(*seen)) == 100
+
+
+# Bad input
+
+
+def line(key):
+    return jnp.ones(2)
+
+
+def half(params, batch, key):
+    return jnp.sum(params * params)
+
+
+BAD = {
+    "curvature = ": lambda: quadratic([1.0, 0.0]),
+    r"curvature = \[\]": lambda: quadratic([]),
+    "curvature = 3": lambda: quadratic(3.0),
+    r"curvature = \['a'\]: must be numbers": lambda: quadratic(["a"]),
+    "curvature = .*finite": lambda: quadratic([1.0, np.inf]),
+    "noise = -1": lambda: quadratic([1.0], noise=-1),
+    r"start = \[1, 2\]": lambda: quadratic([1.0], start=[1, 2]),
+    "start = nan": lambda: quadratic([1.0], start=np.nan),
+    "batch_size = 0": lambda: digits(batch_size=0),
+    "batch_size = 1438: train has only 1437": lambda: digits(batch_size=1438),
+    "batch_size = 2.5": lambda: digits(batch_size=2.5),
+    "hidden = 0": lambda: digits(hidden=(0,)),
+    "hidden = 3: must be a list": lambda: digits(hidden=3),
+    "batch_size = 32: the smallest of 100 shards.*has 14": lambda: digits(sharded=True).batch_indices(0, 100),
+    "workers = 0": lambda: digits().batch_indices(0, 0),
+    "seed = -1": lambda: digits().batch_indices(-1, 1),
+    "dropout = 1": lambda: mnist(dropout=1.0),
+    "dropout = -0.1": lambda: mnist(dropout=-0.1),
+    "no/such/folder": lambda: mnist(data_dir="no/such/folder"),
+    "batch_size = None": lambda: custom(line, half, np.ones(3)),
+    "batch_size = 4: train has only 3": lambda: custom(line, half, np.ones(3), batch_size=4),
+    "batch_size = 4.*need train": lambda: custom(line, half, batch_size=4),
+    "sharded = True: need": lambda: custom(line, half, sharded=True),
+    "train: arrays of shapes": lambda: custom(line, half, [np.ones(3), np.ones(4)], batch_size=1),
+    "train: needs at least one": lambda: custom(line, half, {}, batch_size=1),
+    "train: needs .* one or more": lambda: custom(line, half, np.ones((0, 3)), batch_size=1),
+    "train: an array of <U1": lambda: custom(line, half, ["a"], batch_size=1),
+    "test: needs": lambda: custom(line, half, np.ones(3), np.float64(1), batch_size=1),
+    "test: its tree": lambda: custom(line, half, {"x": np.ones(3)}, {"y": np.ones(3)}, batch_size=1),
+    r"test: examples of shape \(2,\)": lambda: custom(line, half, np.ones((3, 4)), np.ones((3, 2)), batch_size=1),
+    "init: must return": lambda: custom(lambda key: jnp.ones(2, jnp.int32), half),
+    "init: must .* gave {}": lambda: custom(lambda key: {}, half),
+    "loss: must return a scalar": lambda: custom(line, lambda p, b, k: p),
+    "loss: must return the scalar and the new state": lambda: custom(
+        line, lambda p, s, b, k: jnp.sum(p), init_state=lambda: {"n": jnp.zeros(())}
+    ),
+    "loss: must return a state": lambda: custom(
+        line, lambda p, s, b, k: (jnp.sum(p), {}), init_state=lambda: {"n": jnp.zeros(())}
+    ),
+    "evaluate: must return a dict": lambda: custom(line, half, evaluate=lambda p, d: {"accuracy": jnp.sum(p)}),
+    "evaluate: must .* scalars": lambda: custom(line, half, evaluate=lambda p, d: {"loss": p}),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input(message):
+    with pytest.raises(InputError, match=message):
+        BAD[message]()
+
+
+def test_a_problem_is_frozen():
+    with pytest.raises(AttributeError):
+        quadratic([1.0]).name = "other"
+    assert isinstance(quadratic([1.0]), Problem)

@@ -1,0 +1,497 @@
+"""The closed forms against published numbers, brute force and small simulations of their own."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import gammainc
+
+from asyncsim import theory
+from asyncsim.errors import InputError
+from asyncsim.laws import (
+    Constant,
+    Empirical,
+    Exponential,
+    Gamma,
+    LogNormal,
+    Mixture,
+    Pareto,
+    Uniform,
+    Weibull,
+)
+
+# A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
+K_SIGMA = 5.0
+
+
+def digits(count: int) -> float:
+    """Half a unit in the last printed digit."""
+    return 0.5 * 10.0**-count
+
+
+# Staleness
+
+
+def run_events(random, workers, events, rereads_at_once, drops):
+    """Play commits and reads in random order, counting by hand; return reads, consumptions and others."""
+    version, reads, others = 0, [], []
+    holds = {worker: 0 for worker in range(workers)}
+    for _ in range(events):
+        worker = random.integers(workers)
+        if worker not in holds:
+            holds[worker] = version
+            continue
+        reads.append((holds.pop(worker), version))
+        if random.random() >= drops:
+            others.append(len(holds))
+            version += 1
+        if random.random() < rereads_at_once:
+            holds[worker] = version
+    reads += [(read, version) for read in holds.values()]
+    return np.array(reads), np.array(others, dtype=np.int64), version
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 8),
+    st.integers(0, 60),
+    st.sampled_from([0, 0.5, 1]),
+    st.floats(0, 0.9),
+)
+def test_other_open_reads_counts_what_an_event_loop_counts(seed, workers, events, rereads_at_once, drops):
+    random = np.random.default_rng(seed)
+    reads, others, versions = run_events(random, workers, events, rereads_at_once, drops)
+    counted = theory.other_open_reads(reads[:, 0], reads[:, 1], versions)
+    np.testing.assert_array_equal(counted, others)
+    assert counted.sum() == np.sum(reads[:, 1] - reads[:, 0])
+    if rereads_at_once == 1 and drops == 0:
+        assert counted.sum() == theory.conserved_staleness(versions, workers)
+
+
+@pytest.mark.parametrize(
+    ("read_version", "version_before", "words"),
+    [
+        ([0, 3], [1, 2], ["read 1", "read_version = 3", "version_before = 2"]),
+        ([0], [9], ["version_before = 9", "<= 5"]),
+        ([-1], [1], ["read_version = -1"]),
+        ([0, 1], [2], ["1 entries for 2 reads"]),
+    ],
+)
+def test_other_open_reads_refuses_impossible_versions(read_version, version_before, words):
+    with pytest.raises(InputError) as caught:
+        theory.other_open_reads(read_version, version_before, 5)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_round_robin_staleness():
+    np.testing.assert_array_equal(theory.round_robin_staleness(6, 4), [0, 1, 2, 3, 3, 3])
+    np.testing.assert_array_equal(theory.round_robin_staleness(2, 4), [0, 1])
+    np.testing.assert_array_equal(theory.round_robin_staleness(3, 1), [0, 0, 0])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 20])
+def test_geometric_staleness_is_a_law_with_its_moments(workers):
+    staleness = np.arange(2000)  # (19/20)**2000 < 1e-44 is left out
+    probability = theory.geometric_staleness(workers, staleness)
+    mean = probability @ staleness
+    assert probability.sum() == pytest.approx(1, rel=1e-12)
+    assert mean == pytest.approx(workers - 1, abs=1e-12 * workers)
+    assert probability @ (staleness - mean) ** 2 == pytest.approx(
+        theory.geometric_staleness_variance(workers), rel=1e-9, abs=1e-12
+    )
+    assert probability @ (1 / (staleness + 1)) == pytest.approx(theory.expected_inverse_staleness(workers))
+    assert theory.geometric_staleness(workers, -1) == 0
+
+
+def test_geometric_staleness_published():
+    assert theory.geometric_staleness(20, 10) == pytest.approx(0.0299, abs=digits(4))
+    published = {2: 0.6931, 4: 0.4621, 8: 0.2971, 16: 0.1848, 32: 0.1118, 64: 0.0660, 100: 0.0465}
+    for workers, value in published.items():
+        assert theory.expected_inverse_staleness(workers) == pytest.approx(value, abs=digits(4))
+
+
+def test_heterogeneous_geometric_staleness_published():
+    result = theory.heterogeneous_geometric_staleness([1, 1, 2, 4])
+    np.testing.assert_allclose(result.means, [7, 7, 3, 1])
+    np.testing.assert_allclose(result.shares, [1 / 8, 1 / 8, 1 / 4, 1 / 2])
+    assert (result.over_updates, result.over_workers) == (3.0, 4.5)
+    assert result.shares @ result.means == pytest.approx(result.over_updates)
+
+
+@pytest.mark.parametrize(
+    ("batch", "mean"), [(1, 29.0), (2, 14.5), (5, 5.8), (10, 2.9), (30, 0.967)], ids=lambda value: str(value)
+)
+def test_batch_staleness_published(batch, mean):
+    assert theory.batch_staleness(30, batch) == pytest.approx(mean, abs=digits(3))
+
+
+@pytest.mark.parametrize(("first", "mean"), [(1, 19.0), (5, 3.0), (15, 1 / 3), (20, 0.0)])
+def test_first_staleness_published(first, mean):
+    assert theory.first_staleness(20, first) == pytest.approx(mean)
+
+
+def simulate_renewals(durations):
+    """Return each commit's worker and staleness, without a queue, from durations ``[workers, jobs]``.
+
+    The order is known until the first worker's last commit. Computations are chosen by their start, in
+    the last two thirds of that time (workers out of step by then) less its last twentieth: all of those
+    are complete, where choosing by the end would leave out the long ones.
+    """
+    times = np.cumsum(durations, axis=1)
+    workers, jobs = times.shape
+    order = np.argsort(times, axis=None, kind="stable")
+    version = np.empty(order.size, dtype=np.int64)
+    version[order] = np.arange(order.size)
+    version = version.reshape(workers, jobs)
+    staleness = np.diff(version, axis=1) - 1
+    end = times[:, -1].min()
+    assert durations.max() < end / 20
+    known = (times[:, :-1] > end / 3) & (times[:, :-1] < end * 0.95)
+    return [staleness[worker][known[worker]] for worker in range(workers)]
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Gamma(2.0, 0.5),
+        LogNormal(1.0, 0.6),
+        Uniform(0.2, 1.0),
+        Mixture([Gamma(1, 0.2), Constant(5)], [9, 1]),
+    ],
+    ids=str,
+)
+def test_renewal_staleness_variance_against_a_simulation(law):
+    """Independent replications give the standard error, whatever the correlation within one."""
+    random = np.random.default_rng(5)
+    workers, replications = 8, 60
+    estimates = [
+        np.mean((np.concatenate(simulate_renewals(law.sample(random, (workers, 600)))) - (workers - 1)) ** 2)
+        for _ in range(replications)
+    ]
+    tolerance = K_SIGMA * np.std(estimates, ddof=1) / math.sqrt(replications)
+    assert np.mean(estimates) == pytest.approx(theory.renewal_staleness_variance(law, workers), abs=tolerance)
+
+
+def gamma_staleness_variance(cv, workers):
+    """The same integral for a gamma law of mean 1, its renewal function by summing convolutions exactly."""
+    shape, c = cv**-2, (cv**2 - 1) / 2
+    x = np.linspace(0, 45 * cv + 1, 3001)  # the tail beyond is below 1e-15 for the cvs tested
+    m = gammainc(np.arange(1, 400)[:, None] * shape, x * shape).sum(axis=0)
+    integral = np.trapezoid((m - x - c) * (1 - gammainc(shape, x * shape)), x)
+    return workers * (workers - 1) * cv**2 + 2 * (workers - 1) * integral
+
+
+@pytest.mark.parametrize("cv", [1.0, 0.5, 0.2])
+def test_renewal_staleness_variance_for_gamma(cv):
+    # This grid errs by up to 2e-6 relative (seen by halving its step twice), the package's by less.
+    expected = gamma_staleness_variance(cv, 20)
+    assert theory.renewal_staleness_variance(Gamma(3.0, cv), 20) == pytest.approx(expected, rel=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("law", "std"),
+    [
+        (Gamma(1, 0.5), 9.90),
+        (Gamma(1, 0.2), 4.24),
+        (LogNormal(1, math.sqrt(math.expm1(0.25))), 10.5),
+    ],
+    ids=str,
+)
+def test_renewal_staleness_variance_published(law, std):
+    places = 1 if std == 10.5 else 2
+    variance = theory.renewal_staleness_variance(law, 20)
+    assert math.sqrt(variance) == pytest.approx(std, abs=digits(places))
+
+
+def test_renewal_staleness_variance_limits():
+    geometric = theory.geometric_staleness_variance(20)
+    assert theory.renewal_staleness_variance(Exponential(0.1), 20) == pytest.approx(geometric, rel=1e-6)
+    assert theory.renewal_staleness_variance(Constant(1), 20) == 0
+    assert theory.renewal_staleness_variance(Gamma(1, 2), 1) == 0
+    assert theory.renewal_staleness_variance(Pareto(1, 1.5), 20) == math.inf
+    scaled = [theory.renewal_staleness_variance(LogNormal(mean, 0.5), 9) for mean in (1e-3, 1e3)]
+    assert scaled[0] == pytest.approx(scaled[1], rel=1e-9)
+
+
+def test_renewal_staleness_converges_with_the_grid():
+    """The stated order: halving the step of a smooth law quarters the error."""
+    law = Gamma(1.0, 0.5)
+    exact = theory.renewal_staleness_variance(law, 20, points=8192)
+    errors = [abs(theory.renewal_staleness_variance(law, 20, points) - exact) for points in (256, 512, 1024)]
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
+    assert errors[1] / errors[2] == pytest.approx(4, rel=0.1)
+
+
+def test_renewal_staleness_means():
+    laws = [Gamma(mean, 0.5) for mean in (0.5, 1, 1, 3)]
+    means = theory.renewal_staleness_means(laws)
+    np.testing.assert_allclose(means, [7 / 6, 10 / 3, 10 / 3, 12])
+    # Weighted by the shares of the commits, any laws give workers - 1.
+    shares = 1 / np.array([0.5, 1, 1, 3])
+    assert means @ shares / shares.sum() == pytest.approx(3)
+    random = np.random.default_rng(8)
+    durations = np.array([law.sample(random, 24_000) for law in laws])
+    for expected, staleness in zip(means, simulate_renewals(durations), strict=True):
+        # Batch means: blocks of 100 jobs are nearly independent.
+        blocks = staleness[: len(staleness) // 100 * 100].reshape(-1, 100).mean(axis=1)
+        tolerance = K_SIGMA * blocks.std(ddof=1) / math.sqrt(blocks.size)
+        assert staleness.mean() == pytest.approx(expected, abs=tolerance)
+
+
+# Queueing
+
+
+@pytest.mark.parametrize(
+    ("workers", "service", "throughput", "in_system"),
+    [
+        (5, 0.1, 4.36048, 0.63952),
+        (10, 0.1, 7.85418, 2.14582),
+        (11, 0.1, 8.36768, 2.63232),
+        (20, 0.1, 9.98131, 10.01869),
+        (50, 0.1, 10.0, 40.0),
+        (10, 0.01, 9.89153, 0.10847),
+        (50, 0.01, 49.06953, 0.93047),
+        (100, 0.01, 92.42995, 7.57005),
+    ],
+)
+def test_repairman_published(workers, service, throughput, in_system):
+    state = theory.repairman(workers, 1.0, service)
+    assert state.throughput == pytest.approx(throughput, abs=digits(5))
+    assert state.in_system == pytest.approx(in_system, abs=digits(5))
+
+
+@given(st.integers(1, 300), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
+def test_repairman_recursion_and_probabilities_agree(workers, think, service):
+    state = theory.repairman(workers, think, service)
+    probabilities = theory.repairman_probabilities(workers, think, service)
+    assert probabilities.sum() == pytest.approx(1)
+    assert state.utilisation == pytest.approx(1 - probabilities[0], rel=1e-9)
+    assert state.in_system == pytest.approx(probabilities @ np.arange(workers + 1), rel=1e-9)
+    assert state.throughput * (think + state.response) == pytest.approx(workers, rel=1e-9)  # Little
+    assert state.throughput <= theory.saturation_bound(workers, think, service) * (1 + 1e-12)
+
+
+def test_repairman_probabilities_balance():
+    """Flow up equals flow down between neighbouring states: think ends at rate (N-k)/Z, service at 1/S."""
+    p = theory.repairman_probabilities(12, 2.0, 0.3)
+    np.testing.assert_allclose(p[:-1] * (12 - np.arange(12)) / 2.0, p[1:] / 0.3)
+
+
+def test_repairman_without_thinking_or_service():
+    assert theory.repairman(5, 0, 0.5) == (2.0, 5.0, 2.5, 1.0)
+    assert theory.repairman(5, 2.0, 0) == (2.5, 0.0, 0.0, 0.0)
+    np.testing.assert_array_equal(theory.repairman_probabilities(3, 0, 1), [0, 0, 0, 1])
+    np.testing.assert_array_equal(theory.repairman_probabilities(3, 1, 0), [1, 0, 0, 0])
+
+
+def test_saturation():
+    assert theory.saturation_bound(5, 1.0, 0.1) == pytest.approx(4.545, abs=digits(3))
+    assert theory.saturation_bound(20, 1.0, 0.1) == pytest.approx(10)
+    assert theory.saturation_bound(20, 1.0, 0) == pytest.approx(20)
+    assert theory.knee(1.0, 0.1) == pytest.approx(11)
+    at_knee = theory.saturation_bound(11, 1.0, 0.1)
+    assert at_knee == pytest.approx(11 / 1.1) == pytest.approx(1 / 0.1)
+
+
+# Barriers
+
+
+@pytest.mark.parametrize(
+    ("workers", "time"),
+    [(2, 1.5), (4, 2.0833), (8, 2.7179), (16, 3.3807), (32, 4.0585), (64, 4.7439), (100, 5.1874)],
+)
+def test_barrier_of_exponentials_published(workers, time):
+    assert theory.barrier_time(Exponential(1), workers) == pytest.approx(time, abs=digits(4))
+
+
+@pytest.mark.parametrize(
+    ("time", "published"),
+    [
+        (lambda: theory.barrier_time(Pareto(1.5, 3), 32), 4.314),
+        (lambda: theory.barrier_time([Exponential(1 / rate) for rate in (1, 2, 3, 4)]), 1.236),
+        (lambda: theory.barrier_time(Exponential(1), 32, first=28), 1.975),
+        (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 4), 16) / 4, 2.063),
+        (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 16), 16) / 16, 1.489),
+        (lambda: theory.barrier_time(theory.sum_law(Exponential(1), 64), 16) / 64, 1.233),
+        (lambda: theory.barrier_time(Exponential(1), 20, first=5), 0.2795),
+    ],
+)
+def test_barriers_published(time, published):
+    assert time() == pytest.approx(published, abs=digits(3))
+
+
+CLOSED = [Exponential(0.3), Uniform(0, 2), Uniform(3, 3.1), Pareto(1, 1.5), Pareto(1, 3), Constant(2)]
+
+
+@pytest.mark.parametrize("law", CLOSED, ids=str)
+@pytest.mark.parametrize(("workers", "first"), [(2, 2), (2, 1), (32, 32), (32, 28), (1000, 1000), (1000, 1)])
+def test_barrier_integral_agrees_with_closed_forms(law, workers, first):
+    """A mixture of one law is that law, but has no closed form here."""
+    closed = theory.barrier_time(law, workers, first)
+    assert theory.barrier_time(Mixture([law], [1]), workers, first) == pytest.approx(closed, rel=1e-8)
+
+
+@pytest.mark.parametrize("first", [1, 3, 4])
+def test_barrier_of_unlike_workers_against_enumeration(first):
+    """Workers that each have two possible durations: every outcome listed."""
+    pairs = [(1.0, 5.0), (2.0, 2.5), (0.5, 9.0), (1.0, 4.0)]
+    outcomes = [sorted(outcome)[first - 1] for outcome in itertools.product(*pairs)]
+    laws = [Empirical(pair) for pair in pairs]
+    assert theory.barrier_time(laws, first=first) == pytest.approx(np.mean(outcomes), rel=1e-12)
+
+
+def test_barrier_of_unlike_exponentials_by_inclusion_and_exclusion():
+    rates = [1, 2, 3, 4]
+    exact = sum(
+        (-1) ** (size + 1) / sum(subset) for size in range(1, 5) for subset in itertools.combinations(rates, size)
+    )
+    assert theory.barrier_time([Exponential(1 / r) for r in rates]) == pytest.approx(exact, rel=1e-10)
+
+
+def test_barrier_of_weibulls_by_the_alternating_sum():
+    shape, workers = 1.7, 10  # few enough workers for the sum's cancellation
+    total = sum((-1) ** (j + 1) * math.comb(workers, j) * j ** (-1 / shape) for j in range(1, workers + 1))
+    assert theory.barrier_time(Weibull(2.0, shape), workers) == pytest.approx(2.0 * total, rel=1e-8)
+
+
+def test_barrier_of_stragglers():
+    law = Mixture([Constant(1), Constant(10)], [9, 1])
+    assert theory.barrier_time(law, 8) == pytest.approx(0.9**8 + 10 * (1 - 0.9**8), rel=1e-12)
+
+
+@pytest.mark.parametrize("first", [32, 20])
+def test_barrier_against_samples(first):
+    law = LogNormal(1.0, 0.7)
+    samples = np.sort(law.sample(np.random.default_rng(2), (20_000, 32)), axis=1)[:, first - 1]
+    tolerance = K_SIGMA * samples.std() / math.sqrt(samples.size)
+    assert samples.mean() == pytest.approx(theory.barrier_time(law, 32, first), abs=tolerance)
+
+
+def test_barrier_of_a_narrow_law():
+    # 2.0697 is the mean of the largest of 32 standard normals (Harter 1961); the gamma is normal to order cv.
+    assert theory.barrier_time(Gamma(1.0, 1e-6), 32) == pytest.approx(1 + 2.0697e-6, abs=1e-10)
+
+
+def test_barrier_limits():
+    assert theory.barrier_time(Gamma(2, 0.5), 1) == 2
+    assert theory.barrier_time(0, 5) == 0
+    assert theory.barrier_time("exponential(1)", 2) == pytest.approx(1.5)
+    same = [Gamma(1, 0.5)] * 7
+    assert theory.barrier_time(same, first=3) == theory.barrier_time(Gamma(1, 0.5), 7, first=3)
+
+
+def test_batch_time():
+    assert theory.batch_time(Exponential(2.0), 8) == 0.25
+    assert theory.batch_time(Exponential(2.0), 8, batch=4) == 1.0
+
+
+def test_sum_law():
+    law = theory.sum_law(Gamma(0.5, 0.4), 16)
+    assert (law.mean, law.std) == (pytest.approx(8), pytest.approx(4 * 0.2))
+    assert theory.sum_law(Constant(0.5), 3) == Constant(1.5)
+    assert theory.sum_law(Uniform(0, 1), 1) == Uniform(0, 1)
+    with pytest.raises(InputError, match="no closed form"):
+        theory.sum_law(Uniform(0, 1), 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: theory.barrier_time(Exponential(1), 4, first=5), ["first = 5", "workers = 4"]),
+        (lambda: theory.barrier_time(Exponential(1)), ["workers", "None"]),
+        (lambda: theory.barrier_time([Exponential(1)], 4), ["workers = 4", "1 laws"]),
+        (lambda: theory.barrier_time([]), ["len(law)", "at least 1"]),
+        (lambda: theory.barrier_time("gama(1, 1)", 4), ["law", "'gamma'"]),
+        (lambda: theory.first_staleness(4, 5), ["first = 5", "workers = 4"]),
+        (lambda: theory.geometric_staleness(0, 1), ["workers", "0"]),
+        (lambda: theory.heterogeneous_geometric_staleness([1, 0]), ["rates[1]", "0"]),
+        (lambda: theory.heterogeneous_geometric_staleness([]), ["len(rates)"]),
+        (lambda: theory.renewal_staleness_means([1, 0]), ["laws[1]", "above zero"]),
+        (lambda: theory.repairman(3, -1, 1), ["think", "-1"]),
+        (lambda: theory.repairman(3, 0, 0), ["think = service = 0"]),
+        (lambda: theory.knee(1, 0), ["service", "0", "above zero"]),
+        (lambda: theory.implicit_momentum_path(3, -0.1, 5), ["step", "-0.1"]),
+        (lambda: theory.conserved_staleness(1.5, 3), ["commits", "1.5"]),
+    ],
+)
+def test_nonsense_is_refused(call, words):
+    with pytest.raises(InputError) as caught:
+        call()
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+# Momentum
+
+
+def test_implicit_momentum_path_published():
+    published = [1, 0.8, 0.604, 0.41552, 0.23758, 0.07268, -0.07719, -0.21052]
+    np.testing.assert_allclose(theory.implicit_momentum_path(10, 0.2, 7), published, atol=digits(5))
+    assert theory.implicit_momentum(10) == 0.9
+
+
+def mean_over_all_orders(workers, commits, visit):
+    """The exact mean path: every order of writers is equally likely under exponential times."""
+    total = np.zeros(commits + 1)
+    for writers in itertools.product(range(workers), repeat=commits):
+        central, held, path = 1.0, [1.0] * workers, [1.0]
+        for worker in writers:
+            central, held[worker] = visit(central, held[worker])
+            path.append(central)
+        total += path
+    return total / workers**commits
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_implicit_momentum_path_against_all_orders(window):
+    def visit(central, held):
+        central += (1 - 0.3) ** window * held - held
+        return central, central
+
+    path = theory.implicit_momentum_path(3, theory.window_step(0.3, window), 7)
+    np.testing.assert_allclose(path, mean_over_all_orders(3, 7, visit), atol=1e-13)
+
+
+def test_elastic_path_against_all_orders():
+    def visit(central, held):
+        held *= 0.7**2
+        difference = 0.4 * (held - central)
+        return central + difference, held - difference
+
+    path = theory.elastic_path(3, 0.4, 0.7**2, 7)
+    np.testing.assert_allclose(path, mean_over_all_orders(3, 7, visit), atol=1e-13)
+
+
+def test_window_step():
+    assert theory.window_step(0.3, 1) == pytest.approx(0.3)
+    assert theory.window_step(0.3, 4) == pytest.approx(1 - 0.7**4)
+    assert theory.window_step(0.3, 4, averaged=True) == pytest.approx((1 - 0.7**4) / 4)
+
+
+def test_short_paths():
+    np.testing.assert_array_equal(theory.implicit_momentum_path(4, 0.5, 0), [1])
+    np.testing.assert_array_equal(theory.implicit_momentum_path(4, 0.5, 1), [1, 0.5])
+    np.testing.assert_allclose(theory.implicit_momentum_path(1, 0.5, 3), 0.5 ** np.arange(4))
+
+
+@pytest.mark.parametrize("workers", [2, 10, 20, 100])
+def test_critical_and_stable_steps(workers):
+    """The recursion's roots meet at the critical step and leave the unit circle at the stable one."""
+    mu = theory.implicit_momentum(workers)
+
+    def roots(step):
+        return np.roots([1, -(1 + mu - step / workers), mu])
+
+    critical, stable = theory.critical_step(workers), theory.stable_step(workers)
+    assert np.all(np.isreal(roots(0.99 * critical)))
+    assert not np.any(np.isreal(roots(1.01 * critical)))
+    np.testing.assert_allclose(np.abs(roots(1.01 * critical)), math.sqrt(mu))
+    assert np.max(np.abs(roots(0.999 * stable))) < 1 < np.max(np.abs(roots(1.001 * stable)))
+
+
+def test_critical_step_published():
+    assert theory.critical_step(10) == pytest.approx(0.0263, abs=digits(4))
+    assert theory.critical_step(20) == pytest.approx(0.0128, abs=digits(4))
+    assert theory.stable_step(1) == 2
