@@ -50,10 +50,12 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
     columns = _rows(cluster, commits, reads, jobs, read_visits)
     columns["outcome"] = pd.Categorical.from_codes(np.zeros(len(jobs.worker), np.int8), OUTCOMES)
     still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
-    open_reads = {name: column[still_open] for name, column in reads.items()}
-    open_reads["worker"] = read_visits.worker[still_open]
-    open_reads["read_version"] = open_reads["read_version"].astype(np.int64)
-    open_reads["job"] = read_visits.number[still_open]
+    open_reads = {
+        "worker": read_visits.worker[still_open],
+        "job": read_visits.number[still_open],
+        "read_version": reads["read_version"][still_open].astype(np.int64),
+        **{name: reads[name][still_open] for name in ("read_arrive_time", "read_serve_time", "read_time")},
+    }
     source = Source(
         workers=cluster.workers,
         protocol=cluster.protocol,
@@ -82,7 +84,8 @@ class _Visits:
         self.worker = worker
         self.count = np.bincount(worker, minlength=workers)
         self._first = np.cumsum(self.count) - self.count
-        self._by_worker = np.argsort(worker, kind="stable")
+        # NumPy sorts short integers several times faster.
+        self._by_worker = np.argsort(worker.astype(np.min_scalar_type(workers)), kind="stable")
         self.number = np.empty_like(worker)
         self.number[self._by_worker] = np.arange(len(worker)) - np.repeat(self._first, self.count)
 

@@ -42,6 +42,7 @@ def asynchronous() -> Policy:
 
 _ASYNCHRONOUS = asynchronous()
 
+
 @dataclass(frozen=True)
 class Cluster:
     """Workers, one parameter server, and the network between them.
@@ -112,6 +113,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         store = _setter(self)
+        _check_flag("shared_bandwidth", self.shared_bandwidth)
+        _check_flag("exclusive", self.exclusive)
         store("workers", require_count("workers", self.workers))
         store("window", require_count("window", self.window))
         store("compute", _compute(self.compute, self.workers))
@@ -120,8 +123,6 @@ class Cluster:
         _check_bandwidth(self, store)
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
-        _check_flag("shared_bandwidth", self.shared_bandwidth)
-        _check_flag("exclusive", self.exclusive)
         if not self.exclusive and self.protocol == "exchange":
             raise InputError(
                 "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or choose "
@@ -213,7 +214,7 @@ def _compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
                 f"compute: one law per worker was given and all {workers} are {laws[0]}, which changes "
                 "nothing; give one law for all, or different ones",
                 HeterogeneityWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         return laws[0]
     return laws

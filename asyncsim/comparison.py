@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 FINAL_SHARE = 0.1
 
 
-def compare(config: StudyConfig, cluster: Cluster, methods: list[Method], problem: Problem, folder: Path) -> pd.DataFrame:
+def compare(
+    config: StudyConfig, cluster: Cluster, methods: list[Method], problem: Problem, folder: Path
+) -> pd.DataFrame:
     """Replay every method on one trace per seed, and write traces, runs and ``summary.csv`` as they finish.
 
     Methods that need another timing than the cluster's get a trace of their own, from the same random streams.
@@ -69,8 +71,8 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
 def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     """Return how a run ended, as columns.
 
-    ``final_loss`` is the mean minibatch loss and ``energy_ratio`` the median of central over proxy energy, both over the
-    last tenth of the commits; ``train_...`` and ``test_...`` are the last evaluation's. NaN for a run that diverged.
+    ``final_loss`` is the mean minibatch loss and ``energy_ratio`` the median of central over proxy energy, both over
+    the last tenth of the commits; ``train_...`` and ``test_...`` are the last evaluation's. NaN if the run diverged.
     """
     last = run.commits.tail(max(1, round(FINAL_SHARE * len(trace))))
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -10,14 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.flatten_util import ravel_pytree
 
+from asyncsim.flat import Flat
+from asyncsim.local import LocalResult, WorkerRow, build_local
 from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.problems.problem import Problem
-
-#: Quantiles of the diagnostics that the replay records.
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class Layout(NamedTuple):
@@ -45,16 +42,6 @@ class Layout(NamedTuple):
     window: int
     one_by_one: bool
     proxy_momentum: float
-
-
-class WorkerRow(NamedTuple):
-    """All that belongs to one worker; in the replay's state each leaf has a leading axis of workers."""
-
-    method: State
-    optimizer: State
-    problem: State
-    memory: State
-    proxy: State
 
 
 class ReplayState(NamedTuple):
@@ -94,32 +81,22 @@ class Pieces(NamedTuple):
     read_offset: Array  # [reads_size], commits of this piece that the read sees
     form_read_slot: Array  # [form_reads_size]
     form_read_offset: Array  # [form_reads_size]
-    diagnose: Array  # bool: record the diagnostics of the piece's first commit
 
 
 class Records(NamedTuple):
-    """What is recorded of each commit, ``[pieces, piece_size]``, and of diagnosed pieces, ``[pieces, ...]``."""
+    """What is recorded of each commit, ``[pieces, piece_size]``."""
 
     loss: Array
     update_norm: Array
     central_energy: Array
     proxy_energy: Array
-    diagnostics: dict[str, Array]
 
 
-class LocalResult(NamedTuple):
-    """What a worker brings to its visit."""
-
-    start: Array
-    update: Array
-    loss: Array
-    optimizer: State
-    problem: State
-
-
-def initial_state(method: Method, problem: Problem, params: Any, slots: int, form_slots: int, workers: int):
+def initial_state(
+    method: Method, problem: Problem, flat: Flat, params: Any, slots: int, form_slots: int, workers: int
+) -> ReplayState:
     """Return the replay's state at version zero, from the problem's initial parameters."""
-    central = ravel_pytree(params)[0]
+    central = flat.ravel(params)
     row = WorkerRow(
         method=method.init_worker(central),
         optimizer=method.optimizer.init(params),
@@ -137,16 +114,15 @@ def initial_state(method: Method, problem: Problem, params: Any, slots: int, for
 
 
 def build_advance(
-    method: Method, problem: Problem, layout: Layout, unravel: Callable[[Array], Any]
+    method: Method, problem: Problem, layout: Layout, flat: Flat
 ) -> Callable[[ReplayState, Any, Array, Pieces, Array], tuple[ReplayState, Records]]:
     """Return the jitted function that runs the first ``count`` of some planned pieces.
 
     Its arguments: the state (donated), the training data, the key of the problem's randomness, the pieces and their
     count. The number of pieces in ``Pieces`` is part of the compiled shape, ``count`` is not.
     """
-    local = build_local(method, problem, layout.window, unravel)
-    commit = build_commit(method, layout.proxy_momentum)
-    diagnose = build_diagnose(method, unravel)
+    local = build_local(method, problem, layout.window, flat)
+    commits = build_commits(method, layout)
 
     def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
         def run_piece(index, carry):
@@ -162,145 +138,98 @@ def build_advance(
         return jax.lax.fori_loop(0, count, run_piece, (state, records))
 
     def one_piece(state: ReplayState, data: Any, key: Array, piece: Pieces):
-        size = layout.piece_size
-        # Read in a loop of their own: XLA would fuse single reads into later work, past the first write, and then has
-        # to copy the arrays.
-        reads = jax.lax.map(lambda slot: _row(state.read, slot), piece.slot)
-        rows = jax.lax.map(lambda worker: _tree_row(state.workers, worker), piece.visit.worker)
-        read = [reads[i] for i in range(size)]
-        workers = [jax.tree.map(lambda leaf, i=i: leaf[i], rows) for i in range(size)]
-        visits = [jax.tree.map(lambda leaf, i=i: leaf[i], piece.visit) for i in range(size)]
-        batched = (rows, reads, piece.visit, piece.job, piece.rows)
+        worker = piece.visit.worker
+        read = _read_rows(state.read, piece.slot)
+        rows = _read_rows(state.workers._replace(memory=(), proxy=()), worker)
+        arguments = (rows, read, piece.visit, piece.job, piece.rows)
         if layout.one_by_one:
-            results = jax.lax.map(lambda one: local(data, key, *one), batched)
+            results = jax.lax.map(lambda one: local(data, key, *one), arguments)
         else:
-            results = jax.vmap(lambda *one: local(data, key, *one))(*batched)
-
-        central, server = state.central, state.server
-        seen = [central]  # the central variable after 0, 1, ... commits of this piece
-        recorded = []
-        diagnostics: dict[str, Array] = {}
-        for i in range(size):
-            form = _form(state, piece, seen, i) if layout.separate_forms else central
-            result = jax.tree.map(lambda leaf, i=i: leaf[i], results)
-            if i == 0:
-                # The first commit of a piece, so that what it is formed from is at hand as whole arrays.
-                diagnostics = jax.lax.cond(
-                    piece.diagnose,
-                    diagnose,
-                    lambda *args: jax.tree.map(
-                        lambda one: jnp.zeros(one.shape, one.dtype), jax.eval_shape(diagnose, *args)
-                    ),
-                    *(workers[0].method, result.update, result.start, form, visits[0]),
-                )
-            applied, workers[i], record = commit(server, central, form, workers[i], read[i], result, visits[i])
-            keep = piece.valid[i]
-            central = jnp.where(keep, applied.central, central)
-            server = jax.tree.map(lambda new, old, keep=keep: jnp.where(keep, new, old), applied.server, server)
-            seen.append(central)
-            recorded.append(record)
-
+            results = jax.vmap(lambda *one: local(data, key, *one))(*arguments)
+        central, server, committed = commits(state, piece, read, results)
+        rows = WorkerRow(committed.method, results.optimizer, results.problem, committed.memory, committed.proxy)
+        before, after = state.central, committed.central
         state = ReplayState(
             central=central,
             server=server,
-            read=_write_reads(state.read, seen, piece, layout),
-            form=_write_separate(state.form, seen, piece.form_read_slot, piece.form_read_offset),
-            workers=_write_rows(state.workers, workers, piece.visit.worker),
+            read=_write_reads(state.read, before, after, piece, layout),
+            form=_write_separate(state.form, before, after, piece.form_read_slot, piece.form_read_offset),
+            workers=_write_rows(state.workers, rows, worker),
         )
-        return state, Records(results.loss, *(jnp.stack(column) for column in zip(*recorded, strict=True)), diagnostics)
+        return state, Records(results.loss, *committed.recorded)
 
     return jax.jit(advance, donate_argnums=0)
 
 
-def build_local(method: Method, problem: Problem, window: int, unravel: Callable[[Array], Any]):
-    """Return the function that takes a worker's local steps: the only place where gradients are computed."""
-    optimizer = optax.with_extra_args_support(method.optimizer)
+class Committed(NamedTuple):
+    """What a piece's commits leave: leaves with leading axis ``piece_size``."""
 
-    gradient = jax.value_and_grad(problem.stateful_loss, has_aux=True)
-
-    def step(carry, rows, key, data, visit):
-        params, optimizer_state, problem_state = carry
-        batch = jax.tree.map(lambda array: array[rows], data)
-        (value, problem_state), gradients = gradient(params, problem_state, batch, key)
-        steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, visit=visit)
-        return (optax.apply_updates(params, steps), optimizer_state, problem_state), (steps, value)
-
-    def local(data, key, worker: WorkerRow, read: Array, visit: Visit, job: Array, rows: Array) -> LocalResult:
-        start = method.resume(worker.method, read) if method.resume else read
-        key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
-        carry = (unravel(start), worker.optimizer, worker.problem)
-        if window == 1:
-            carry, (steps, value) = step(carry, rows[0], key, data, visit)
-            return LocalResult(start, ravel_pytree(steps)[0], value, carry[1], carry[2])
-
-        def next_step(state, index):
-            carry, update = state
-            carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, visit)
-            return (carry, update + ravel_pytree(steps)[0]), value
-
-        (carry, update), values = jax.lax.scan(next_step, (carry, jnp.zeros_like(start)), jnp.arange(window))
-        return LocalResult(start, update, jnp.mean(values), carry[1], carry[2])
-
-    return local
+    method: State
+    memory: State
+    proxy: State
+    central: Array  #: the central variable after each commit
+    recorded: tuple[Array, Array, Array]  #: update norm, central and proxy energy
 
 
-def build_commit(method: Method, proxy_momentum: float):
-    """Return the function of one commit: message, apply, and what is recorded of it."""
+def build_commits(method: Method, layout: Layout):
+    """Return the function that commits a piece's updates, one after the other."""
 
-    def commit(server, central, form, worker: WorkerRow, read, result: LocalResult, visit: Visit):
-        origin = method.origin(worker.method, read) if method.origin else read
-        message, method_state, _ = method.message(worker.method, result.update, result.start, form, visit)
-        applied = method.apply(server, central, message, worker.memory, visit)
-        proxy = () if method.proxy else proxy_momentum * worker.proxy + result.update
-        worker = WorkerRow(method_state, result.optimizer, result.problem, applied.memory, proxy)
-        record = (
-            jnp.sqrt(_square(applied.central - central)),
-            _square(applied.central - origin) / 2,
-            _square(method.proxy(method_state) if method.proxy else proxy) / 2,
-        )
-        return applied, worker, record
+    def commits(state: ReplayState, piece: Pieces, read: Array, results: LocalResult):
+        first = state.central
+        history = jnp.zeros_like(read) if layout.separate_forms else ()
 
-    return commit
+        def form(i: Array, central: Array, history: Array) -> Array:
+            """Return the central variable that the message is formed with."""
+            if not layout.separate_forms:
+                return central
+            # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read before the piece.
+            offset = piece.form_offset[i]
+            seen = jnp.where(offset == 0, first, _row(history, jnp.maximum(offset - 1, 0)))
+            return jnp.where(offset < 0, _row(state.form, piece.form_slot[i]), seen)
+
+        def one(carry, member):
+            central, server, history = carry
+            i, visit, read, start, update = member
+            # Rows are read here, where they are used, and written after the last commit of the piece.
+            worker = _tree_row(state.workers, visit.worker)
+            origin = method.origin(worker.method, read) if method.origin else read
+            message, method_state, _ = method.message(worker.method, update, start, form(i, central, history), visit)
+            applied = method.apply(server, central, message, worker.memory, visit)
+            proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + update
+            recorded = (
+                jnp.sqrt(_square(applied.central - central)),
+                _square(applied.central - origin) / 2,
+                _square(proxy) / 2,
+            )
+            valid = piece.valid[i]
+            central = jnp.where(valid, applied.central, central)
+            server = jax.tree.map(lambda new, old: jnp.where(valid, new, old), applied.server, server)
+            if layout.separate_forms:
+                history = _set_row(history, central, i)
+            kept = () if method.proxy else proxy
+            return (central, server, history), Committed(method_state, applied.memory, kept, central, recorded)
+
+        start = results.start if method.resume else read
+        members = (jnp.arange(layout.piece_size), piece.visit, read, start, results.update)
+        (central, server, _), committed = jax.lax.scan(one, (first, state.server, history), members)
+        return central, server, committed
+
+    return commits
 
 
-def build_diagnose(method: Method, unravel: Callable[[Array], Any]):
-    """Return the function that summarises a method's diagnostics: quantiles, and a median for each tensor."""
-
-    def diagnose(worker, update, start, form, visit) -> dict[str, Array]:
-        diagnostics = method.message(worker, update, start, form, visit)[2]
-        summary = {}
-        for name, value in diagnostics.items():
-            if value.dtype == bool:
-                summary[name] = jnp.mean(value, dtype=update.dtype)
-            else:
-                summary[name] = jnp.quantile(value, jnp.array(QUANTILES, value.dtype))
-                tensors = jax.tree.leaves(unravel(value))
-                summary[f"{name} by tensor"] = jnp.stack([jnp.median(tensor) for tensor in tensors])
-        return summary
-
-    return diagnose
-
-
-def _form(state: ReplayState, piece: Pieces, seen: list[Array], i: int) -> Array:
-    """Return the central variable that message ``i`` is formed with, where that is read apart."""
-    form = _row(state.form, piece.form_slot[i])
-    for offset, central in enumerate(seen):
-        form = jnp.where(piece.form_offset[i] == offset, central, form)
-    return form
-
-
-def _write_reads(read: Array, seen: list[Array], piece: Pieces, layout: Layout) -> Array:
+def _write_reads(read: Array, before: Array, after: Array, piece: Pieces, layout: Layout) -> Array:
     if layout.reads == "separate":
-        return _write_separate(read, seen, piece.read_slot, piece.read_offset)
-    values = seen[1:] if layout.reads == "after" else seen[:-1]
-    return _write_rows(read, values, piece.slot)
+        return _write_separate(read, before, after, piece.read_slot, piece.read_offset)
+    if layout.reads == "before":
+        after = jnp.concatenate([before[None], after[:-1]])
+    return _write_rows(read, after, piece.slot)
 
 
-def _write_separate(array: Array, seen: list[Array], slots: Array, offsets: Array) -> Array:
+def _write_separate(array: Array, before: Array, after: Array, slots: Array, offsets: Array) -> Array:
+    """Write what separate reads saw: ``before`` at offset 0, the central variable after k commits at k."""
     if slots.shape[0] == 0:
         return array
-    values = jnp.stack(seen)
-    return _write_rows(array, [_row(values, offsets[i]) for i in range(slots.shape[0])], slots)
+    return _write_rows(array, _read_rows(jnp.concatenate([before[None], after]), offsets), slots)
 
 
 def _square(vector: Array) -> Array:
@@ -323,10 +252,13 @@ def _tree_row(tree: Any, index: Array) -> Any:
     return jax.tree.map(lambda leaf: _row(leaf, index), tree)
 
 
-def _write_rows(tree: Any, rows: list[Any], index: Array) -> Any:
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+def _read_rows(tree: Any, index: Array) -> Any:
+    # A loop of its own: XLA would fuse single reads into later work, past the first write, and copy the arrays.
+    return jax.lax.map(lambda i: _tree_row(tree, i), index)
 
+
+def _write_rows(tree: Any, rows: Any, index: Array) -> Any:
     def write(i, tree):
-        return jax.tree.map(lambda leaf, new: _set_row(leaf, _row(new, i), index[i]), tree, stacked)
+        return jax.tree.map(lambda leaf, new: _set_row(leaf, _row(new, i), index[i]), tree, rows)
 
-    return jax.lax.fori_loop(0, len(rows), write, tree)
+    return jax.lax.fori_loop(0, index.shape[0], write, tree)

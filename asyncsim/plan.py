@@ -1,5 +1,6 @@
 """The plan of a replay: a trace cut into pieces, as the arrays that the kernel runs over."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,11 +67,16 @@ class Plan:
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
-        """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays."""
+        """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays.
+
+        Commits to be diagnosed are the first of a chunk.
+        """
         first, last = np.searchsorted(self._cuts, (start, stop))
-        for at in range(first, last, self._chunk):
-            starts = self._cuts[at : min(at + self._chunk, last) + 1]
-            yield starts, self._pieces(starts)
+        diagnosed = first + 1 + np.flatnonzero(self.diagnosed[self._cuts[first + 1 : last]])
+        for begin, end in itertools.pairwise([first, *diagnosed.tolist(), last]):
+            for at in range(begin, end, self._chunk):
+                starts = self._cuts[at : min(at + self._chunk, end) + 1]
+                yield starts, self._pieces(starts)
 
     def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray) -> tuple[int, np.ndarray]:
         def cost(size: int, cuts: np.ndarray) -> float:
@@ -93,8 +99,11 @@ class Plan:
         valid = np.arange(self.piece_size) < sizes[:, None]
         member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
 
-        def column(name: str, empty: int, dtype: Any = np.int32) -> np.ndarray:
-            return np.where(valid, self._columns[name][member], empty).astype(dtype)
+        def padded(values: np.ndarray, empty: int, dtype: Any = np.int32) -> Any:
+            return np.where(valid, values, empty).astype(dtype)
+
+        def column(name: str, empty: int, dtype: Any = np.int32) -> Any:
+            return padded(self._columns[name][member], empty, dtype)
 
         visit = Visit(
             staleness=column("staleness", 0),
@@ -109,10 +118,10 @@ class Plan:
             self._form_reads, begin, sizes, self._room(self._form_reads), self.waves.form_slots
         )
         return Pieces(
-            valid=valid,
-            slot=np.where(valid, self.waves.slot[member], self.waves.slots).astype(np.int32),
-            form_slot=np.where(valid, self.waves.form_slot[member], self.waves.form_slots).astype(np.int32),
-            form_offset=np.where(valid, self.waves.form[member] - begin[:, None], -1).astype(np.int32),
+            valid=padded(valid, False, bool),
+            slot=padded(self.waves.slot[member], self.waves.slots),
+            form_slot=padded(self.waves.form_slot[member], self.waves.form_slots),
+            form_offset=padded(self.waves.form[member] - begin[:, None], -1),
             visit=visit,
             job=visit.worker_step,
             rows=self._rows(member, valid),
@@ -120,10 +129,9 @@ class Plan:
             read_offset=read_offset,
             form_read_slot=form_read_slot,
             form_read_offset=form_read_offset,
-            diagnose=(sizes > 0) & self.diagnosed[member[:, 0]],
         )
 
-    def _rows(self, member: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
         """Return the examples of each commit's minibatches, ``[pieces, piece_size, window, batch]``."""
         if self._batches is None:
             return np.zeros((*member.shape, self._window, 0), np.int32)

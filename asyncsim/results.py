@@ -1,9 +1,12 @@
 """A study's folder of results: nothing half-written is ever taken for a result."""
 
+import contextlib
+import errno
 import itertools
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,32 +15,51 @@ from asyncsim.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
+#: The table that makes a folder of results one; a folder without it holds nothing that was finished.
+SUMMARY = "summary.csv"
 
-def new_folder(out: str | os.PathLike | None, study: str) -> Path:
-    """Make the folder that a study writes to.
+
+@contextlib.contextmanager
+def new_folder(out: str | os.PathLike | None, study: str) -> Iterator[Path]:
+    """Make the folder that a study writes to; take it away again if the study ends without a finished result.
+
+    The study writes ``summary.csv`` whenever something is finished, so that an error or Ctrl-C after that keeps it::
+
+        with results.new_folder(config.out, "staleness") as folder:
+            ...
 
     Parameters
     ----------
     out : path, optional
         Must not exist, or be empty; else the first free one of ``results/STUDY``, ``results/STUDY-2``, ...
+    study : str
+        The study's name.
+
+    Yields
+    ------
+    Path
+        The folder.
 
     Raises
     ------
     InputError
         The folder holds something already, or cannot be made or written.
+    KeyboardInterrupt
+        Passed on, saying where the finished results are.
     """
-    folder = _first_free(Path("results") / study) if out is None else Path(out)
+    folder, made = _default_folder(study) if out is None else _given_folder(Path(out))
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(13, "permission denied")
-    except OSError as error:
-        raise InputError(
-            f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a folder that can"
-        ) from error
-    return folder
+        yield folder
+    except BaseException as error:
+        finished = (folder / SUMMARY).exists()
+        if not finished:
+            _take_away(folder, made)
+        if isinstance(error, KeyboardInterrupt):
+            told = f"what was finished is in {folder}" if finished else "nothing was finished"
+            raise KeyboardInterrupt(told) from None
+        if isinstance(error, InputError) and finished:
+            raise InputError(f"{error}; what was finished before is in {folder}") from error
+        raise
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
@@ -53,18 +75,19 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
         os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"{str(path)!r}: cannot be written: {error.strerror or error}") from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError):
+            raise InputError(f"{str(path)!r}: cannot be written: {error.strerror or error}") from error
         raise
     return path
 
 
 def write_json(path: Path, values: Any) -> Path:
     """Write plain values as an indented JSON file."""
-    return write_whole(path, lambda partial: partial.write_text(json.dumps(values, indent=1) + "\n"))
+    text = json.dumps(values, indent=1) + "\n"
+    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def write_csv(path: Path, table: "pd.DataFrame") -> Path:
@@ -72,11 +95,54 @@ def write_csv(path: Path, table: "pd.DataFrame") -> Path:
     return write_whole(path, lambda partial: table.to_csv(partial, index=False))
 
 
-def _first_free(folder: Path) -> Path:
-    if not folder.exists():
-        return folder
-    return next(
-        candidate
-        for number in itertools.count(2)
-        if not (candidate := folder.with_name(f"{folder.name}-{number}")).exists()
-    )
+def _default_folder(study: str) -> tuple[Path, list[Path]]:
+    """Make the first free folder; two studies that start together get one each."""
+    for number in itertools.count(1):
+        folder = Path("results", study if number == 1 else f"{study}-{number}")
+        with contextlib.suppress(FileExistsError):
+            return folder, _make(folder, exist_ok=False)
+    raise AssertionError("unreachable")
+
+
+def _given_folder(folder: Path) -> tuple[Path, list[Path]]:
+    """Make the folder that the user chose, unless it is there and empty."""
+    try:
+        free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if not free:
+        raise InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
+    try:
+        return folder, _make(folder, exist_ok=True)
+    except FileExistsError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _make(folder: Path, exist_ok: bool) -> list[Path]:
+    """Make a folder that can be written, with its parents; return those that were not there, innermost first."""
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return made
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a folder that can")
+
+
+def _take_away(folder: Path, made: list[Path]) -> None:
+    """Remove what was written to a folder that was new or empty, and the folders that were made for it."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        for path in made:
+            path.rmdir()

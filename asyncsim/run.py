@@ -26,9 +26,10 @@ class Run:
     Attributes
     ----------
     commits : pandas.DataFrame
-        One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``, ``staleness``, ``loss`` (of the
-        worker's minibatches), ``update_norm`` (how far the central variable moved), ``central_energy`` (half the square
-        of how far it moved since the worker's read) and ``proxy_energy`` (half the square of the proxy's momentum).
+        One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``, ``staleness``, ``loss`` (of
+        the worker's minibatches), ``update_norm`` (how far the central variable moved), ``central_energy`` (half the
+        square of how far it moved since the worker's read) and ``proxy_energy`` (half the square of the proxy's
+        momentum).
         A run that diverged ends with the commit at which it did.
     evaluations : pandas.DataFrame
         One row per evaluation: ``commit`` (commits applied), ``commit_time`` (s), ``worker_step`` (commits per worker),

@@ -24,6 +24,7 @@ from simpy.events import NORMAL
 from asyncsim.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of
 from asyncsim.cluster import Cluster
 from asyncsim.delays import delays
+from asyncsim.environment import environment
 from asyncsim.errors import InputError, require_count
 from asyncsim.laws import Constant, Law, Uniform
 
@@ -150,11 +151,11 @@ class _Station:
     def _admit(self, worker: _Worker) -> None:
         self.serving = worker
         env = self.env
-        if env.peek() > env._now:
-            self._begin(worker)
-        else:
+        if env.peek() == env._now:
             worker.callbacks = self._on_begin
             env.schedule(worker)
+        else:
+            self._begin(worker)
 
     def _begin(self, worker: _Worker) -> None:
         env = self.env
@@ -195,7 +196,7 @@ class _Random(list):
         self._uniform = delays([Uniform(0.0, 1.0)], seed, "discipline")
 
     def popleft(self) -> _Worker:
-        chosen = int(self._uniform(0) * len(self))
+        chosen = int(self._uniform(0) * len(self)) if len(self) > 1 else 0
         self[chosen], self[-1] = self[-1], self[chosen]
         return self.pop()
 
@@ -215,7 +216,7 @@ class _Simulation:
         self.seed = seed
         self.commits: list[float] = []
         self.reads: list[float] = []
-        self.env = simpy.Environment()
+        self.env = environment(cluster)
         service = self._delays(cluster.service, "service")
         self.server = self._station(service, _waiting_room(cluster.discipline, seed))
         self.start_time = array("d", [0.0]) * cluster.workers

@@ -10,34 +10,44 @@ working folder. From Python::
 
 import ast
 import importlib.util
+import os
+import shutil
 import sys
+import textwrap
+import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from asyncsim.errors import InputError, require_choice
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
-_USAGE = """usage: python -m asyncsim.study NAME [options]
-       python -m asyncsim.study NAME --help
+_COMMAND = "python -m asyncsim.study"
+_USAGE = f"""usage: {_COMMAND} NAME [options]
+       {_COMMAND} NAME --help
 
 studies:"""
 
 
 def studies() -> dict[str, Path]:
-    """Return the file of every study, by name: the shipped ones, then the working folder's own."""
-    found: dict[str, Path] = {}
-    for folder in (shipped("studies"), Path.cwd() / "studies"):
-        for path in sorted(folder.glob("*.py")):
-            if not path.stem.startswith("_"):
-                # A user's file never takes the place of a shipped study.
-                found.setdefault(path.stem, path)
-    return found
+    """Return the file of every study, by name: the shipped ones, then the working folder's own.
+
+    A user's file never takes the place of a shipped study; see `hidden`.
+    """
+    return {**_own(), **_files(shipped("studies"))}
+
+
+def hidden() -> dict[str, Path]:
+    """Return the working folder's files that are not listed because a shipped study has their name."""
+    ours = _files(shipped("studies"))
+    return {name: path for name, path in _own().items() if name in ours and not path.samefile(ours[name])}
 
 
 def shipped(name: str) -> Path:
     """Return the folder of the shipped ``studies`` or ``figures``: inside the installed package, or beside it."""
-    package = Path(__file__).parent
+    package = Path(__file__).resolve().parent
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 
@@ -48,11 +58,21 @@ def load(name: str) -> ModuleType:
     Raises
     ------
     InputError
-        There is no study of that name.
+        There is no study of that name, or its file cannot be imported or is not a study.
     """
     found = studies()
-    require_choice("study", name, found)
-    return load_file(f"asyncsim.studies.{name}", found[name])
+    path = found[require_choice("study", name, found)]
+    try:
+        module = load_file(f"asyncsim.studies.{name}", path)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"study = {name!r}: {path} cannot be imported: {_told(error, path)}") from error
+    missing = [needed for needed in ("Config", "run") if not callable(getattr(module, needed, None))]
+    if missing:
+        raise InputError(
+            f"study = {name!r}: {path} has no {' and no '.join(missing)}; "
+            "a study is a dataclass Config and a function run(config)"
+        )
+    return module
 
 
 def load_file(name: str, path: Path) -> ModuleType:
@@ -75,38 +95,95 @@ def load_file(name: str, path: Path) -> ModuleType:
 
 def overview() -> str:
     """Return the list of studies, one line each, without importing them."""
-    lines = []
-    for name, path in studies().items():
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
-        lines.append(f"  {name:<12} {text.partition(chr(10))[0]}")
+    found = studies()
+    width = max(map(len, found), default=0)
+    lines = [f"  {name:<{width}}  {_first_line(path)}" for name, path in sorted(found.items())]
     return "\n".join([_USAGE, *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study from the command line; return the exit code (2 for bad input)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(overview())
-        return 0
     try:
-        study = load(arguments[0])
-        import tyro
-
-        config = tyro.cli(
-            study.Config,
-            prog=f"python -m asyncsim.study {arguments[0]}",
-            description=study.__doc__,
-            args=arguments[1:],
-            config=(tyro.conf.FlagCreatePairsOff,) if hasattr(tyro.conf, "FlagCreatePairsOff") else None,
-        )
-        study.run(config)
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(overview())
+            _warn_of(hidden())
+        else:
+            name, *options = arguments
+            _warn_of({own: path for own, path in hidden().items() if own == name})
+            study, config = configure(name, options)
+            study.run(config)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interruption:
+        print(": ".join(["interrupted", *map(str, interruption.args)]), file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
+    """Return a study and its config as the command line would make it; options that cannot be read end the program.
+
+    Raises
+    ------
+    InputError
+        There is no study of that name, or its file is not one.
+    """
+    study = load(name)
+    import tyro
+
+    config = tyro.cli(
+        study.Config,
+        prog=f"{_COMMAND} {name}",
+        description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
+        args=options,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    return study, config
+
+
+def _warn_of(files: dict[str, Path]) -> None:
+    for name, path in files.items():
+        print(f"note: {path} is not used: a shipped study is called {name}; rename yours", file=sys.stderr)
+
+
+def _own() -> dict[str, Path]:
+    return _files(Path.cwd() / "studies")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
+
+
+def _first_line(path: Path) -> str:
+    """Return the first line of a study's docstring, or what is wrong with the file."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's own code; they show when it is imported
+            docstring = ast.get_docstring(ast.parse(path.read_bytes()))
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"(cannot be read: {_told(error, path)})"
+    return docstring.partition("\n")[0] if docstring else "(no docstring)"
+
+
+def _told(error: BaseException, path: Path) -> str:
+    """Return an error in one line, with the line of the file that led to it."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f"line {lines[-1]}: " if lines else ""
+    return f"{where}{type(error).__name__}: {error}"
+
+
+def _wrapped(text: str) -> str:
+    """Break paragraphs at the terminal's width, which tyro leaves as they are."""
+    width = shutil.get_terminal_size().columns - 2
+    # Only lines that are indented stay lines: tyro joins the others again.
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    return "\n\n".join(textwrap.fill(text, width, subsequent_indent="  ") for text in paragraphs if text)
 
 
 if __name__ == "__main__":

@@ -3,96 +3,110 @@
 The command line is made from it. Building methods and problems imports JAX; making a config does not.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from asyncsim.cluster import Cluster
+from asyncsim.cluster import Cluster, HeterogeneityWarning
 from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.laws import Law, parse
 
 if TYPE_CHECKING:
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
+    LawLike = str | float | Law | Sequence[str | float | Law]
     MethodLike = str | Method
     ProblemLike = str | Problem
 else:
-    MethodLike = ProblemLike = str
+    # What the command line offers; tyro makes its options from these.
+    LawLike = MethodLike = ProblemLike = str
 
 
 @dataclass(frozen=True)
 class StudyConfig:
     """Options that all studies share; see each study for its own."""
 
+    #: Shown with the help of each study: what does not fit into the line of an option.
+    help_notes: ClassVar[str] = """
+Laws of times: a number of seconds, constant(value), exponential(mean), gamma(mean, cv), lognormal(mean, cv),
+uniform(low, high), weibull(mean, shape), pareto(mean, shape), empirical([s, s, ...]), mixture([law, law], [weight,
+weight]). Times are in seconds of the simulated clock.
+
+Protocols: exchange, one visit applies the update and takes the result back; read_then_write, the worker reads before
+its own update is applied; write_then_read, two visits, between which others are served.
+"""
+
     workers: int = 100
     """Workers of the cluster."""
     steps: int = 200
     """Commits per worker, on average; a trace has steps * workers commits."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
-    """Methods to compare, separated by spaces or commas; from Python also Method objects."""
+    """Methods to compare, of gem, downpour, adaptive_staleness, sgd; from Python also Method objects."""
     seeds: int = 3
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
 
-    compute: str = "gamma(mean=1, cv=0.2)"
-    """Law of the time of a local step (s); a list such as "[constant(1)]*90 + [constant(3)]*10" gives one per worker."""
-    service: str = "constant(0.005)"
+    compute: LawLike = "gamma(mean=1, cv=0.2)"
+    """Law of the time of a local step (s); "[constant(1)]*90 + [constant(3)]*10" gives one per worker."""
+    service: LawLike = "constant(0.005)"
     """Law of the time that the server is busy with a visit (s)."""
-    latency: str = "constant(0)"
+    latency: LawLike = "constant(0)"
     """Law of the time of a message one way (s); "[up, down]" for two."""
     bandwidth: float | None = None
-    """Bytes per second each way for messages with parameters; their size follows from the problem. None: unlimited."""
+    """Bytes per second each way for messages with parameters, whose size is the problem's. None: unlimited."""
     shared_bandwidth: bool = False
-    """Whether the workers share the server's bandwidth, one message at a time."""
+    """The workers share the server's bandwidth, one message at a time; else each has it to itself."""
     window: int = 1
     """Local steps per communication."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
-    """What a visit to the server is."""
+    """What a visit to the server is; see above."""
     exclusive: bool = True
-    """With read_then_write: whether the server stays with a worker from its read to its write."""
+    """With read_then_write: nobody comes between a read and its write; --no-exclusive lets others."""
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
-    """Who is served next."""
+    """Who is served next of those that wait: the first to come, the lowest worker index, or any."""
 
     problem: ProblemLike = "digits"
-    """digits (bundled), mnist (downloaded once) or quadratic; from Python also a Problem object."""
+    """digits (bundled), mnist (downloaded once) or quadratic. From Python also a Problem object."""
     batch_size: int | None = None
-    """Examples per gradient; None: the problem's own."""
+    """Examples per gradient. None: 32 for digits, 64 for mnist."""
     sharded: bool = False
-    """Whether each worker sees only its own share of the training set."""
+    """Each worker sees only its own share of the training set; else all of it."""
     dropout: float = 0.5
-    """Share of the channels dropped (mnist)."""
+    """Probability that a channel is dropped, from 0 to below 1 (mnist)."""
     data_dir: Path | None = None
-    """Folder that holds mnist/; else ASYNCSIM_DATA, else downloaded to the cache."""
+    """Folder that holds mnist/ (mnist). None: the one that ASYNCSIM_DATA names, else downloaded to the cache."""
     curvature: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03)
-    """Eigenvalues of the quadratic."""
+    """Eigenvalues of the Hessian (quadratic)."""
     noise: float = 0.1
-    """Standard deviation of each gradient coordinate of the quadratic."""
+    """Standard deviation of each gradient coordinate (quadratic)."""
 
     learning_rate: float = 0.05
-    """Step size of a gradient."""
+    """Step size of a gradient, for all methods."""
     momentum: float = 0.9
-    """Momentum of the proxy, for the methods that have one (gem, sgd)."""
+    """Momentum of gem and sgd, and of the proxy whose energy all methods are compared with; from 0 to below 1."""
     kappa: float = 1.0
     """Energy of the proxy relative to momentum SGD (gem)."""
     pi_max: float | None = 5.0
-    """Upper end of the clip of pi; None for no clip (gem)."""
+    """Upper end of the clip of pi (gem). None: no clip."""
     variant: Literal["program", "paper"] = "program"
-    """Which published form to follow (gem)."""
+    """Which published form to follow, the authors' program or the paper (gem)."""
 
     evaluate_every: int | None = None
-    """Worker steps between evaluations on all data; None: 20 evaluations."""
+    """Worker steps between evaluations on all data. None: 20 evaluations in all."""
     diagnose_every: int = 5
-    """Worker steps between recordings of the methods' diagnostics; 0: none."""
+    """Worker steps between recordings of the methods' costly diagnostics; 0 for none."""
     x64: bool = False
     """Compute in float64 instead of float32."""
     device: Literal["default", "cpu", "gpu", "tpu"] = "default"
-    """Where to compute."""
+    """Where to compute; default leaves it to JAX."""
     out: Path | None = None
-    """Folder for the results, new or empty; None: results/STUDY, then results/STUDY-2, ..."""
+    """Folder for the results, new or empty. None: the first free one of results/STUDY, results/STUDY-2, ..."""
 
     @property
     def precision(self) -> str:
@@ -122,31 +136,33 @@ class StudyConfig:
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
         require_count("steps", self.steps)
+        if self.shared_bandwidth and self.bandwidth is None:
+            raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # told when the cluster is made in earnest
-            self.make_cluster(message_bytes=1.0)
+            warnings.simplefilter("ignore", HeterogeneityWarning)  # told when the cluster is made in earnest
+            self._cluster(message_bytes=1.0)
 
     def make_cluster(self, message_bytes: float | None = None) -> Cluster:
-        """Return the cluster; ``message_bytes`` is the size of a message with parameters.
+        """Return the cluster, saying aloud which options change nothing.
+
+        Parameters
+        ----------
+        message_bytes : float, optional
+            Size of a message with parameters; needed with a bandwidth.
 
         Raises
         ------
         InputError
             A value that no cluster can have.
         """
-        return Cluster(
-            workers=self.workers,
-            compute=self.compute,  # type: ignore[arg-type]  # the cluster parses laws
-            service=self.service,  # type: ignore[arg-type]
-            latency=self.latency,  # type: ignore[arg-type]
-            bandwidth=self.bandwidth,
-            message_bytes=message_bytes if self.bandwidth is not None else None,
-            shared_bandwidth=self.shared_bandwidth,
-            window=self.window,
-            protocol=self.protocol,
-            exclusive=self.exclusive,
-            discipline=self.discipline,
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", HeterogeneityWarning)
+            cluster = self._cluster(message_bytes)
+        for warning in caught:
+            _note(str(warning.message))
+        if not cluster.exclusive and cluster.protocol == "write_then_read":
+            _note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
+        return cluster
 
     def make_methods(self) -> "list[Method]":
         """Return the methods, saying aloud which changed options some of them ignore.
@@ -156,23 +172,30 @@ class StudyConfig:
         InputError
             An unknown method, one asked for twice, or a hyper-parameter outside its range.
         """
-        from asyncsim.methods import METHODS
+        from asyncsim.methods import METHODS, Method
 
-        methods, used = [], {}
-        for entry in _split(self.methods):
-            if not isinstance(entry, str):
-                methods.append(entry)
-                continue
-            factory = METHODS[require_choice("methods", entry, METHODS)]
-            arguments = self._arguments_of(factory)
-            used[entry] = set(arguments)
-            methods.append(factory(**arguments))
+        methods: list[Method] = []
+        used: dict[str, set[str]] = {}
+        for entry in split_names(self.methods):
+            arguments = {}
+            if isinstance(entry, str):
+                factory = METHODS[require_choice("methods", entry, METHODS)]
+                arguments = self._arguments_of(factory)
+                entry = factory(**arguments)
+            elif not isinstance(entry, Method):
+                raise InputError(f"methods = {entry!r}: must be a name, or a Method as methods.gem() returns it")
+            methods.append(entry)
+            used[entry.name] = set(arguments)
         if not methods:
             raise InputError(f"methods: none given; choose from {', '.join(METHODS)}")
         names = [method.name for method in methods]
         if len(set(names)) < len(names):
-            raise InputError(f"methods = {', '.join(names)}: the same name twice; give each method once")
-        self._say_ignored(_options_of(METHODS.values()), used, "method")
+            raise InputError(
+                f"methods = {', '.join(names)}: the same name twice; give each method once, or a name of its own "
+                "from Python with method._replace(name=...)"
+            )
+        # The momentum is also that of the proxy that the replay keeps beside methods without one.
+        self._say_ignored(_options_of(METHODS.values()) - {"momentum"}, used)
         return methods
 
     def make_problem(self) -> "Problem":
@@ -183,19 +206,26 @@ class StudyConfig:
         InputError
             An unknown problem, an option outside its range, or data that cannot be had.
         """
-        from asyncsim.problems import PROBLEMS
+        from asyncsim.problems import PROBLEMS, Problem
 
-        if not isinstance(self.problem, str):
+        options = _options_of(PROBLEMS.values())
+        if isinstance(self.problem, Problem):
+            self._say_ignored(options, {self.problem.name: set()})
             return self.problem
+        if not isinstance(self.problem, str):
+            raise InputError(
+                f"problem = {self.problem!r}: must be a name, or a Problem as problems.digits() returns it"
+            )
         factory = PROBLEMS[require_choice("problem", self.problem, PROBLEMS)]
         arguments = self._arguments_of(factory)
-        if arguments.get("batch_size", 0) is None:
-            del arguments["batch_size"]
-        self._say_ignored(_options_of(PROBLEMS.values()), {self.problem: set(arguments) | {"batch_size"}}, "problem")
+        self._say_ignored(options, {self.problem: set(arguments)})
+        if self.batch_size is None:
+            arguments.pop("batch_size", None)
         return factory(**arguments)
 
-    def select_device(self) -> None:
-        """Make JAX compute on the chosen kind of device.
+    @contextlib.contextmanager
+    def computing_device(self) -> Iterator[None]:
+        """Let JAX compute on the chosen kind of device, for the length of a ``with`` block.
 
         Raises
         ------
@@ -205,42 +235,81 @@ class StudyConfig:
         import jax
 
         if self.device == "default":
+            yield
             return
         try:
-            jax.config.update("jax_default_device", jax.devices(self.device)[0])
-        except RuntimeError as error:
-            raise InputError(f"device = {self.device!r}: JAX finds none here; choose default or cpu") from error
+            device = jax.devices(self.device)[0]
+        except RuntimeError:
+            raise InputError(
+                f"device = {self.device!r}: JAX finds none here; choose default, which is {jax.default_backend()}"
+            ) from None
+        with jax.default_device(device):
+            yield
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config as values that JSON can hold."""
+        """Return what the results depend on, as values that JSON can hold; ``out`` is left out."""
+        return {
+            field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self) if field.name != "out"
+        }
 
-        def plain(value: Any) -> Any:
-            if isinstance(value, tuple | list):
-                return [plain(entry) for entry in value]
-            return value if isinstance(value, int | float | str | None) else getattr(value, "name", str(value))
+    def _cluster(self, message_bytes: float | None) -> Cluster:
+        return Cluster(
+            workers=self.workers,
+            compute=self._law("compute"),
+            service=self._law("service"),
+            latency=self._law("latency"),
+            bandwidth=self.bandwidth,
+            message_bytes=message_bytes if self.bandwidth is not None else None,
+            shared_bandwidth=self.shared_bandwidth,
+            window=self.window,
+            protocol=self.protocol,
+            exclusive=self.exclusive,
+            discipline=self.discipline,
+        )
 
-        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+    def _law(self, option: str) -> Any:
+        """Return the law or the laws of an option; the laws' own errors do not know which option they came from."""
+        value = getattr(self, option)
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except InputError as error:
+            raise InputError(f"{option} = {value!r}: {error}") from None
 
     def _arguments_of(self, factory: Callable[..., Any]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in inspect.signature(factory).parameters if hasattr(self, name)}
 
-    def _say_ignored(self, options: set[str], used: Mapping[str, set[str]], kind: str) -> None:
+    def _say_ignored(self, options: set[str], used: Mapping[str, set[str]]) -> None:
+        """Say which options were changed although some of the methods, or the problem, ignore them."""
         for field in dataclasses.fields(self):
             if field.name not in options or getattr(self, field.name) == field.default:
                 continue
             ignoring = [name for name, names in used.items() if field.name not in names]
             if ignoring:
                 option = "--" + field.name.replace("_", "-")
-                print(f"note: {option} changes nothing for {kind} {', '.join(ignoring)}", file=sys.stderr)
+                _note(f"{option} changes nothing for {', '.join(ignoring)}")
+
+
+def split_names(names: Iterable[Any]) -> list[Any]:
+    """Split names that were given with commas between them; leave all that is not text as it is."""
+    entries: list[Any] = []
+    for entry in [names] if isinstance(names, str) else names:
+        entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
+    return entries
 
 
 def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:
     return {name for factory in factories for name in inspect.signature(factory).parameters}
 
 
-def _split(methods: Iterable[Any]) -> list[Any]:
-    """Split names that were given with commas between them."""
-    entries: list[Any] = []
-    for entry in methods:
-        entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
-    return entries
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, int | float | str | None):
+        return value
+    if hasattr(value, "item"):
+        return value.item()  # a NumPy scalar
+    return str(value) if isinstance(value, Path | Law) else getattr(value, "name", str(value))
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from tqdm import tqdm
 
+from asyncsim.diagnosis import build_diagnose, diagnostic_rows, diagnostics_table
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
+from asyncsim.flat import Flat, flatten
 from asyncsim.kernel import (
-    QUANTILES,
     Layout,
     Records,
     ReplayState,
@@ -80,8 +80,8 @@ def replay(
 
     Notes
     -----
-    What a commit depends on decides which commits are computed together (see `asyncsim.waves`); the numbers are those of
-    a loop over the events, up to the order of floating-point sums. On one machine and one configuration they repeat
+    What a commit depends on decides which commits are computed together (see `asyncsim.waves`); the numbers are those
+    of a loop over the events, up to the order of floating-point sums. On one machine and one configuration they repeat
     byte for byte. Methods that amplify round-off (GEM) reproduce in law, not in value, on another machine.
     """
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
@@ -144,31 +144,35 @@ class Replay:
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
 
         dtype = jnp.dtype(precision)
-        key = jax.random.wrap_key_data(stream_key(seed, "problem").view(np.uint32)[:2])
+        key = jax.random.wrap_key_data(jnp.asarray(stream_key(seed, "problem").view(np.uint32)[:2]))
         init_key, self._key = jax.random.split(key)
         params = _cast(problem.init(init_key), dtype)
         self._names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
         self._plan = Plan(trace, problem, seed, stops, diagnose_every, dtype)
         layout = self._plan.layout(trace, problem, float(proxy_momentum))
         self._program = _compile(_Same(method), _Same(problem), layout, dtype)
-        self._train = jax.device_put(_cast(problem.train, dtype))
-        self._test = jax.device_put(_cast(problem.test, dtype))
+        self._train, self._test = _on_device(_Same(problem), dtype)
         waves = self._plan.waves
-        self.state: ReplayState = initial_state(method, problem, params, waves.slots, waves.form_slots, trace.workers)
+        self.state: ReplayState = initial_state(
+            method, problem, self._program.flat, params, waves.slots, waves.form_slots, trace.workers
+        )
         self._recorded: list[dict[str, np.ndarray]] = []
-        self._diagnosed: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
+        self._diagnosed: list[tuple[int, str, str, float, float]] = []
 
     def advance(self, stop: int) -> None:
         """Replay up to ``stop`` commits, or to the first commit of which a value is not finite."""
-        pending: tuple[np.ndarray, Records] | None = None
+        pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
         for starts, pieces in self._plan.chunks(self.position, stop):
             # While the device works on a chunk, the host plans the next and looks at the one before.
+            diagnostics = {}
+            if self._plan.diagnosed[starts[0]]:
+                diagnostics = self._program.diagnose(self.state, self._train, self._key, pieces)
             self.state, records = self._program.advance(
                 self.state, self._train, self._key, pieces, np.int32(len(starts) - 1)
             )
             if pending is not None:
                 self._take(*pending)
-            pending = (starts, records)
+            pending = (starts, records, diagnostics)
             if self.diverged_at is not None:
                 return
         if pending is not None:
@@ -194,7 +198,7 @@ class Replay:
         """Return what has been replayed so far as a Run."""
         import pandas as pd
 
-        params = jax.tree.map(np.asarray, self._program.unravel(self.state.central))
+        params = jax.tree.map(np.asarray, self._program.flat.unravel(self.state.central))
         config = {
             "method": self.method.name,
             "hyperparameters": {k: _plain(v) for k, v in self.method.hyperparameters.items()},
@@ -209,16 +213,15 @@ class Replay:
         return Run(
             commits=self._commits(),
             evaluations=pd.DataFrame(evaluations),
-            diagnostics=self._diagnostics(),
+            diagnostics=diagnostics_table(self._diagnosed, self.trace.frame),
             params=params,
             diverged_at=self.diverged_at,
             config=config,
         )
 
-    def _take(self, starts: np.ndarray, records: Records) -> None:
+    def _take(self, starts: np.ndarray, records: Records, diagnostics: dict[str, Any]) -> None:
         """Keep a chunk's records, up to the first commit that is not finite."""
-        if self.diverged_at is not None:
-            return
+        self._diagnosed += diagnostic_rows(int(starts[0]), diagnostics, self._names)
         sizes = np.diff(starts)
         valid = np.arange(records.loss.shape[1]) < sizes[:, None]
         columns = {
@@ -232,10 +235,6 @@ class Replay:
             self.diverged_at, kept = int(starts[0]) + first, first + 1
         self._recorded.append({name: column[:kept] for name, column in columns.items()})
         self.position = int(starts[0]) + kept
-        diagnosed = np.flatnonzero(self._plan.diagnosed[starts[:-1]] & (starts[:-1] < self.position))
-        if len(diagnosed) and records.diagnostics:
-            values = {name: np.asarray(value)[diagnosed] for name, value in records.diagnostics.items()}
-            self._diagnosed.append((starts[diagnosed], values))
 
     def _problem_state(self) -> Any:
         """Return the mean over the workers of the problem's non-trained state (None without one)."""
@@ -255,28 +254,12 @@ class Replay:
             table[name] = np.concatenate(parts) if parts else np.empty(0)
         return table
 
-    def _diagnostics(self) -> "pd.DataFrame":
-        import pandas as pd
-
-        tables = [
-            _diagnostic_rows(commits, name, values, self._names)
-            for commits, by_name in self._diagnosed
-            for name, values in by_name.items()
-        ]
-        columns = ["commit", "quantity", "tensor", "quantile", "value"]
-        table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-        table = table.sort_values("commit", kind="stable", ignore_index=True)
-        frame = self.trace.frame.iloc[table["commit"].to_numpy(dtype=int)]
-        table.insert(1, "commit_time", frame["commit_time"].to_numpy())
-        table.insert(2, "worker", frame["worker"].to_numpy())
-        table.insert(3, "worker_step", frame["job"].to_numpy())
-        return table
-
 
 class _Program(NamedTuple):
     advance: Callable[..., Any]
+    diagnose: Callable[..., Any]
     evaluate: Callable[..., Any]
-    unravel: Callable[..., Any]
+    flat: Flat
 
 
 class _Same:
@@ -297,12 +280,19 @@ def _compile(method: _Same, problem: _Same, layout: Layout, dtype: Any) -> _Prog
     """Build the jitted functions once for all seeds of a study."""
     shapes = jax.eval_shape(problem.value.init, jax.random.key(0))
     template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
-    unravel = ravel_pytree(template)[1]
+    flat = flatten(template)
     return _Program(
-        advance=build_advance(method.value, problem.value, layout, unravel),
-        evaluate=jax.jit(lambda central, state, data: problem.value.evaluate(unravel(central), state, data)),
-        unravel=unravel,
+        advance=build_advance(method.value, problem.value, layout, flat),
+        diagnose=build_diagnose(method.value, problem.value, layout, flat),
+        evaluate=jax.jit(lambda central, state, data: problem.value.evaluate(flat.unravel(central), state, data)),
+        flat=flat,
     )
+
+
+@functools.lru_cache(maxsize=2)
+def _on_device(problem: _Same, dtype: Any) -> tuple[Any, Any]:
+    """Return the training and the test data on the device, moved there once for all runs of a study."""
+    return _cast(problem.value.train, dtype), _cast(problem.value.test, dtype)
 
 
 def _float(own: Any, dtype: Any) -> Any:
@@ -330,29 +320,6 @@ def _evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
         return np.unique(np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)[1:])
     step = require_count("evaluate_every", evaluate_every) * trace.workers
     return np.unique(np.r_[np.arange(step, commits, step), commits])
-
-
-def _diagnostic_rows(commits: np.ndarray, name: str, values: np.ndarray, tensors: list[str]):
-    """Return diagnostics in long form: one row a commit and quantile, tensor or share."""
-    import pandas as pd
-
-    quantity, _, by_tensor = name.partition(" by ")
-    if values.ndim == 1:
-        labels: list[tuple[str, float]] = [("", np.nan)]
-    elif by_tensor:
-        labels = [(tensor, 0.5) for tensor in tensors]
-    else:
-        labels = [("", quantile) for quantile in QUANTILES]
-    number = len(labels)
-    return pd.DataFrame(
-        {
-            "commit": np.repeat(commits, number),
-            "quantity": quantity,
-            "tensor": [label[0] for label in labels] * len(commits),
-            "quantile": [label[1] for label in labels] * len(commits),
-            "value": values.reshape(-1).astype(float),
-        }
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -152,7 +152,7 @@ def staleness(results: Results) -> Figure:
 
 
 def loss(results: Results) -> Figure:
-    """Draw the minibatch losses against simulated time and against worker steps."""
+    """Draw the minibatch losses against simulated time and against worker steps, cut off far above the first."""
     figure, panels = look.new_figure(look.DOUBLE, 2.7, 2, sharey=True)
     curves = {name: curve_of(runs, _losses, "mean", results.workers) for name, runs in results.runs.items()}
     scale, *limits = _loss_axis(curves)
@@ -285,7 +285,7 @@ def _cluster(trace: Trace) -> str:
     laws = {"compute": cluster.compute, "service": cluster.service, "latency": cluster.latency}
     if cluster.latency == Constant(0.0):
         del laws["latency"]
-    words = [f"{name} {_law(law)}" for name, law in laws.items()]
+    words = [f"{name}\u00a0{_law(law)}" for name, law in laws.items()]
     words += [f"window {cluster.window}"] if cluster.window > 1 else []
     words += [cluster.protocol.replace("_", " ")] if cluster.protocol != "exchange" else []
     return ", ".join(words)
@@ -294,11 +294,14 @@ def _cluster(trace: Trace) -> str:
 def _law(law: Law | tuple[Law, ...]) -> str:
     if isinstance(law, tuple):
         return " or ".join(dict.fromkeys(_law(one) for one in law)) if len(set(law)) <= 3 else "of many laws"
-    return f"{law.value:g} s" if isinstance(law, Constant) else str(law)
+    return f"{law.value:g}\u00a0s" if isinstance(law, Constant) else str(law).replace(" ", "\u00a0")
 
 
 def _wrapped(text: str, width: float) -> str:
-    return "\n".join(textwrap.wrap(text, int(width)))
+    """Break a text into as few lines as fit, of about the same length."""
+    lines = textwrap.wrap(text, int(width))
+    even = (textwrap.wrap(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
+    return "\n".join(next((found for found in even if len(found) == len(lines)), lines))
 
 
 if __name__ == "__main__":

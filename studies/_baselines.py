@@ -7,16 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import simpy
-from asyncsim.trace import Trace
 from jax.flatten_util import ravel_pytree
 
 from asyncsim.cluster import Cluster
 from asyncsim.delays import delays
-from asyncsim.kernel import build_local, initial_state
+from asyncsim.flat import flatten
+from asyncsim.kernel import initial_state
+from asyncsim.local import build_local
 from asyncsim.methods import Method, Visit
 from asyncsim.plan import Plan
 from asyncsim.problems import Problem
 from asyncsim.streams import Streams
+from asyncsim.trace import Trace
 
 
 def usual_model(cluster: Cluster, commits: int, seed: int = 0) -> np.ndarray:
@@ -38,12 +40,12 @@ def usual_model(cluster: Cluster, commits: int, seed: int = 0) -> np.ndarray:
 
     def work(worker: int):
         while True:
-            yield env.timeout(next(compute[worker]))
+            yield env.timeout(compute(worker))
             arrive = env.now
             with server.request() as request:
                 yield request
                 serve = env.now
-                yield env.timeout(next(service[worker]))
+                yield env.timeout(service(worker))
             visits.append((worker, arrive, serve, env.now))
             if len(visits) == commits:
                 finished.succeed()
@@ -132,9 +134,9 @@ class GradientsAlone:
     def __init__(self, trace: Trace, method: Method, problem: Problem, seed: int = 0):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed)))
         plan = Plan(trace, problem, seed, None, 0, jnp.dtype("float32"))
-        layout = plan.layout(trace, problem, 0.0)
-        local = build_local(method, problem, trace.window, ravel_pytree(params)[1])
-        self.state = initial_state(method, problem, params, plan.waves.slots, 0, trace.workers)
+        layout, flat = plan.layout(trace, problem, proxy_momentum=0.0), flatten(params)
+        local = build_local(method, problem, trace.window, flat)
+        self.state = initial_state(method, problem, flat, params, plan.waves.slots, 0, trace.workers)
         self.data = jax.tree.map(jnp.asarray, problem.train)
         self.key = jax.random.key(seed)
         self.chunks = [(pieces, len(starts) - 1) for starts, pieces in plan.chunks(0, len(trace))]

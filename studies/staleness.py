@@ -15,6 +15,9 @@ from asyncsim.study_config import StudyConfig
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asyncsim.cluster import Cluster
+    from asyncsim.expectations import QueueTheory, StalenessTheory
+
 
 @dataclass(frozen=True)
 class Config(StudyConfig):
@@ -47,13 +50,13 @@ def run(config: Config) -> Result:
     config.check()
     from asyncsim.comparison import compare
 
-    config.select_device()
-    methods, problem = config.make_methods(), config.make_problem()
-    cluster = config.make_cluster(message_bytes=problem.parameter_count * config.bytes_per_parameter)
-    folder = results.new_folder(config.out, "staleness")
-    results.write_json(folder / "config.json", {"study": "staleness", **config.to_dict()})
-    summary = compare(config, cluster, methods, problem, folder)
-    figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py").draw(folder)
+    with config.computing_device():
+        methods, problem = config.make_methods(), config.make_problem()
+        cluster = config.make_cluster(message_bytes=problem.parameter_count * config.bytes_per_parameter)
+        with results.new_folder(config.out, "staleness") as folder:
+            results.write_json(folder / "config.json", {"study": "staleness", **config.to_dict()})
+            summary = compare(config, cluster, methods, problem, folder)
+            figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py").draw(folder)
     print(report(cluster, problem.name, summary))
     print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {', '.join(path.name for path in figures)}")
     return Result(folder, summary)
@@ -70,7 +73,8 @@ def report(cluster: "Cluster", problem: str, summary: "pd.DataFrame") -> str:
             f"  {name:<24} {measured:<24} {theory}" for name, measured, theory in _against_theory(cluster, traces)
         ]
         lines.append("")
-    lines.append(f"{problem}, mean over {summary['seed'].nunique()} seeds")
+    seeds = summary["seed"].nunique()
+    lines.append(f"{problem}, {f'mean over {seeds} seeds' if seeds > 1 else 'one seed'}")
     return "\n".join([*lines, _method_table(summary)])
 
 
@@ -85,7 +89,8 @@ def _against_theory(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[st
     from asyncsim.theory import saturation_bound
 
     mean = traces.filter(regex="^trace\\.").mean()
-    expected = staleness_theory(cluster, computations=mean["trace.commits"] / cluster.workers)
+    commits = mean["trace.commits"] + mean["trace.warm_up"]
+    expected = staleness_theory(cluster, computations=commits / cluster.workers)
     queue, think = queue_theory(cluster), think_time(cluster)
     low, high = expected.mean_bounds
     rows = [
@@ -97,7 +102,7 @@ def _against_theory(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[st
         (
             "staleness, std",
             f"{mean['trace.staleness_std']:.2f}",
-            "" if expected.std is None else f"{expected.std:.2f} ({expected.law}, no queue)",
+            _spread(expected),
         ),
     ]
     if think is not None and cluster.service.mean > 0:
@@ -108,11 +113,23 @@ def _against_theory(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[st
         (
             "server utilisation",
             f"{mean['trace.utilisation']:.3f}",
-            "" if queue is None else f"{queue.utilisation:.3f} ({queue.law})",
+            _utilisation(queue),
         )
     )
     rows.append(("mean wait (s)", f"{mean['trace.wait_mean']:.4f}", ""))
     return [("", "measured", "theory"), *rows]
+
+
+def _spread(expected: "StalenessTheory") -> str:
+    if expected.std is None:
+        return ""
+    return f"{expected.std:.2f} ({expected.law}{'' if expected.queue_free else ', without the queue'})"
+
+
+def _utilisation(queue: "QueueTheory | None") -> str:
+    if queue is None:
+        return ""
+    return f"{'at most ' if 'bound' in queue.law else ''}{queue.utilisation:.3f} ({queue.law})"
 
 
 def _method_table(summary: "pd.DataFrame") -> str:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim import results
 from asyncsim.cluster import Cluster
-from asyncsim.errors import require_choice, require_count
+from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.study import load_file
+from asyncsim.study_config import split_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +27,7 @@ class Config:
     """Options of the throughput study."""
 
     tasks: tuple[str, ...] = ("trace", "growth", "digits", "quadratic")
-    """What to measure: trace, growth, digits, quadratic, mnist."""
+    """What to measure: trace, growth, digits, quadratic, mnist; separated by spaces or commas."""
     workers: int = 100
     """Workers of the cluster."""
     method: str = "gem"
@@ -72,23 +73,24 @@ def run(config: Config) -> Result:
     InputError
         An option that cannot be used, or a folder that cannot be written.
     """
-    for task in config.tasks:
-        require_choice("tasks", task, TASKS)
+    tasks = [require_choice("tasks", task, TASKS) for task in split_names(config.tasks)]
+    if not tasks:
+        raise InputError(f"tasks: none given; choose from {', '.join(TASKS)}")
     require_count("repeats", config.repeats)
     require_count("workers", config.workers)
     import pandas as pd
 
-    folder = results.new_folder(config.out, "throughput")
-    turns, summaries = [], []
-    for task in config.tasks:
-        contenders = _TASKS[task](config)
-        table = measure(contenders, config.repeats, task)
-        turns.append(table)
-        summaries.append(summarise(table))
-        print(summaries[-1].to_string(index=False), flush=True)
-    summary = pd.concat(summaries, ignore_index=True)
-    results.write_csv(folder / "turns.csv", pd.concat(turns, ignore_index=True))
-    results.write_csv(folder / "summary.csv", summary)
+    turns: list[pd.DataFrame] = []
+    summaries: list[pd.DataFrame] = []
+    with results.new_folder(config.out, "throughput") as folder:
+        for task in tasks:
+            turns.append(measure(_TASKS[task](config), config.repeats, task))
+            summaries.append(summarise(turns[-1]))
+            print(summaries[-1].to_string(index=False), flush=True)
+            # Written after each task, so that Ctrl-C keeps those that are finished.
+            summary = pd.concat(summaries, ignore_index=True)
+            results.write_csv(folder / "turns.csv", pd.concat(turns, ignore_index=True))
+            results.write_csv(folder / "summary.csv", summary)
     print(f"\nwrote {folder}: summary.csv, turns.csv")
     return Result(folder, summary)
 

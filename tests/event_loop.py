@@ -11,6 +11,10 @@ from jax.flatten_util import ravel_pytree
 from asyncsim.methods import Method, Visit
 from asyncsim.problems import Problem
 from asyncsim.streams import stream_key
+from asyncsim.waves import find_waves
+
+RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
+_COMPILED: dict[Any, Any] = {}
 
 
 class Worker(NamedTuple):
@@ -18,6 +22,7 @@ class Worker(NamedTuple):
     optimizer: Any
     problem: Any
     memory: Any
+    proxy: Any
 
 
 class EventLoop:
@@ -25,71 +30,105 @@ class EventLoop:
 
     def __init__(self, trace, method: Method, problem: Problem, seed: int = 0, dtype=jnp.float64):
         self.trace, self.method, self.problem = trace, method, problem
-        self.dtype = dtype
         key = jax.random.wrap_key_data(stream_key(seed, "problem").view(np.uint32)[:2])
         init_key, self.key = jax.random.split(key)
-        params = self.cast(problem.init(init_key))
+        params = cast(problem.init(init_key), dtype)
         self.central, self.unravel = ravel_pytree(params)
-        self.data = self.cast(problem.train)
+        self.data = jax.tree.map(np.asarray, cast(problem.train, dtype))
         self.batches = problem.batch_indices(seed, trace.workers)
         self.server = method.init_server(self.central)
         first = Worker(
             method.init_worker(self.central),
             method.optimizer.init(params),
-            problem.init_state() if problem.init_state else None,
+            problem.init_state() if problem.init_state else (),
             method.init_memory(self.central),
+            jnp.zeros_like(self.central),
         )
         self.workers = dict.fromkeys(range(trace.workers), first)
         self.versions = {0: self.central}
-        self.reads: dict[int, Any] = {}  # by commit: values forced by the test instead of the version's
-        self.local = jax.jit(self._local)
-        self.message = jax.jit(lambda *arguments: method.message(*arguments)[:2])
-        self.apply = jax.jit(method.apply)
-
-    def cast(self, tree):
-        return jax.tree.map(
-            lambda leaf: jnp.asarray(leaf, self.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype), tree
-        )
+        self.version_before = np.r_[0, trace.frame["version"].to_numpy()[:-1]]
+        # Values taken over from a replay in place of the versions', by commit.
+        self.reads: dict[int, Any] = {}
+        self.forms: dict[int, Any] = {}
+        # Compiled once per method and problem, which the entry keeps alive so that no other gets their ids.
+        name = id(method), id(problem), trace.window, jnp.dtype(dtype)
+        self.commit = _COMPILED.setdefault(name, (jax.jit(self._commit), method, problem))[0]
 
     def run(self, begin: int, end: int) -> dict[str, np.ndarray]:
-        """Replay commits ``begin`` to ``end - 1``; return their losses and how far the central variable moved."""
-        losses, moved = [], []
+        """Replay commits ``begin`` to ``end - 1``; return what a replay records of them."""
+        recorded = []
         for row in self.trace.frame.iloc[begin:end].itertuples():
             visit = Visit(
-                *(jnp.int32(value) for value in (row.staleness, row.worker, row.job, row.commit)),
-                time=jnp.asarray(row.commit_time, self.dtype),
-                local_steps=jnp.int32(row.local_steps),
+                *(np.int32(value) for value in (row.staleness, row.worker, row.job, row.commit)),
+                time=np.asarray(row.commit_time, self.central.dtype),
+                local_steps=np.int32(row.local_steps),
             )
-            worker = self.workers[row.worker]
-            read = self.reads.get(row.commit, self.versions.get(row.read_version))
-            start = self.method.resume(worker.method, read) if self.method.resume else read
-            rows = None
+            read = self.reads[row.commit] if row.commit in self.reads else self.versions[row.read_version]
+            form = self.central
+            if row.form_version < self.version_before[row.commit]:
+                form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.form_version]
+            batch = ()
             if self.batches is not None:
                 rows = self.batches.rows([row.worker], [row.job], self.trace.window)[0]
-            update, optimizer, state, loss = self.local(start, worker.optimizer, worker.problem, rows, visit)
-            form = self.versions[row.form_version] if row.form_version < row.version - 1 else self.central
-            message, method_state = self.message(worker.method, update, start, form, visit)
-            applied = self.apply(self.server, self.central, message, worker.memory, visit)
-            moved.append(jnp.linalg.norm(applied.central - self.central))
-            losses.append(loss)
-            self.central, self.server = applied.central, applied.server
-            self.workers[row.worker] = Worker(method_state, optimizer, state, applied.memory)
+                batch = jax.tree.map(lambda array, rows=rows: array[rows], self.data)
+            self.central, self.server, self.workers[row.worker], record = self.commit(
+                self.key, batch, self.server, self.central, form, read, self.workers[row.worker], visit
+            )
             self.versions[row.version] = self.central
-        return {"loss": np.array(losses), "update_norm": np.array(moved)}
+            recorded.append(record)
+        return {name: np.array([record[i] for record in recorded]) for i, name in enumerate(RECORDED)}
 
-    def _local(self, start, optimizer_state, problem_state, rows, visit):
+    def take_over(self, replay) -> None:
+        """Go on from where a replay is: teacher forcing, so that a difference of one commit does not grow over many."""
+        stop, waves = replay.position, find_waves(self.trace)
+        held, size = replay.state.central.size, self.central.size
+        # A copy, since the replay's next advance reuses the memory; a replay may pad its vectors with zeros.
+        state = jax.tree.map(lambda leaf: np.array(leaf[..., :size] if leaf.shape[-1:] == (held,) else leaf), replay.state)
+        self.central, self.server = jnp.asarray(state.central), jax.tree.map(jnp.asarray, state.server)
+        self.workers = {
+            number: Worker(
+                *(jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), tree) for tree in state.workers[:4]),
+                proxy=self.workers[number].proxy if self.method.proxy else jnp.asarray(state.workers.proxy[number]),
+            )
+            for number in range(self.trace.workers)
+        }
+        self.versions = {int(self.trace.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
+        waiting = range(stop, len(self.trace))
+        self.reads = {k: state.read[waves.slot[k]] for k in waiting if waves.read[k] < stop}
+        if waves.separate_forms:
+            self.forms = {k: state.form[waves.form_slot[k]] for k in waiting if waves.form[k] < stop}
+
+    def _commit(self, key, batch, server, central, form, read, worker: Worker, visit: Visit):
+        method = self.method
+        start = method.resume(worker.method, read) if method.resume else read
+        origin = method.origin(worker.method, read) if method.origin else read
+        update, optimizer, problem_state, loss = self._local(key, start, batch, worker, visit)
+        message, method_state, _ = method.message(worker.method, update, start, form, visit)
+        applied = method.apply(server, central, message, worker.memory, visit)
+        proxy = 0.9 * worker.proxy + update  # the replay's default momentum, for methods that keep none
+        energy = method.proxy(method_state) if method.proxy else proxy
+        record = (
+            loss,
+            jnp.linalg.norm(applied.central - central),
+            jnp.sum((applied.central - origin) ** 2) / 2,
+            jnp.sum(energy**2) / 2,
+        )
+        worker = Worker(method_state, optimizer, problem_state, applied.memory, proxy)
+        return applied.central, applied.server, worker, record
+
+    def _local(self, key, start, batches, worker: Worker, visit: Visit):
         params, update, losses = self.unravel(start), jnp.zeros_like(start), []
+        optimizer_state, problem_state = worker.optimizer, worker.problem
         optimizer = optax.with_extra_args_support(self.method.optimizer)
+        key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), visit.worker_step)
         for step in range(self.trace.window):
-            key = jax.random.fold_in(jax.random.fold_in(self.key, visit.worker), visit.worker_step)
-            if self.trace.window > 1:
-                key = jax.random.fold_in(key, step)
-            batch = None if rows is None else jax.tree.map(lambda array, step=step: array[rows[step]], self.data)
+            step_key = key if self.trace.window == 1 else jax.random.fold_in(key, step)
+            batch = jax.tree.map(lambda array, step=step: array[step], batches) if self.problem.train is not None else None
 
-            def loss(params, batch=batch, key=key):
+            def loss(params, state=problem_state, batch=batch, key=step_key):
                 if self.problem.init_state is None:
-                    return self.problem.loss(params, batch, key), problem_state
-                return self.problem.loss(params, problem_state, batch, key)
+                    return self.problem.loss(params, batch, key), state
+                return self.problem.loss(params, state, batch, key)
 
             (value, problem_state), gradients = jax.value_and_grad(loss, has_aux=True)(params)
             steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, visit=visit)
@@ -97,3 +136,43 @@ class EventLoop:
             update = update + ravel_pytree(steps)[0]
             losses.append(value)
         return update, optimizer_state, problem_state, jnp.mean(jnp.stack(losses))
+
+
+def cast(tree, dtype):
+    """Give the floating-point leaves of a tree the run's precision."""
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype), tree
+    )
+
+
+def deviation(found, expected) -> float:
+    """Return the largest difference between two arrays, relative to the largest value expected."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape and np.isfinite(expected).all() and np.isfinite(found).all()
+    return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+
+
+def forced_deviation(replay, every: int, commits: int | None = None) -> dict[str, float]:
+    """Run a fresh replay of seed 0, which may stop ``every`` so many commits, and the loop that takes over from it at each stop.
+
+    Returns
+    -------
+    dict
+        The largest relative deviation of the central variable at the stops and of what is recorded in between.
+    """
+    loop = EventLoop(replay.trace, replay.method, replay.problem)
+    parts, worst = [], 0.0
+    ends = [*range(every, commits or len(replay.trace), every), commits or len(replay.trace)]
+    for end in ends:
+        loop.take_over(replay)
+        begin = replay.position
+        replay.advance(end)
+        parts.append((begin, end, loop.run(begin, end)))
+        worst = max(worst, deviation(np.asarray(replay.state.central)[: loop.central.size], loop.central))
+    recorded = replay.result([]).commits
+    assert len(recorded) == ends[-1]
+    found = {
+        name: max(deviation(recorded[name].to_numpy()[begin:end], expected[name]) for begin, end, expected in parts)
+        for name in RECORDED
+    }
+    return {"central": worst, **found}

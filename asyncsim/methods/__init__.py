@@ -1,5 +1,7 @@
 """The methods: one algorithm a file. A factory takes hyper-parameters and returns a Method."""
 
+from collections.abc import Callable
+
 from asyncsim.methods.adaptive_staleness import adaptive_staleness
 from asyncsim.methods.downpour import downpour
 from asyncsim.methods.gem import gem
@@ -7,7 +9,7 @@ from asyncsim.methods.method import Applied, Method, Timing, Visit, add, gradien
 from asyncsim.methods.sgd import sgd
 
 #: What the command line knows, by name.
-METHODS = {
+METHODS: dict[str, Callable[..., Method]] = {
     "adaptive_staleness": adaptive_staleness,
     "downpour": downpour,
     "gem": gem,

@@ -1,0 +1,66 @@
+"""A worker's local steps: the only place where gradients are computed."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from asyncsim.flat import Flat
+from asyncsim.methods.method import Array, Method, State, Visit
+from asyncsim.problems.problem import Problem
+
+
+class WorkerRow(NamedTuple):
+    """All that belongs to one worker; in the replay's state each leaf has a leading axis of workers."""
+
+    method: State
+    optimizer: State
+    problem: State
+    memory: State
+    proxy: State
+
+
+class LocalResult(NamedTuple):
+    """What a worker brings to its visit."""
+
+    start: Array | tuple[()]  #: ``()`` if it is what was read
+    update: Array
+    loss: Array
+    optimizer: State
+    problem: State
+
+
+def build_local(method: Method, problem: Problem, window: int, flat: Flat):
+    """Return the function that takes a worker's local steps: the only place where gradients are computed."""
+    optimizer = optax.with_extra_args_support(method.optimizer)
+
+    gradient = jax.value_and_grad(problem.stateful_loss, has_aux=True)
+
+    def step(carry, rows, key, data, visit):
+        params, optimizer_state, problem_state = carry
+        batch = jax.tree.map(lambda array: array[rows], data)
+        (value, problem_state), gradients = gradient(params, problem_state, batch, key)
+        steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, visit=visit)
+        return (optax.apply_updates(params, steps), optimizer_state, problem_state), (steps, value)
+
+    def result(start, update, loss, carry):
+        return LocalResult(start if method.resume else (), update, loss, carry[1], carry[2])
+
+    def local(data, key, worker: WorkerRow, read: Array, visit: Visit, job: Array, rows: Array) -> LocalResult:
+        start = method.resume(worker.method, read) if method.resume else read
+        key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
+        carry = (flat.unravel(start), worker.optimizer, worker.problem)
+        if window == 1:
+            carry, (steps, value) = step(carry, rows[0], key, data, visit)
+            return result(start, flat.ravel(steps), value, carry)
+
+        def next_step(state, index):
+            carry, update = state
+            carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, visit)
+            return (carry, update + flat.ravel(steps)), value
+
+        (carry, update), values = jax.lax.scan(next_step, (carry, jnp.zeros_like(start)), jnp.arange(window))
+        return result(start, update, jnp.mean(values), carry)
+
+    return local

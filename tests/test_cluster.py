@@ -1,0 +1,128 @@
+"""The cluster: what it accepts, what it refuses and with which words, and its JSON round trip."""
+
+import json
+import warnings
+
+import pytest
+
+from asyncsim.cluster import Cluster, HeterogeneityWarning, Policy, asynchronous
+from asyncsim.errors import InputError
+from asyncsim.laws import Constant, Exponential, Gamma, Mixture, Uniform
+
+REFUSED = [
+    ({"workers": 0}, r"workers = 0: must be at least 1"),
+    ({"workers": -3}, r"workers = -3: must be at least 1"),
+    ({"workers": 2.0}, r"workers = 2.0: must be a whole number"),
+    ({"window": 0}, r"window = 0: must be at least 1"),
+    ({"compute": 0.0}, r"compute = .*: a local step must take some time; give a mean above zero"),
+    ({"compute": -1.0}, r"compute: .*-1"),
+    ({"compute": "gama(mean=1, cv=2)"}, r"gama"),
+    ({"compute": [1.0, 2.0]}, r"compute = a list of 2 laws: .*there are 3; give one law for all"),
+    ({"compute": "[1]*4"}, r"compute = a list of 4 laws: .*there are 3"),
+    ({"compute": []}, r"compute = a list of 0 laws: .*there are 3"),
+    ({"compute": [1.0, 0.0, 1.0]}, r"compute\[1\] = .*: a local step must take some time"),
+    ({"service": -0.1}, r"service.*-0.1"),
+    ({"service": [0.1, 0.2]}, r"service = .*: must be one law"),
+    ({"latency": (0.1, 0.2, 0.3)}, r"latency = a list of 3 laws: must be one law, or a pair"),
+    ({"latency": (0.1, -0.2)}, r"latency\[1\].*-0.2"),
+    ({"bandwidth": 1e9}, r"bandwidth = 1000000000.0: says nothing without message_bytes; give both or neither"),
+    ({"message_bytes": 4}, r"message_bytes = 4: says nothing without bandwidth; give both or neither"),
+    ({"bandwidth": 0, "message_bytes": 4}, r"bandwidth = 0: must be above zero \(bytes/s\)"),
+    ({"bandwidth": 1, "message_bytes": -4}, r"message_bytes = -4: must be above zero \(bytes\)"),
+    ({"shared_bandwidth": True}, r"shared_bandwidth = True: there is no bandwidth to share"),
+    ({"shared_bandwidth": 1}, r"shared_bandwidth = 1: must be True or False"),
+    ({"protocol": "exchanges"}, r"protocol = 'exchanges': unknown; did you mean 'exchange'\? choose from"),
+    ({"exclusive": False}, r"exclusive = False: an exchange is always one atomic visit"),
+    ({"exclusive": "no"}, r"exclusive = 'no': must be True or False"),
+    ({"discipline": "lifo"}, r"discipline = 'lifo': unknown; .*choose from fifo, lowest_rank, random"),
+    ({"policy": "asynchronous"}, r"policy = 'asynchronous': must be a policy; write asyncsim.asynchronous\(\)"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(given) for given, _ in REFUSED])
+def test_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        Cluster(**{"workers": 3, "compute": 1.0, **given})
+
+
+def test_laws_from_numbers_and_texts():
+    cluster = Cluster(2, "gamma(mean=1, cv=0.2)", service=0.005, latency=("exponential(mean=0.1)", 0.2))
+    assert cluster.compute == Gamma(1.0, 0.2)
+    assert cluster.service == Constant(0.005)
+    assert (cluster.latency_up, cluster.latency_down) == (Exponential(0.1), Constant(0.2))
+    assert cluster.compute_laws == (Gamma(1.0, 0.2),) * 2
+
+
+def test_a_law_per_worker_from_one_text():
+    cluster = Cluster(3, "[1]*2 + [exponential(mean=3)]")
+    assert cluster.compute_laws == (Constant(1.0), Constant(1.0), Exponential(3.0))
+
+
+def test_equal_speeds_are_said_aloud_and_are_one_law():
+    with pytest.warns(HeterogeneityWarning, match=r"all 3 are .*changes nothing; give one law") as caught:
+        cluster = Cluster(3, [Gamma(1, 0.2)] * 3)
+    assert caught[0].filename == __file__
+    assert cluster == Cluster(3, Gamma(1, 0.2))
+
+
+def test_one_worker_with_a_list_of_one_law_is_no_heterogeneity():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Cluster(1, [2.0]).compute == Constant(2.0)
+
+
+def test_transfer_time():
+    assert Cluster(1, 1.0).transfer_time == 0.0
+    assert Cluster(1, 1.0, bandwidth=8.0, message_bytes=4).transfer_time == 0.5
+
+
+@pytest.mark.parametrize(
+    ("protocol", "exclusive", "separate"),
+    [
+        ("exchange", True, False),
+        ("read_then_write", True, False),
+        ("read_then_write", False, True),
+        ("write_then_read", True, True),
+    ],
+)
+def test_separate_reads(protocol, exclusive, separate):
+    assert Cluster(1, 1.0, protocol=protocol, exclusive=exclusive).separate_reads is separate
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(100, Gamma(1.0, 0.2)),
+        Cluster(4, [Gamma(1.0, 0.2), Gamma(1.0, 0.2), Uniform(1, 2), Constant(3)], latency=(0.1, Exponential(2))),
+        Cluster(
+            workers=2,
+            compute=Mixture([Gamma(1, 0.2), Constant(9)], [0.9, 0.1]),
+            service="0.1",
+            latency=0.3,
+            bandwidth=10,
+            message_bytes=5,
+            shared_bandwidth=True,
+            window=4,
+            protocol="read_then_write",
+            exclusive=False,
+            discipline="random",
+            policy=asynchronous(),
+        ),
+    ],
+    ids=["default", "per worker", "everything"],
+)
+def test_json_round_trip(cluster):
+    restored = Cluster.from_dict(json.loads(json.dumps(cluster.to_dict())))
+    assert restored == cluster
+    assert hash(restored) == hash(cluster)
+
+
+def test_from_dict_names_what_is_wrong():
+    values = Cluster(2, 1.0).to_dict()
+    with pytest.raises(InputError, match=r"cluster entry = 'servise': unknown; did you mean 'service'"):
+        Cluster.from_dict({**values, "servise": "1"})
+    del values["compute"]
+    with pytest.raises(InputError, match=r"cluster: the entry 'compute' is missing; add it"):
+        Cluster.from_dict(values)
+    with pytest.raises(InputError, match=r"policy = 'first_k': unknown"):
+        Policy("first_k")

@@ -1,0 +1,111 @@
+"""README: its notebook runs as printed, its commands exist, and so do the names in docstrings."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import asyncsim
+from asyncsim import study
+
+README = Path(asyncsim.__file__).resolve().parent.parent / "README.md"
+#: What makes a printed example small enough for a test.
+SMALL = ((r"\bcommits=[\d_]+", "commits=400"), (r"\bsteps=[\d_]+", "steps=2"), (r"\bseeds=[\d_]+", "seeds=1"))
+
+
+class Block(NamedTuple):
+    """A fenced block: what stands behind the fence, and the text between."""
+
+    info: str
+    text: str
+
+
+def blocks() -> list[Block]:
+    return [
+        Block(*found) for found in re.findall(r"^```(.*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+
+
+def to_run() -> list[str]:
+    """Return the first Python block and those marked ``python run``, made small."""
+    python = [block for block in blocks() if block.info.split()[:1] == ["python"]]
+    chosen = [block.text for i, block in enumerate(python) if i == 0 or "run" in block.info.split()]
+    for pattern, small in SMALL:
+        chosen = [re.sub(pattern, small, text) for text in chosen]
+    return chosen
+
+
+def commands() -> list[list[str]]:
+    """Return the options of every ``python -m asyncsim.study`` in the README's fenced blocks."""
+    lines = [line for block in blocks() for line in block.text.replace("\\\n", " ").splitlines()]
+    found = [re.search(r"python -m asyncsim\.study\b(.*)", line.partition("#")[0]) for line in lines]
+    return [shlex.split(match[1]) for match in found if match]
+
+
+def test_python_blocks_run(tmp_path, monkeypatch):
+    sources = to_run()
+    assert any("asyncsim.replay" in source for source in sources)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict = {"__name__": "readme"}  # later blocks go on where earlier ones ended, as in a notebook
+    for source in sources:
+        assert all(int(number.replace("_", "")) <= 400 for number in re.findall(r"\bcommits=([\d_]+)", source))
+        exec(compile(source, str(README), "exec"), names)
+    assert any(isinstance(value, asyncsim.Run) for value in names.values())
+
+
+def test_commands_can_be_read(capsys):
+    found = commands()
+    assert any(options[:1] == ["staleness"] for options in found)
+    for options in found:
+        if options and "NAME" not in options and options != ["--help"]:
+            name, *rest = options
+            try:
+                study.configure(name, rest)
+            except SystemExit as end:
+                assert end.code == 0, capsys.readouterr().err
+
+
+def test_every_shipped_study_and_method_is_named():
+    text = README.read_text()
+    folder = study.shipped("studies")
+    shipped = [path.stem for path in folder.glob("[!_]*.py")]
+    assert [name for name in [*shipped, *asyncsim.methods.METHODS] if name not in text] == []
+
+
+def test_links_into_the_repository_exist():
+    targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", README.read_text())
+    assert [target for target in targets if not (README.parent / target).exists()] == []
+
+
+def modules() -> list[str]:
+    package = os.path.dirname(asyncsim.__file__)
+    return ["asyncsim", *(found.name for found in pkgutil.walk_packages([package], "asyncsim."))]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples(name, tmp_path, monkeypatch):
+    """Examples behind ``>>>`` print what they say; names that begin with ``asyncsim.`` are there."""
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS).failed == 0
+    source = Path(module.__file__ or "").read_text()
+    for path in re.findall(r"`{1,2}(asyncsim(?:\.\w+)+)`", source):
+        assert reachable(path), f"{name} names {path}"
+
+
+def reachable(path: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of something that is reachable."""
+    try:
+        importlib.import_module(path)
+    except ModuleNotFoundError:
+        parent, _, name = path.rpartition(".")
+        value = importlib.import_module(parent) if parent else None
+        return hasattr(value, name)
+    return True

@@ -1,0 +1,157 @@
+"""A study's folder: who gets which, what an error leaves behind, and files that are whole or not there."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from asyncsim import InputError, results
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def disk_full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def everything() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+def finish(folder: Path) -> None:
+    results.write_csv(folder / results.SUMMARY, pd.DataFrame({"a": [1]}))
+
+
+def enter(out: str | None) -> None:
+    with results.new_folder(out, "toy"):
+        pytest.fail("never entered")
+
+
+def test_default_folders_are_numbered():
+    for expected in ("results/toy", "results/toy-2", "results/toy-3"):
+        with results.new_folder(None, "toy") as folder:
+            assert folder == Path(expected) and folder.is_dir()
+            finish(folder)
+
+
+def test_two_studies_that_start_together_get_a_folder_each():
+    with results.new_folder(None, "toy") as first, results.new_folder(None, "toy") as second:
+        assert (first, second) == (Path("results/toy"), Path("results/toy-2"))
+
+
+@pytest.mark.parametrize("make", [None, Path.mkdir])
+def test_given_folder_may_be_new_or_empty(make):
+    if make is not None:
+        make(Path("mine"))
+    with results.new_folder("mine", "toy") as folder:
+        finish(folder)
+    assert everything() == ["mine", "mine/summary.csv"]
+
+
+def test_given_folder_that_holds_something_is_left_alone():
+    Path("mine").mkdir()
+    Path("mine/kept").write_text("kept")
+    Path("file").write_text("kept")
+    for out in ("mine", "file"):
+        with pytest.raises(InputError, match=rf"out = '{out}': exists and is not an empty folder; give another"):
+            enter(out)
+    assert everything() == ["file", "mine", "mine/kept"]
+
+
+@pytest.mark.parametrize("out", ["file/inside", None])
+def test_folder_below_a_file(out):
+    Path("file").write_text("")
+    Path("results").write_text("")
+    with pytest.raises(InputError, match=r"cannot be written: Not a directory; give a folder that can"):
+        enter(out)
+    assert everything() == ["file", "results"]
+
+
+@pytest.mark.parametrize("out", ["mine", None])
+def test_folder_that_is_not_writable(out, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as root everything is writable
+    with pytest.raises(InputError, match="cannot be written: Permission denied"):
+        enter(out)
+
+
+def test_folder_that_may_not_be_looked_at(monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(InputError, match="out = 'mine': cannot be written: Permission denied"):
+        enter("mine")
+
+
+@pytest.mark.parametrize("error", [InputError("bad"), RuntimeError("a bug"), KeyboardInterrupt()])
+@pytest.mark.parametrize("out", ["deep/down", None])
+def test_nothing_finished_leaves_nothing(error, out):
+    with pytest.raises(type(error)), results.new_folder(out, "toy") as folder:
+        results.write_json(folder / "config.json", {})
+        results.write_json(folder / "traces" / "one.json", {})
+        raise error
+    assert everything() == []
+
+
+def test_nothing_finished_leaves_the_users_own_empty_folder():
+    Path("mine").mkdir()
+    with pytest.raises(InputError, match=r"^bad$"), results.new_folder("mine", "toy") as folder:
+        results.write_json(folder / "config.json", {})
+        raise InputError("bad")
+    assert everything() == ["mine"]
+
+
+@pytest.mark.parametrize("error", [InputError("bad"), KeyboardInterrupt()])
+def test_finished_results_are_kept_and_told(error):
+    told = r"what was finished (before )?is in mine"
+    with pytest.raises(type(error), match=told), results.new_folder("mine", "toy") as folder:
+        finish(folder)
+        raise error
+    assert everything() == ["mine", "mine/summary.csv"]
+
+
+def test_full_disk_leaves_the_file_as_it_was():
+    path = results.write_json(Path("a/one.json"), {"x": 1})
+
+    def half(partial):
+        partial.write_text("ha")
+        disk_full()
+
+    with pytest.raises(InputError, match=r"'a/one.json': cannot be written: No space left on device"):
+        results.write_whole(path, half)
+    assert json.loads(path.read_text()) == {"x": 1}
+    assert everything() == ["a", "a/one.json"]
+
+
+def test_full_disk_at_the_last_moment(monkeypatch):
+    monkeypatch.setattr(os, "replace", disk_full)
+    with pytest.raises(InputError, match="No space left on device"):
+        finish(Path())
+    assert everything() == []
+
+
+def test_other_errors_leave_nothing_half_written():
+    def interrupted(partial):
+        partial.write_text("ha")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        results.write_whole(Path("one"), interrupted)
+    assert everything() == []
+
+
+def test_file_below_a_file():
+    Path("file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        results.write_json(Path("file/one.json"), {})
+
+
+def test_numbers_come_back_as_they_were():
+    table = pd.DataFrame({"x": [0.1 + 0.2, 1e-300, float("nan")], "n": [1, 2, 3]})
+    pd.testing.assert_frame_equal(pd.read_csv(results.write_csv(Path("t.csv"), table)), table, check_exact=True)

@@ -1,0 +1,478 @@
+"""The simulation: hand-computed runs, exact invariants, the usual SimPy model, and queueing theory."""
+
+from unittest import mock
+
+import ciw
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from usual import follow, usual_model
+
+from asyncsim import environment
+from asyncsim.cluster import Cluster
+from asyncsim.delays import delays
+from asyncsim.errors import InputError
+from asyncsim.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
+from asyncsim.simulation import simulate
+from asyncsim.streams import Streams
+
+# A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
+K_SIGMA = 5.0
+BATCHES = 40
+
+PROTOCOLS = [("exchange", True), ("read_then_write", True), ("read_then_write", False), ("write_then_read", True)]
+TIMES = ["start_time", "arrive_time", "serve_time", "commit_time"]
+
+
+def rows(trace, *names):
+    return [tuple(row) for row in trace.frame[list(names)].itertuples(index=False)]
+
+
+def test_exchange_by_hand():
+    # At 3 the message of worker 1 arrives (scheduled at 0) before the service of worker 0 ends
+    # (scheduled at 2): it waits for no time.
+    trace = simulate(Cluster(2, [2.0, 3.0], service=1.0), 4)
+    names = ("worker", "job", "read_version", "read_time", *TIMES, "staleness", "version")
+    assert rows(trace, *names) == [
+        (0, 0, 0, 0.0, 0.0, 2.0, 2.0, 3.0, 0, 1),
+        (1, 0, 0, 0.0, 0.0, 3.0, 3.0, 4.0, 1, 2),
+        (0, 1, 1, 3.0, 3.0, 5.0, 5.0, 6.0, 1, 3),
+        (1, 1, 2, 4.0, 4.0, 7.0, 7.0, 8.0, 1, 4),
+    ]
+    assert rows(trace, "read_arrive_time", "read_serve_time") == [(0, 0), (0, 0), (2, 2), (3, 3)]
+    assert rows(trace, "form_version", "form_time") == [(0, 3.0), (1, 4.0), (2, 6.0), (3, 8.0)]
+    assert trace.open_reads[["worker", "job", "read_version", "read_time"]].to_numpy().tolist() == [
+        [0, 2, 3, 6.0],
+        [1, 2, 4, 8.0],
+    ]
+    # Worker 0 is back at 8 too. Its arrival was scheduled at 6, before the end of the service at 8.
+    assert trace.present.to_numpy().tolist() == [[0, 8.0]]
+
+
+def test_window_and_latency_by_hand():
+    cluster = Cluster(1, 2.0, service=1.0, latency=(0.5, 0.25), window=3)
+    trace = simulate(cluster, 2)
+    assert rows(trace, "local_steps", *TIMES, "staleness") == [
+        (3, 0.0, 6.5, 6.5, 7.5, 0),
+        (3, 7.75, 14.25, 14.25, 15.25, 0),
+    ]
+
+
+def test_exclusive_read_then_write_by_hand():
+    # The same times as an exchange; the next gradient is from the version before the own commit.
+    trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, protocol="read_then_write"), 4)
+    assert rows(trace, "worker", "read_version", "read_time", "form_version", "commit_time", "staleness") == [
+        (0, 0, 0.0, 0, 3.0, 0),
+        (1, 0, 0.0, 1, 4.0, 1),
+        (0, 0, 3.0, 2, 6.0, 2),
+        (1, 1, 4.0, 3, 8.0, 2),
+    ]
+
+
+def test_separate_read_then_write_by_hand():
+    # 0 compute 2, request up 0.5, read 2.5-3.5, reply down 0.25 + 1, message up 0.5 + 1, write 6.25-7.25,
+    # acknowledgement down 0.25: the next round starts at 7.5 from what was read at 3.5.
+    cluster = Cluster(
+        1, 2.0, 1.0, (0.5, 0.25), bandwidth=4, message_bytes=4, protocol="read_then_write", exclusive=False
+    )
+    trace = simulate(cluster, 3)
+    assert rows(trace, *TIMES) == [
+        (0.0, 6.25, 6.25, 7.25),
+        (7.5, 13.75, 13.75, 14.75),
+        (15.0, 21.25, 21.25, 22.25),
+    ]
+    names = ("read_version", "read_arrive_time", "read_serve_time", "read_time", "form_version", "form_time")
+    assert rows(trace, *names, "staleness") == [
+        (0, 0.0, 0.0, 0.0, 0, 3.5, 0),
+        (0, 2.5, 2.5, 3.5, 1, 11.0, 1),
+        (1, 10.0, 10.0, 11.0, 2, 18.5, 1),
+    ]
+    assert trace.open_reads[["read_version", "read_time"]].to_numpy().tolist() == [[2, 18.5]]
+
+
+def test_write_then_read_by_hand():
+    # w0 writes 2-3; w1 writes 3-4; w0 reads 4-5; w1 reads 5-6; w0 writes 7-8, reads 8-9; w1 writes 9-10.
+    trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, protocol="write_then_read"), 4)
+    assert rows(trace, "worker", *TIMES, "read_version", "read_time", "staleness") == [
+        (0, 0.0, 2.0, 2.0, 3.0, 0, 0.0, 0),
+        (1, 0.0, 3.0, 3.0, 4.0, 0, 0.0, 1),
+        (0, 5.0, 7.0, 7.0, 8.0, 2, 5.0, 0),
+        (1, 6.0, 9.0, 9.0, 10.0, 2, 6.0, 1),
+    ]
+    assert rows(trace, "read_arrive_time", "read_serve_time")[2:] == [(3.0, 4.0), (4.0, 5.0)]
+    # Worker 1 has written and not yet read: it holds nothing.
+    assert trace.open_reads[["worker", "job", "read_version"]].to_numpy().tolist() == [[0, 2, 3]]
+
+
+def test_shared_bandwidth_by_hand():
+    # Up: w0 1-2, w1 2-3. Server: 2-2.5, 3-3.5. Down: w0 2.5-3.5, w1 3.5-4.5. Up: w0 4.5-5.5, w1 5.5-6.5.
+    shared = Cluster(2, 1.0, 0.5, bandwidth=2, message_bytes=2, shared_bandwidth=True)
+    assert rows(simulate(shared, 4), "worker", *TIMES) == [
+        (0, 0.0, 2.0, 2.0, 2.5),
+        (1, 0.0, 3.0, 3.0, 3.5),
+        (0, 3.5, 5.5, 5.5, 6.0),
+        (1, 4.5, 6.5, 6.5, 7.0),
+    ]
+    # Each with the bandwidth to itself, both arrive at 2; then w1 waits.
+    alone = Cluster(2, 1.0, 0.5, bandwidth=2, message_bytes=2)
+    assert rows(simulate(alone, 4), "worker", *TIMES) == [
+        (0, 0.0, 2.0, 2.0, 2.5),
+        (1, 0.0, 2.0, 2.5, 3.0),
+        (0, 3.5, 5.5, 5.5, 6.0),
+        (1, 4.0, 6.0, 6.0, 6.5),
+    ]
+
+
+def test_latency_comes_after_the_shared_link_and_does_not_block_it():
+    cluster = Cluster(2, 1.0, 0.25, (0.5, 0.0), bandwidth=1, message_bytes=1, shared_bandwidth=True)
+    assert rows(simulate(cluster, 2), "worker", "arrive_time") == [(0, 2.5), (1, 3.5)]
+
+
+def test_lowest_rank_starves_the_highest():
+    # Workers 0 and 1 keep the server busy: whenever it is free, one of them waits.
+    cluster = Cluster(3, [1.0, 1.1, 1.2], service=2.0, discipline="lowest_rank")
+    assert simulate(cluster, 20).frame["worker"].tolist() == [0, 1] * 10
+    fifo = simulate(Cluster(3, [1.0, 1.1, 1.2], service=2.0), 21)
+    assert fifo.frame["worker"].tolist() == [0, 1, 2] * 7
+
+
+def test_random_serves_all_who_wait_alike():
+    # Constant times, always four waiting: each pick is one of four, whoever arrived first.
+    cluster = Cluster(5, 1.0, service=1.0, discipline="random")
+    worker = simulate(cluster, 4_000, seed=2).frame["worker"].to_numpy()[10:]
+    counts = np.bincount(worker)
+    # The wait of a worker is geometric, so a share's variance is below that of independent picks.
+    assert np.abs(counts / len(worker) - 0.2).max() < K_SIGMA * np.sqrt(0.2 * 0.8 / len(worker))
+    gaps = np.diff(np.flatnonzero(worker == 0))
+    assert set(gaps) >= {2, 3, 4, 5, 6, 7, 8}
+
+
+LAWS = [
+    Constant(1.0),
+    Constant(2.0),
+    Exponential(1.0),
+    Gamma(1.0, 0.2),
+    Pareto(1.0, 1.5),
+    Empirical([0.0, 1.0, 2.0]),
+    Mixture([Uniform(0.5, 1.0), Constant(8.0)], [0.8, 0.2]),
+]
+SHORT = [Constant(0.0), Constant(1.0), Exponential(0.1), Uniform(0.0, 0.5), Empirical([0.0, 1.0])]
+
+
+@st.composite
+def clusters(draw):
+    workers = draw(st.integers(1, 6))
+    law, short = st.sampled_from(LAWS), st.sampled_from(SHORT)
+    compute = draw(st.one_of(law, st.lists(law, min_size=workers, max_size=workers, unique=True)))
+    protocol, exclusive = draw(st.sampled_from(PROTOCOLS))
+    network = draw(st.sampled_from([{}, {"bandwidth": 4.0, "message_bytes": 2.0}]))
+    return Cluster(
+        workers=workers,
+        compute=compute,
+        service=draw(short),
+        latency=draw(st.one_of(short, st.tuples(short, short))),
+        shared_bandwidth=bool(network) and draw(st.booleans()),
+        window=draw(st.integers(1, 3)),
+        protocol=protocol,
+        exclusive=exclusive,
+        discipline=draw(st.sampled_from(["fifo", "lowest_rank", "random"])),
+        **network,
+    )
+
+
+runs = given(cluster=clusters(), commits=st.integers(1, 50), seed=st.integers(0, 2**32))
+
+
+@settings(max_examples=250, deadline=None)
+@runs
+def test_the_usual_model_has_the_same_events(cluster, commits, seed):
+    # Most laws here put several events into one instant: their order is compared as well.
+    trace = simulate(cluster, commits, seed)
+    usual, open_reads = follow(usual_model(cluster, commits, seed), commits, cluster.workers)
+    for name in ("worker", *TIMES, "read_version", "read_time", "staleness"):
+        np.testing.assert_array_equal(trace.frame[name], usual[name], err_msg=name)
+    held = trace.open_reads[["worker", "read_version", "read_time"]].itertuples(index=False)
+    assert sorted(map(tuple, held)) == sorted(open_reads)
+    # The general staleness identity; the right-hand side is counted one increment at a time.
+    ages = commits - trace.open_reads["read_version"]
+    assert trace.frame["staleness"].sum() + ages.sum() == usual["others"].sum()
+
+
+@settings(max_examples=60, deadline=None)
+@runs
+def test_many_workers_have_the_same_events(cluster, commits, seed):
+    # The environment for many workers, with periods of any length against the times.
+    few = simulate(cluster, commits, seed)
+    for per_period in (0.1, 3, 1000):
+        with mock.patch.multiple(environment, _FEW=0, _PER_PERIOD=per_period):
+            many = simulate(cluster, commits, seed)
+        assert many.frame.equals(few.frame)
+        assert many.present.equals(few.present)
+
+
+@settings(max_examples=150, deadline=None)
+@runs
+def test_invariants(cluster, commits, seed):
+    trace = simulate(cluster, commits, seed)
+    frame = trace.frame
+    assert len(trace) == commits
+    np.testing.assert_array_equal(frame["commit"], np.arange(commits))
+    np.testing.assert_array_equal(frame["version"], np.arange(1, commits + 1))
+    np.testing.assert_array_equal(frame["staleness"], frame["version"] - 1 - frame["read_version"])
+    assert (frame["staleness"] >= 0).all()
+    assert (frame["outcome"] == "applied").all()
+
+    assert (np.diff(frame["commit_time"]) >= 0).all()
+    order = ["read_arrive_time", "read_serve_time", "read_time", *TIMES]
+    if cluster.protocol == "read_then_write" and not cluster.exclusive:
+        order.remove("start_time")  # the read visit of this job comes between its start and its write
+        assert (frame["start_time"] <= frame["form_time"]).all()
+        assert (frame["form_time"] <= frame["arrive_time"]).all()
+    assert (np.diff(frame[order].to_numpy(), axis=1) >= 0).all()
+
+    # One visit at a time.
+    visits = frame[["serve_time", "commit_time"]].to_numpy()
+    if cluster.separate_reads:
+        reads = [table.loc[table["job"] > 0, ["read_serve_time", "read_time"]] for table in (frame, trace.open_reads)]
+        visits = np.concatenate([visits, *(table.to_numpy() for table in reads)])
+        visits = visits[np.lexsort(visits.T)]
+    assert (visits[1:, 0] >= visits[:-1, 1]).all()
+
+    for worker, own in frame.groupby("worker"):
+        assert own["job"].tolist() == list(range(len(own))), worker
+        assert (own["start_time"].to_numpy()[1:] >= own["commit_time"].to_numpy()[:-1]).all()
+        assert (np.diff(own["read_version"]) >= 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@runs
+def test_conservation_of_staleness_in_one_atomic_visit(cluster, commits, seed):
+    # algorithms.md, L1: K (n - 1) if the read comes after the own commit, K n if it comes before.
+    for protocol, others in (("exchange", cluster.workers - 1), ("read_then_write", cluster.workers)):
+        atomic = Cluster.from_dict({**cluster.to_dict(), "protocol": protocol, "exclusive": True})
+        trace = simulate(atomic, commits, seed)
+        ages = commits - trace.open_reads["read_version"]
+        assert len(ages) == cluster.workers
+        assert trace.frame["staleness"].sum() + ages.sum() == commits * others
+
+
+@settings(max_examples=40, deadline=None)
+@runs
+def test_a_longer_trace_starts_like_a_shorter_one(cluster, commits, seed):
+    longer = simulate(cluster, commits + 25, seed)
+    assert longer.frame.iloc[:commits].equals(simulate(cluster, commits, seed).frame)
+
+
+def test_repeats_and_seeds():
+    cluster = Cluster(4, Gamma(1, 0.5), Exponential(0.1), discipline="random")
+    first, again, other = (simulate(cluster, 100, seed) for seed in (5, 5, 6))
+    assert first.frame.equals(again.frame)
+    assert not first.frame["commit_time"].equals(other.frame["commit_time"])
+    # More than one block of draws a worker.
+    assert first.frame.groupby("worker").size().min() < 64 < simulate(cluster, 400).frame.groupby("worker").size().min()
+
+
+def by_job(trace, name):
+    return trace.frame.set_index(["worker", "job"])[name]
+
+
+def test_another_worker_changes_nobody_elses_times():
+    # Without a queue the times themselves stay, to the last bit.
+    few, more = (simulate(Cluster(n, Gamma(1, 0.5), latency=Exponential(0.2)), 100 * n, seed=1) for n in (4, 5))
+    for name in TIMES:
+        alone = by_job(few, name)
+        common = alone.index.intersection(by_job(more, name).index)
+        assert len(common) > 350
+        assert alone[common].equals(by_job(more, name)[common])
+
+
+def test_another_law_of_one_worker_changes_nobody_elses_times():
+    base, changed = (
+        simulate(Cluster(3, [Gamma(1, 0.5), law, Gamma(2, 0.5)]), 200, seed=1)
+        for law in (Uniform(1, 2), Exponential(3))
+    )
+    for worker in (0, 2):
+        left, right = (by_job(trace, "commit_time")[worker] for trace in (base, changed))
+        common = left.index.intersection(right.index)
+        assert len(common) > 30
+        assert left[common].equals(right[common])
+
+
+def test_another_discipline_or_service_leaves_the_computations():
+    base = Cluster(6, Gamma(1, 0.5), Exponential(0.3))
+    for other in (
+        Cluster(6, Gamma(1, 0.5), Exponential(0.3), discipline="random"),
+        Cluster(6, Gamma(1, 0.5), Exponential(0.3), discipline="lowest_rank"),
+        Cluster(6, Gamma(1, 0.5), 0.1, protocol="write_then_read"),
+    ):
+        durations = []
+        for cluster in (base, other):
+            trace = simulate(cluster, 300, seed=8)
+            durations.append(by_job(trace, "arrive_time") - by_job(trace, "start_time"))
+        common = durations[0].index.intersection(durations[1].index)
+        assert len(common) > 100
+        # A duration is the difference of two times of up to 100 s, each rounded to 1.4e-14 s.
+        np.testing.assert_allclose(durations[0][common], durations[1][common], rtol=0, atol=6e-14)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_delays_depend_on_the_worker_alone(law):
+    def drawn(laws, order):
+        take = delays(laws, 3, "compute")
+        values = {worker: [] for worker in set(order)}
+        for worker in order:
+            values[worker].append(take(worker))
+        return values
+
+    in_turn = drawn([law] * 2, [0, 1] * 150)
+    assert in_turn == drawn([law] * 2, [1] * 150 + [0] * 150)
+    assert in_turn[1] == drawn([Exponential(9), law, law], [1] * 150)[1]
+
+
+def test_delays_of_several_steps_are_sums_of_draws():
+    law = Gamma(1.0, 0.5)
+    take = delays([Exponential(1.0), law], 3, "compute", steps=3)
+    drawn = [take(1) for _ in range(128)]
+    streams = Streams(3, "compute")
+    expected = [law.sample(streams.generator(1, block), (64, 3)).sum(axis=1) for block in (0, 1)]
+    np.testing.assert_array_equal(drawn, np.concatenate(expected))
+    constant = delays([Constant(0.25), Constant(1.5)], 3, "compute", steps=3)
+    assert [constant(0), constant(1), constant(0)] == [0.75, 4.5, 0.75]
+
+
+@pytest.mark.parametrize("law", [Gamma(1.0, 0.5), Exponential(2.0), Uniform(1, 3), LAWS[-1]], ids=str)
+def test_delays_follow_their_law(law):
+    take = delays([law], 1, "compute", steps=4)
+    drawn = np.array([take(0) for _ in range(20_000)])
+    assert abs(drawn.mean() - 4 * law.mean) < K_SIGMA * 2 * law.std / np.sqrt(len(drawn))
+
+
+def test_refused():
+    cluster = Cluster(2, 1.0)
+    with pytest.raises(InputError, match=r"cluster = 3: must be an asyncsim.Cluster"):
+        simulate(3, 10)
+    for arguments, message in (
+        ({"commits": 0}, r"commits = 0: must be at least 1"),
+        ({"commits": 1e4}, r"commits = 10000.0: must be a whole number"),
+        ({"commits": 5, "seed": -1}, r"seed = -1: must be at least 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            simulate(cluster, **arguments)
+
+
+# Theory
+
+
+def test_staleness_is_geometric_with_exponential_times_and_an_instant_server():
+    # L2: P(k) = (1/n) (1 - 1/n)^k. Commits 8 n apart share a worker's silence with probability
+    # (1 - 1/n)^(8 n) = 3e-4: as good as independent. Level 1e-3, fixed seed.
+    workers, apart = 10, 80
+    staleness = simulate(Cluster(workers, Exponential(1.0)), 160_000, seed=0).frame["staleness"].to_numpy()[200::apart]
+    edges = np.arange(0, 40, 2)
+    observed = np.bincount(np.minimum(staleness // 2, 20), minlength=21)
+    tail = (1 - 1 / workers) ** np.append(edges, 40)
+    expected = len(staleness) * np.append(-np.diff(tail), tail[-1])
+    assert expected.min() > 5
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+def test_staleness_of_unequal_exponential_workers():
+    # L2: worker i is geometric with mean (1 - p) / p, p its share of the rate: 7, 7, 3, 1.
+    trace = simulate(Cluster(4, [Exponential(1 / rate) for rate in (1, 1, 2, 4)]), 60_000, seed=1)
+    means = trace.per_worker()
+    p = np.array([1, 1, 2, 4]) / 8
+    # A worker's staleness are independent: the commits of others between two of its own.
+    error = np.sqrt(1 - p) / p / np.sqrt(means["commits"])
+    assert (np.abs(means["mean_staleness"] - (1 - p) / p) < K_SIGMA * error).all()
+
+
+def test_round_robin_with_constant_times():
+    # L4: strict turns; staleness 0, 1, ..., n - 1 and then n - 1 for ever.
+    for service in (0.0, 0.01, 0.5):
+        frame = simulate(Cluster(8, 1.0, service=service), 200).frame
+        np.testing.assert_array_equal(frame["worker"], np.arange(200) % 8)
+        np.testing.assert_array_equal(frame["staleness"], np.minimum(np.arange(200), 7))
+    # L9, constant times: min(N / (Z + S), 1 / S) exactly.
+    for workers, throughput in ((5, 5 / 1.1), (11, 10.0), (20, 10.0)):
+        times = simulate(Cluster(workers, 1.0, service=0.1), 40 * workers).frame["commit_time"].to_numpy()
+        rounds = times[20 * workers :: workers]
+        assert (len(rounds) - 1) * workers / (rounds[-1] - rounds[0]) == pytest.approx(throughput, rel=1e-9)
+
+
+def batch_means(time, in_system, commit_time):
+    """Return throughput and mean population of equal lengths of time, after a tenth as warm-up."""
+    edges = np.linspace(0.1 * commit_time[-1], commit_time[-1], BATCHES + 1)
+    area = np.concatenate([[0.0], np.cumsum(np.diff(time) * in_system[:-1])])
+    at = np.searchsorted(time, edges, side="right") - 1
+    population = np.diff(area[at] + in_system[at] * (edges - time[at])) / np.diff(edges)
+    commits = np.diff(np.searchsorted(commit_time, edges, side="right")) / np.diff(edges)
+    return commits, population
+
+
+def assert_mean(batches, expected):
+    error = batches.std(ddof=1) / np.sqrt(BATCHES)
+    assert abs(batches.mean() - expected) < K_SIGMA * error, (batches.mean(), expected, error)
+
+
+# L9: machine repairman with Z = 1, S = 0.1; throughput and population at the server by workers.
+REPAIRMAN = [(5, 4.36048, 0.63952), (10, 7.85418, 2.14582), (20, 9.98131, 10.01869)]
+
+
+@pytest.mark.parametrize("compute", [Exponential(1.0), Gamma(1.0, 0.2)], ids=str)
+@pytest.mark.parametrize(("workers", "throughput", "population"), REPAIRMAN)
+def test_repairman(compute, workers, throughput, population):
+    # Exponential service: the law of the computations makes no difference, only its mean.
+    trace = simulate(Cluster(workers, compute, Exponential(0.1)), 60_000, seed=workers)
+    steps = trace.queue().to_numpy().T
+    commits, in_system = batch_means(*steps, trace.frame["commit_time"].to_numpy())
+    assert_mean(commits, throughput)
+    assert_mean(in_system, population)
+    summary = trace.summary(warm_up=6_000)
+    assert summary["queue_mean"] + summary["utilisation"] == pytest.approx(in_system.mean(), rel=0.02)
+    assert summary["utilisation"] == pytest.approx(0.1 * summary["throughput"], rel=0.02)
+
+
+def test_little_and_the_response_time_law():
+    # Exact but for the two ends: waits add up to the queue's area; N = X (R + Z).
+    trace = simulate(Cluster(20, Gamma(1, 0.5), Uniform(0.02, 0.08)), 20_000, seed=4)
+    summary = trace.summary(warm_up=0)
+    assert summary["queue_mean"] == pytest.approx(summary["throughput"] * summary["wait_mean"], rel=1e-3)
+    frame = trace.frame
+    response = (frame["commit_time"] - frame["arrive_time"]).mean()
+    thinking = (frame["arrive_time"] - frame["start_time"]).mean()
+    assert summary["throughput"] * (response + thinking) == pytest.approx(20, rel=2e-3)
+
+
+def test_against_ciw_on_a_closed_network():
+    # Neither law exponential: no closed form, so another simulator. Node 1 computes, node 2 serves.
+    workers, horizon = 10, 1_200.0
+    network = ciw.create_network(
+        arrival_distributions=[ciw.dists.Sequential([1e-9, float("inf")]), None],
+        batching_distributions=[ciw.dists.Deterministic(workers), ciw.dists.Deterministic(1)],
+        service_distributions=[ciw.dists.Gamma(4, 0.25), ciw.dists.Uniform(0.06, 0.18)],
+        number_of_servers=[float("inf"), 1],
+        routing=[[0.0, 1.0], [1.0, 0.0]],
+    )
+    ciw.seed(1)
+    simulation = ciw.Simulation(network)
+    simulation.simulate_until_max_time(horizon)
+    served = sorted((r.exit_date, r.waiting_time) for r in simulation.get_all_records() if r.node == 2)
+    trace = simulate(Cluster(workers, Gamma(1.0, 0.5), Uniform(0.06, 0.18)), len(served), seed=1)
+    waits = (trace.frame["serve_time"] - trace.frame["arrive_time"]).to_numpy()
+    samples = [(np.array([exit for exit, _ in served]), np.array([wait for _, wait in served]))]
+    samples.append((trace.frame["commit_time"].to_numpy(), waits))
+    for measure in (throughput_batches, wait_batches):
+        ours, theirs = (measure(*sample) for sample in samples)
+        error = np.sqrt((ours.var(ddof=1) + theirs.var(ddof=1)) / BATCHES)
+        assert abs(ours.mean() - theirs.mean()) < K_SIGMA * error, (measure, ours.mean(), theirs.mean(), error)
+
+
+def throughput_batches(exit_time, wait):
+    edges = exit_time[np.linspace(500, len(exit_time) - 1, BATCHES + 1).astype(int)]
+    return np.diff(np.searchsorted(exit_time, edges)) / np.diff(edges)
+
+
+def wait_batches(exit_time, wait):
+    return np.array([batch.mean() for batch in np.array_split(wait[500:], BATCHES)])

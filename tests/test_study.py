@@ -1,0 +1,587 @@
+"""The command line and the study, end to end: lists, help, bad input, notes, interruptions, bytes, and the wheel."""
+
+import dataclasses
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from asyncsim import InputError, Run, Trace, methods, problems, study
+from asyncsim.law_text import name_of
+from asyncsim.laws import Gamma
+from asyncsim.methods import METHODS
+from asyncsim.problems import PROBLEMS
+
+ROOT = Path(study.__file__).resolve().parent.parent
+HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "simpy", "sklearn")
+#: Options that make any staleness study a matter of seconds.
+TOY = ("--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic", "--methods=downpour")
+Config = study.load("staleness").Config
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "working"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
+    return folder
+
+
+@pytest.fixture
+def told(capsys):
+    """Run the command line; return the exit code and the lines on standard output and standard error."""
+
+    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
+        try:
+            code = study.main(arguments)
+        except SystemExit as end:  # tyro's own: help, and options that cannot be read
+            code = end.code
+        output = capsys.readouterr()
+        return code, output.out.splitlines(), output.err.splitlines()
+
+    return run
+
+
+def python(*arguments: str, **options) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"} | options.pop("environment", {})
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, **options)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def own_study(name: str, text: str) -> Path:
+    path = Path("studies", f"{name}.py")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# The list and the help
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_list_has_a_line_for_each_study(told, arguments):
+    code, out, err = told(*arguments)
+    assert (code, err) == (0, [])
+    lines = [line.split(maxsplit=1) for line in out[out.index("studies:") + 1 :]]
+    assert [name for name, _ in lines] == ["staleness", "throughput"]
+    assert all(text.endswith(".") for _, text in lines)
+    assert all(len(line) <= 120 for line in out)
+
+
+def test_list_from_the_clone_has_nothing_twice(told, monkeypatch):
+    before = told()
+    monkeypatch.chdir(ROOT)
+    assert told() == before
+    assert study.hidden() == {}
+
+
+@pytest.mark.parametrize("arguments", [[], ["staleness", "--help"], ["throughput", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
+    program = f"""
+import sys
+from asyncsim import study
+try:
+    study.main({arguments!r})
+except SystemExit as end:
+    assert not end.code
+print("loaded:", *sorted({{name.partition(".")[0] for name in sys.modules}}))
+"""
+    ended = python("-c", program)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    loaded = ended.stdout.splitlines()[-1].split()
+    assert loaded[0] == "loaded:" and not set(loaded) & set(HEAVY)
+
+
+def test_help_names_every_choice_and_keeps_to_the_width():
+    ended = python("-m", "asyncsim.study", "staleness", "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    laws = [name_of(law) for law in Gamma.__base__.__subclasses__()]
+    words = re.split(r"[^a-z_]+", ended.stdout)
+    assert set(laws) | set(METHODS) | set(PROBLEMS) <= set(words)
+    assert max(map(len, ended.stdout.splitlines())) <= 100
+    assert "(default: 100)" in ended.stdout and "local step (s)" in ended.stdout
+
+
+def test_every_option_is_described():
+    _, config = study.configure("staleness")
+    assert config == Config()
+    ended = python("-m", "asyncsim.study", "staleness", "--help", environment={"COLUMNS": "1000"})
+    lines = ended.stdout.splitlines()
+    options = [i for i, line in enumerate(lines) if re.match("│ --", line)]
+    assert len(options) == len(dataclasses.fields(Config))
+    # An option too wide for its column has its text on the next line.
+    assert [lines[i] for i in options if "(default: " not in lines[i] + lines[i + 1]] == []
+
+
+# Options
+
+
+@pytest.mark.parametrize("given", ["gem,downpour", "gem downpour", "gem, downpour", "gem ,downpour,"])
+def test_methods_with_spaces_or_commas(given):
+    _, config = study.configure("staleness", ["--methods", *given.split(" ")])
+    assert [method.name for method in config.make_methods()] == ["gem", "downpour"]
+
+
+def test_methods_from_python_may_be_one_name():
+    assert [method.name for method in Config(methods="gem").make_methods()] == ["gem"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("stalenes", "study = 'stalenes': unknown; did you mean 'staleness'? choose from staleness, throughput"),
+        ("--list", "study = '--list': unknown; choose from staleness, throughput"),
+        ("staleness --methods gme", "methods = 'gme': unknown; did you mean 'gem'? choose from adaptive_staleness, "),
+        ("staleness --methods", "methods: none given; choose from"),
+        ("staleness --methods gem,gem", "the same name twice"),
+        ("staleness --problem digit", "problem = 'digit': unknown; did you mean 'digits'? choose from digits, mnist, "),
+        ("staleness --workers 0", "workers = 0: must be at least 1"),
+        ("staleness --workers -3", "workers = -3: must be at least 1"),
+        ("staleness --steps 0", "steps = 0: must be at least 1"),
+        ("staleness --seeds 0", "seeds = 0: must be at least 1"),
+        ("staleness --seeds -1", "seeds = -1: must be at least 1"),
+        ("staleness --window 0", "window = 0: must be at least 1"),
+        ("staleness --evaluate-every 0", "evaluate_every = 0: must be at least 1"),
+        ("staleness --diagnose-every -1", "diagnose_every = -1: must be at least 0"),
+        ("staleness --learning-rate 0", "learning_rate = 0.0: must be above zero"),
+        ("staleness --learning-rate -1", "learning_rate = -1.0: must be above zero"),
+        ("staleness --learning-rate nan", "learning_rate = nan: must be finite"),
+        ("staleness --momentum 1", "momentum = 1.0: must be below one"),
+        ("staleness --kappa -1", "kappa = -1.0: must be zero or above"),
+        ("staleness --pi-max 0", "pi_max = 0.0: must be above zero"),
+        ("staleness --compute 0", "compute = constant(value=0): a local step must take some time"),
+        ("staleness --compute -1", "compute = '-1': constant: value = -1.0: must be zero or above (seconds)"),
+        ("staleness --compute gamma(mean=0,cv=1)", "compute = 'gamma(mean=0,cv=1)': gamma: mean = 0.0: must be above"),
+        ("staleness --compute gama(mean=1,cv=1)", "did you mean 'gamma'? choose from constant, exponential, "),
+        ("staleness --compute gamma(mean=1)", "gamma: cv missing; write gamma(mean=..., cv=...)"),
+        ("staleness --compute gamma(", "compute = 'gamma('"),
+        ("staleness --compute pareto(mean=1,shape=1)", "the mean is infinite; the shape must be above 1"),
+        ("staleness --compute constant(inf)", "compute = 'constant(inf)'"),
+        ("staleness --compute [1]*3", "compute = a list of 3 laws: must hold one law per worker, and there are 100"),
+        ("staleness --service -1", "service = '-1': constant: value = -1.0: must be zero or above (seconds)"),
+        ("staleness --service pareto(mean=1,shape=0.5)", "service = 'pareto(mean=1,shape=0.5)': pareto: shape = 0.5"),
+        ("staleness --latency -1", "latency = '-1': constant: value = -1.0: must be zero or above (seconds)"),
+        ("staleness --latency [1,2,3]", "latency = a list of 3 laws: must be one law, or a pair"),
+        ("staleness --bandwidth 0", "bandwidth = 0.0: must be above zero (bytes/s)"),
+        ("staleness --shared-bandwidth", "shared_bandwidth = True: there is no bandwidth to share; give bandwidth"),
+        ("staleness --no-exclusive", "exclusive = False: an exchange is always one atomic visit"),
+        ("staleness --batch-size 0", "batch_size = 0: must be at least 1"),
+        ("staleness --batch-size 100000", "batch_size = 100000: train has only 1437 examples"),
+        ("staleness --workers 1500 --steps 1 --sharded --batch-size 1", "the smallest of 1500 shards"),
+        ("staleness --problem quadratic --curvature -1", "curvature = (-1.0,): must be a list of eigenvalues above"),
+        ("staleness --problem quadratic --noise -1", "noise = -1.0: must be zero or above"),
+        ("staleness --problem mnist --dropout 1", "dropout = 1.0: must be below 1"),
+        ("staleness --out /dev/null", "out = '/dev/null': exists and is not an empty folder; give another"),
+        ("staleness --out /dev/null/x", "out = '/dev/null/x': cannot be written: Not a directory; give a folder"),
+        ("throughput --tasks trce", "tasks = 'trce': unknown; did you mean 'trace'? choose from trace, growth, "),
+        ("throughput --tasks", "tasks: none given; choose from trace, growth, "),
+        ("throughput --tasks digits --method gme", "method = 'gme': unknown; did you mean 'gem'?"),
+        ("throughput --workers 0", "workers = 0: must be at least 1"),
+        ("throughput --repeats 0", "repeats = 0: must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(told, empty_folder, arguments, message):
+    code, out, err = told(*arguments.split(" "))
+    errors = [line for line in err if not line.startswith("note: ")]
+    assert (code, out, len(errors)) == (2, [], 1), err
+    assert errors[0].startswith("error: ") and message in errors[0]
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--workers two", "'two'"),
+        ("--workers 2.5", "'2.5'"),
+        ("--wokers 3", "--workers"),
+        ("--variant papr", "papr"),
+        ("--device cqu", "cqu"),
+        ("extra", "extra"),
+    ],
+)
+def test_options_that_cannot_be_read(told, empty_folder, arguments, message):
+    code, out, err = told("staleness", *arguments.split(" "))
+    assert (code, out) == (2, [])
+    assert message in "\n".join(err) and "Traceback" not in "\n".join(err)
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_missing_mnist_names_the_three_ways(told, empty_folder, monkeypatch):
+    import pooch
+
+    def no_network(*_, **__):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(pooch, "retrieve", no_network)
+    monkeypatch.setattr(pooch, "os_cache", lambda name: empty_folder.parent / "cache")
+    ways = ("the data_dir option", "ASYNCSIM_DATA", "a network")
+    for options in ([], ["--data-dir", "nowhere"]):
+        code, out, err = told("staleness", "--problem", "mnist", *options)
+        assert (code, out, len(err)) == (2, [], 1)
+        assert all(way in err[0] for way in ways)
+        assert list(empty_folder.iterdir()) == []
+
+
+def test_device_that_is_not_there(told, empty_folder, monkeypatch):
+    def none(kind):
+        raise RuntimeError(f"Unknown backend: {kind!r}")
+
+    monkeypatch.setattr(jax, "devices", none)
+    code, _, err = told("staleness", *TOY, "--device=tpu")
+    assert (code, len(err)) == (2, 1)
+    assert "device = 'tpu': JAX finds none here; choose default" in err[0]
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("methods", [(3,), ("gem", METHODS["gem"])])
+def test_methods_of_another_kind(methods):
+    with pytest.raises(InputError, match=r"must be a name, or a Method as methods\.gem\(\) returns it"):
+        Config(methods=methods).make_methods()
+
+
+def test_problem_of_another_kind():
+    with pytest.raises(InputError, match=r"must be a name, or a Problem as problems\.digits\(\) returns it"):
+        Config(problem=problems.digits).make_problem()
+
+
+# What is said aloud
+
+
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        ({}, []),
+        ({"learning_rate": 0.1, "momentum": 0.5, "batch_size": 8, "sharded": True}, []),
+        ({"kappa": 2.0, "methods": ("gem",)}, []),
+        ({"kappa": 2.0}, ["--kappa changes nothing for downpour, adaptive_staleness"]),
+        ({"pi_max": None, "methods": ("sgd",)}, ["--pi-max changes nothing for sgd"]),
+        ({"dropout": 0.1}, ["--dropout changes nothing for digits"]),
+        ({"problem": "quadratic", "batch_size": 8}, ["--batch-size changes nothing for quadratic"]),
+        ({"problem": problems.quadratic([1.0]), "noise": 1.0}, ["--noise changes nothing for quadratic"]),
+        (
+            {"methods": ("gem", methods.downpour()._replace(name="mine")), "learning_rate": 0.1},
+            ["--learning-rate changes nothing for mine"],
+        ),
+        (
+            {"workers": 2, "compute": "[constant(1)]*2"},
+            ["compute: one law per worker was given and all 2 are constant(value=1), which changes nothing; "],
+        ),
+        (
+            {"protocol": "write_then_read", "exclusive": False},
+            ["--no-exclusive changes nothing: the visits of write_then_read are always separate"],
+        ),
+    ],
+)
+def test_options_that_change_nothing_are_said_aloud_once(capsys, options, notes):
+    config = Config(**options)
+    config.check()
+    config.make_methods(), config.make_problem(), config.make_cluster()
+    output = capsys.readouterr()
+    lines = output.err.splitlines()
+    assert output.out == "" and len(lines) == len(notes)
+    assert all(line.startswith(f"note: {note}") for line, note in zip(lines, notes, strict=True))
+
+
+# A user's own studies
+
+OWN = '''"""Say hello.
+
+More.
+"""
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Config:
+    """Options."""
+
+    times: int = 1
+    """How often."""
+
+def run(config):
+    print("hello" * config.times)
+'''
+
+
+def test_own_study_is_listed_and_run_beside_the_shipped(told):
+    own_study("mine", OWN)
+    own_study("_helper", "raise ValueError")
+    _, out, err = told()
+    assert [line.split()[0] for line in out[out.index("studies:") + 1 :]] == ["mine", "staleness", "throughput"]
+    assert "  mine        Say hello." in out and err == []
+    assert told("mine", "--times", "2") == (0, ["hellohello"], [])
+
+
+def test_own_study_of_another_folder_is_another_study(told, monkeypatch):
+    for word in ("here", "there"):
+        folder = Path(word).absolute()
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        own_study("mine", OWN.replace("hello", word))
+        assert told("mine") == (0, [word], [])
+        monkeypatch.chdir(folder.parent)
+
+
+def test_own_study_never_takes_the_place_of_a_shipped_one(told):
+    path = own_study("staleness", OWN).absolute()
+    note = f"note: {path} is not used: a shipped study is called staleness; rename yours"
+    code, out, err = told()
+    assert (code, err) == (0, [note])
+    assert sum("staleness" in line.split()[:1] for line in out) == 1 and not any("hello" in line for line in out)
+    assert study.load("staleness").__file__ == str(study.shipped("studies") / "staleness.py")
+    code, _, err = told("staleness", "--workers", "0")
+    assert (code, err) == (2, [note, "error: workers = 0: must be at least 1"])
+
+
+@pytest.mark.parametrize(
+    ("text", "listed", "error"),
+    [
+        ('"""Text."""\nimport (\n', "(cannot be read: line 2: ", "cannot be imported: line 2: "),
+        ("\0", "(cannot be read: ", "cannot be imported: "),
+        ('"""Text."""\nimport no_such_module\n', "Text.", "cannot be imported: line 2: ModuleNotFoundError: No module"),
+        ('"""Text."""\n\nexit(3)\n', "Text.", "cannot be imported: line 3: SystemExit: 3"),
+        ("x = 1\n", "(no docstring)", "has no Config and no run; a study is a dataclass Config and a function run"),
+        ("class Config: pass\n", "(no docstring)", "has no run; a study is"),
+    ],
+)
+def test_broken_own_study_does_not_break_the_others(told, text, listed, error):
+    own_study("broken", text)
+    code, out, err = told()
+    assert (code, err) == (0, [])
+    assert any(line.startswith(f"  broken      {listed}") for line in out) and any(
+        "  staleness" in line for line in out
+    )
+    code, out, err = told("broken")
+    assert (code, out, len(err)) == (2, [], 1)
+    assert err[0].startswith("error: study = 'broken': ") and error in err[0]
+
+
+# Running
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """Return the output of the staleness study of two workers, as a user starts it, and its folder."""
+    folder = tmp_path_factory.mktemp("small")
+    ended = python("-m", "asyncsim.study", "staleness", "--workers", "2", "--steps", "20", "--seeds", "1", cwd=folder)
+    return ended, folder / "results" / "staleness"
+
+
+def test_study_prints_tables_and_says_where(small_run):
+    ended, folder = small_run
+    assert ended.returncode == 0, ended.stderr
+    out = ended.stdout
+    assert all(word in out for word in ("staleness, mean", "theory", "test accuracy", "energy ratio", "diverged"))
+    assert [name for name in Config().methods if name not in out] == []
+    assert "\nwrote results/staleness: config.json, traces, runs, summary.csv, " in out
+    assert len(ended.stderr.splitlines()) == 3 and "[3/3] adaptive_staleness, seed 0: loss" in ended.stderr
+    named = out.splitlines()[-1].partition(": ")[2].split(", ")
+    assert sorted(named) == sorted(path.name for path in folder.iterdir())
+
+
+def test_study_writes_what_can_be_read(small_run):
+    folder = small_run[1]
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["study"], config["workers"], config["problem"]) == ("staleness", 2, "digits")
+    summary = pd.read_csv(folder / "summary.csv")
+    assert list(summary["method"]) == list(Config().methods) and set(summary["status"]) == {"finished"}
+    for row in summary.itertuples():
+        trace, run = Trace.load(folder / row.trace_file), Run.load(folder / row.run_folder)
+        assert len(trace) == len(run.commits) == 40
+        assert row.test_accuracy == run.evaluations["test_accuracy"].iloc[-1]
+    assert not [path for path in folder.rglob(".*")]
+
+
+def test_second_run_writes_the_same_bytes(told, tmp_path):
+    options = ["--workers=3", "--steps=5", "--seeds=1", "--problem=quadratic", "--methods=gem,sgd"]
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        code, _, err = told("staleness", *options, "--out", str(folder))
+        assert code == 0, err
+    first, second = map(everything, folders)
+    assert sorted(first) == sorted(second) and len(first) > 20
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+@pytest.mark.full
+def test_second_run_on_the_digits_writes_the_same_bytes(small_run, tmp_path):
+    options = ["--workers", "2", "--steps", "20", "--seeds", "1", "--out", str(tmp_path / "second")]
+    assert python("-m", "asyncsim.study", "staleness", *options).returncode == 0
+    first, second = everything(small_run[1]), everything(tmp_path / "second")
+    assert [name for name in first | second if first.get(name) != second.get(name)] == []
+
+
+def test_double_precision_on_a_chosen_device(told):
+    code, _, err = told("staleness", *TOY, "--x64", "--device=cpu", "--out=mine")
+    assert code == 0, err
+    run = Run.load("mine/runs/downpour-seed0")
+    assert run.config["precision"] == "float64" and run.params.dtype == np.float64
+    assert not jax.config.jax_enable_x64 and jax.config.jax_default_device is None
+
+
+def test_device_holds_inside_the_block_only():
+    with Config(device="cpu").computing_device():
+        assert jax.config.jax_default_device == jax.devices("cpu")[0]
+    assert jax.config.jax_default_device is None
+
+
+def test_study_from_python(tmp_path, capsys):
+    staleness = study.load("staleness")
+    own = methods.downpour(learning_rate=0.02)._replace(name="mine")
+    config = staleness.Config(
+        workers=np.int64(3),
+        steps=4,
+        seeds=2,
+        compute=[Gamma(mean=1, cv=0.2), "exponential(1)", 2.0],
+        service=0.01,
+        methods=(own, "downpour"),
+        problem=problems.quadratic([1.0, 0.1]),
+        data_dir=tmp_path / "data",
+        out=tmp_path / "mine",
+    )
+    result = staleness.run(config)
+    assert result.folder == tmp_path / "mine"
+    assert list(result.summary["method"]) == ["mine", "downpour"] * 2
+    assert set(result.summary["method.learning_rate"]) == {0.02, 0.05}
+    summary = pd.read_csv(result.folder / "summary.csv")
+    pd.testing.assert_frame_equal(summary, result.summary.astype({"diverged_at": float}), check_dtype=False)
+    written = json.loads((result.folder / "config.json").read_text())
+    assert written["compute"] == ["gamma(mean=1, cv=0.2)", "exponential(1)", 2.0]
+    assert (written["workers"], written["methods"], written["problem"]) == (3, ["mine", "downpour"], "quadratic")
+    assert written["data_dir"] == str(tmp_path / "data") and "out" not in written
+    assert capsys.readouterr().err.count("note: --data-dir changes nothing for quadratic") == 1
+
+
+def test_throughput_with_two_workers(told):
+    code, out, err = told("throughput", "--workers=2", "--quick", "--repeats=1", "--tasks=trace", "--out=mine")
+    assert code == 0, err
+    assert list(pd.read_csv("mine/summary.csv")["contender"]) == ["simulate", "usual SimPy model"]
+    assert out[-1] == "wrote mine: summary.csv, turns.csv"
+
+
+@pytest.mark.full
+def test_throughput_of_everything_with_two_workers(told):
+    code, _, err = told("throughput", "--workers=2", "--quick", "--repeats=1", "--out=mine")
+    assert code == 0, err
+    assert set(pd.read_csv("mine/summary.csv")["task"]) == {"trace", "growth", "digits", "quadratic"}
+
+
+# What is left when it ends early
+
+TWO = (*TOY[:3], "--problem=quadratic", "--methods=downpour,adaptive_staleness", "--out=mine")
+
+
+def stop_at(monkeypatch, number: int, error: BaseException) -> None:
+    """Let the replay of that number, from one, end with an error."""
+    from asyncsim import comparison
+
+    replay, calls = comparison.replay, []
+
+    def stopping(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise error
+        return replay(*arguments, **options)
+
+    monkeypatch.setattr(comparison, "replay", stopping)
+
+
+def test_interrupted_study_keeps_and_tells_finished_runs(told, monkeypatch):
+    stop_at(monkeypatch, 2, KeyboardInterrupt())
+    code, out, err = told("staleness", *TWO)
+    assert (code, out) == (130, [])
+    assert err[-1] == "interrupted: what was finished is in mine"
+    summary = pd.read_csv("mine/summary.csv")
+    assert list(summary["method"]) == ["downpour"]
+    assert [path.name for path in Path("mine/runs").iterdir()] == ["downpour-seed0"]
+    assert len(Run.load(Path("mine", summary["run_folder"][0])).commits) == 4
+
+
+def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, empty_folder):
+    stop_at(monkeypatch, 1, KeyboardInterrupt())
+    code, out, err = told("staleness", *TWO)
+    assert (code, out, err[-1]) == (130, [], "interrupted: nothing was finished")
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_disk_that_fills_leaves_only_whole_runs(told, monkeypatch, empty_folder, number):
+    write, calls = Run._write, []
+
+    def filling(run, folder):
+        write(run, folder)
+        calls.append(folder)
+        if len(calls) == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Run, "_write", filling)
+    code, out, err = told("staleness", *TWO)
+    assert (code, out) == (2, [])
+    assert err[-1].startswith("error: ") and "No space left on device" in err[-1]
+    if number == 1:
+        assert list(empty_folder.iterdir()) == []
+    else:
+        assert err[-1].endswith("what was finished before is in mine")
+        assert [path.name for path in Path("mine/runs").iterdir()] == ["downpour-seed0"]
+        assert list(pd.read_csv("mine/summary.csv")["method"]) == ["downpour"]
+
+
+@pytest.mark.full
+def test_control_c(tmp_path):
+    command = [sys.executable, "-m", "asyncsim.study", "staleness", "--workers", "10", "--steps", "2000"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, "--methods", "downpour", "gem"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("[1/6] downpour, seed 0")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "interrupted: what was finished is in results/staleness" in err and "Traceback" not in err
+    folder = tmp_path / "results" / "staleness"
+    finished = pd.read_csv(folder / "summary.csv")["run_folder"]
+    assert len(finished) >= 1
+    assert all(Run.load(folder / run).status == "finished" for run in finished)
+
+
+# The wheel
+
+
+@pytest.mark.full
+def test_wheel_carries_studies_and_figures(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", str(ROOT), "--no-deps", "-w", str(tmp_path)], check=True)
+    (wheel,) = tmp_path.glob("asyncsim-*.whl")
+    installed, empty = tmp_path / "installed", tmp_path / "empty"
+    empty.mkdir()
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True)
+    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {"asyncsim"}
+    assert {"staleness.py", "throughput.py"} <= {path.name for path in (installed / "asyncsim/studies").iterdir()}
+
+    environment = {"PYTHONPATH": str(installed)}
+    where = python("-c", "import asyncsim; print(asyncsim.__file__)", cwd=empty, environment=environment)
+    assert where.stdout.strip() == str(installed / "asyncsim/__init__.py")
+    listed = python("-m", "asyncsim.study", cwd=empty, environment=environment)
+    assert "  staleness " in listed.stdout and "  throughput " in listed.stdout
+    ended = python("-m", "asyncsim.study", "staleness", *TOY, cwd=empty, environment=environment)
+    assert ended.returncode == 0, ended.stderr
+    drawn = python("-m", "asyncsim.figures.staleness", "results/staleness", cwd=empty, environment=environment)
+    assert drawn.returncode == 0, drawn.stderr

@@ -1,0 +1,275 @@
+"""The trace: its file, whole or not at all, and its summary against numbers counted by hand."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncsim.cluster import Cluster
+from asyncsim.errors import InputError
+from asyncsim.laws import Gamma, Uniform
+from asyncsim.prescription import prescribed
+from asyncsim.simulation import simulate
+from asyncsim.trace import COLUMNS, FORMAT, Source, Trace
+
+# compute 2 and 3 s, service 1 s; the second of the two arrives while the first is being served:
+#   worker 0: 2-3, 5-6, 8-9, ...      worker 1: waits 3-3, 3-4, 7-8, 11-12, ...
+BY_HAND = Cluster(2, [2.0, 3.0], service=1.0)
+
+TRACES = {
+    "exchange": simulate(Cluster(5, Gamma(1, 0.5), service=0.1), 60, seed=3),
+    "separate reads": simulate(
+        Cluster(5, [1, 2, 3, 4, Uniform(1, 2)], 0.3, (0.1, 0.2), protocol="write_then_read", window=2), 60, seed=1
+    ),
+    "more workers than commits": simulate(Cluster(50, Gamma(1, 0.2), service=1.0), 7),
+    "prescribed": prescribed("exponential(5)", commits=50, workers=4, seed=2),
+}
+
+
+@pytest.fixture
+def trace():
+    return TRACES["separate reads"]
+
+
+def assert_same(left: Trace, right: Trace):
+    for name in ("frame", "open_reads", "present"):
+        pd.testing.assert_frame_equal(getattr(left, name), getattr(right, name), check_exact=True)
+    assert left.source == right.source
+
+
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+def test_save_and_load(trace, tmp_path):
+    path = trace.save(tmp_path / "trace.parquet")
+    assert path == tmp_path / "trace.parquet"
+    assert_same(Trace.load(path), trace)
+
+
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+def test_same_trace_same_bytes(trace, tmp_path):
+    first = trace.save(tmp_path / "first.parquet").read_bytes()
+    assert trace.save(tmp_path / "second.parquet").read_bytes() == first
+    assert Trace.load(tmp_path / "first.parquet").save(tmp_path / "third.parquet").read_bytes() == first
+
+
+def test_the_file_is_ordinary_parquet_with_units_inside(trace, tmp_path):
+    path = trace.save(tmp_path / "trace.parquet")
+    assert list(pd.read_parquet(path).columns) == list(COLUMNS)
+    header = json.loads(pq.read_schema(path).metadata[b"asyncsim"])
+    assert header["units"]["commit_time"] == "s"
+    assert header["source"]["seed"] == 1
+    assert Cluster.from_dict(header["source"]["cluster"]) == trace.cluster
+    assert {"asyncsim", "numpy", "simpy"} <= set(header["source"]["versions"])
+
+
+def test_what_a_trace_tells_about_itself(trace):
+    assert (len(trace), trace.workers, trace.window, trace.seed) == (60, 5, 2, 1)
+    assert trace.protocol == "write_then_read"
+    assert repr(trace) == "<Trace of 60 commits by 5 workers, write_then_read, seed 1>"
+
+
+def test_a_frame_without_its_columns():
+    with pytest.raises(InputError, match=r"frame: misses staleness; a trace has all of commit, worker"):
+        Trace(TRACES["exchange"].frame.drop(columns="staleness"), Source(5, "exchange"))
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere.parquet': no such file; give one that Trace.save wrote"):
+        Trace.load(tmp_path / "nowhere.parquet")
+
+
+@pytest.mark.parametrize("keep", [0, 3, 0.5, 0.999])
+def test_truncated_file(trace, tmp_path, keep):
+    path = trace.save(tmp_path / "trace.parquet")
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
+    with pytest.raises(InputError, match=r"trace.parquet': cannot be read as parquet .* may be truncated"):
+        Trace.load(path)
+
+
+def test_not_parquet(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("no trace at all\n" * 100)
+    with pytest.raises(InputError, match=r"notes.txt': cannot be read as parquet .* give a file that Trace.save"):
+        Trace.load(path)
+    with pytest.raises(InputError, match=r"cannot be read as parquet"):
+        Trace.load(tmp_path)
+
+
+@pytest.mark.parametrize("header", [None, b"{}", b"not json", b'{"kind": "run", "format": 1}', b"[1]"])
+def test_parquet_but_not_a_trace(tmp_path, header):
+    path = tmp_path / "other.parquet"
+    metadata = None if header is None else {b"asyncsim": header}
+    pq.write_table(pa.table({"x": [1, 2]}).replace_schema_metadata(metadata), path)
+    with pytest.raises(InputError, match=r"other.parquet': not a trace; give a file that Trace.save wrote"):
+        Trace.load(path)
+
+
+def rewrite_header(path, change):
+    table = pq.read_table(path)
+    header = json.loads(table.schema.metadata[b"asyncsim"])
+    change(header)
+    pq.write_table(table.replace_schema_metadata({b"asyncsim": json.dumps(header).encode()}), path)
+
+
+def test_another_format(trace, tmp_path):
+    path = trace.save(tmp_path / "trace.parquet")
+    rewrite_header(path, lambda header: header.update(format=FORMAT + 1))
+    with pytest.raises(InputError, match=rf"format {FORMAT + 1}, made by asyncsim .* this one reads format {FORMAT}"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.pop("source"),
+        lambda header: header.pop("open_reads"),
+        lambda header: header["source"].update(colour="red"),
+        lambda header: header["source"]["cluster"].update(compute="fast"),
+        lambda header: header["present"].update(worker=["x"]),
+    ],
+)
+def test_a_damaged_header(trace, tmp_path, change):
+    path = trace.save(tmp_path / "trace.parquet")
+    rewrite_header(path, change)
+    with pytest.raises(InputError, match=r"trace.parquet': a damaged trace .*; copy it again or make it again"):
+        Trace.load(path)
+
+
+def test_a_failed_save_leaves_nothing(trace, tmp_path, monkeypatch):
+    def half(table, where):
+        where.write_bytes(b"PAR1 half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", half)
+    with pytest.raises(InputError, match=r"trace.parquet.*No space left on device"):
+        trace.save(tmp_path / "trace.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_save_keeps_the_older_file(trace, tmp_path, monkeypatch):
+    path = trace.save(tmp_path / "trace.parquet")
+    before = path.read_bytes()
+
+    def interrupted(table, where):
+        where.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pq, "write_table", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trace.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.parquet"]
+    assert path.read_bytes() == before
+
+
+def test_a_path_that_cannot_be_written(trace, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match=r"trace.parquet"):
+        trace.save(tmp_path / "file" / "trace.parquet")
+
+
+def test_summary_by_hand():
+    # Commits at 3 (w0), 4 (w1), 6 (w0), 8 (w1), 9 (w0), 12 (w0), 12 would tie: stop at 9.
+    trace = simulate(BY_HAND, 5)
+    assert trace.frame["commit_time"].tolist() == [3.0, 4.0, 6.0, 8.0, 9.0]
+    assert trace.frame["worker"].tolist() == [0, 1, 0, 1, 0]
+    summary = trace.summary(warm_up=0)
+    # Services 2-3, 3-4, 5-6, 7-8, 8-9: busy 5 of 9 s. Nobody waits.
+    # Staleness 0, 1, 1, 1, 1: each commit follows one of the other worker.
+    expected = {
+        "workers": 2,
+        "commits": 5,
+        "warm_up": 0,
+        "duration": 9.0,
+        "throughput": 5 / 9,
+        "staleness_mean": 0.8,
+        "staleness_std": 0.4,
+        "staleness_min": 0,
+        "staleness_median": 1.0,
+        "staleness_q90": 1.0,
+        "staleness_q99": 1.0,
+        "staleness_max": 1,
+        "staleness_mean_over_workers": (2 / 3 + 1) / 2,
+        "share_min": 0.4,
+        "share_max": 0.6,
+        "utilisation": 5 / 9,
+        "wait_mean": 0.0,
+        "queue_mean": 0.0,
+        "queue_max": 0,
+    }
+    assert list(summary) == list(expected)
+    assert summary == pytest.approx(expected, rel=1e-12)
+
+
+def test_summary_leaves_the_warm_up_out():
+    summary = simulate(BY_HAND, 5).summary()
+    assert summary["warm_up"] == 2
+    assert summary["commits"] == 3
+    # From 4 to 9: three commits, busy 5-6, 7-8, 8-9.
+    assert (summary["duration"], summary["throughput"], summary["utilisation"]) == (5.0, 0.6, 0.6)
+    assert summary["staleness_min"] == 1
+
+
+def test_waiting_and_queue_by_hand():
+    # Three arrive at 1, services 1-3, 3-5, 5-7; the first is back at 4, the second at 6, the third at 8.
+    trace = simulate(Cluster(3, 1.0, service=2.0), 3)
+    summary = trace.summary(warm_up=0)
+    assert trace.present["worker"].tolist() == [0, 1]
+    assert trace.present["arrive_time"].tolist() == [4.0, 6.0]
+    assert summary["wait_mean"] == pytest.approx((0 + 2 + 4) / 3)
+    # Waiting: 1-3 worker 1; 1-5 worker 2; 4-7 worker 0; 6-7 worker 1: 2 + 4 + 3 + 1 seconds of 7.
+    assert summary["queue_mean"] == pytest.approx(10 / 7)
+    assert summary["queue_max"] == 2
+    assert summary["utilisation"] == pytest.approx(6 / 7)
+    steps = trace.queue()
+    assert steps["time"].tolist() == [0.0, 1.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert steps["in_system"].tolist() == [0, 3, 2, 3, 2, 3, 2]
+
+
+def test_reads_of_their_own_count_as_visits():
+    # One worker: compute 1, write 1-2, read 2-3, compute 3-4, write 4-5, ...
+    trace = simulate(Cluster(1, 1.0, service=1.0, protocol="write_then_read"), 3)
+    assert trace.frame["commit_time"].tolist() == [2.0, 5.0, 8.0]
+    summary = trace.summary(warm_up=0)
+    assert summary["utilisation"] == pytest.approx(5 / 8)
+    # The last write asks to read in the instant in which it is over.
+    steps = trace.queue()
+    assert steps["time"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert steps["in_system"].tolist() == [0, 1, 1, 0, 1, 1, 0, 1, 1]
+
+
+def test_per_worker_counts_also_those_without_a_commit():
+    trace = simulate(Cluster(3, [1.0, 1.0, 100.0], service=0.25), 4)
+    workers = trace.per_worker(warm_up=0)
+    assert workers["worker"].tolist() == [0, 1, 2]
+    assert workers["commits"].tolist() == [2, 2, 0]
+    assert workers["share"].tolist() == [0.5, 0.5, 0.0]
+    np.testing.assert_array_equal(workers["mean_staleness"], [0.5, 1.0, np.nan])
+    np.testing.assert_array_equal(workers["mean_wait"], [0.0, 0.125, np.nan])
+
+
+def test_warm_up_is_checked_and_never_more_than_half():
+    trace = TRACES["more workers than commits"]
+    assert trace.summary()["warm_up"] == 3
+    with pytest.raises(InputError, match=r"warm_up = 7: leaves none of the 7 commits"):
+        trace.summary(warm_up=7)
+    with pytest.raises(InputError, match=r"warm_up = -1: must be at least 0"):
+        trace.per_worker(warm_up=-1)
+
+
+def test_no_duration_is_no_rate():
+    summary = simulate(Cluster(4, 1.0), 4).summary()
+    assert summary["duration"] == 0.0
+    assert np.isnan(summary["throughput"])
+
+
+def test_slow_workers_raise_the_mean_over_workers_only():
+    times = np.array([1.0, 1.1, 1.2, 10.0])
+    summary = simulate(Cluster(4, list(times)), 2_000).summary()
+    # Conservation: 3 over commits, less the ages of the reads open at the end. A worker's own mean is
+    # the commits of all in one of its rounds, less its own: within one commit a round.
+    assert 2.95 < summary["staleness_mean"] <= 3 * 2_000 / 1_996
+    own = np.sum(1 / times) * times - 1
+    assert summary["staleness_mean_over_workers"] == pytest.approx(own.mean(), abs=0.25)
