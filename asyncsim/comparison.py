@@ -11,6 +11,7 @@ import pandas as pd
 
 from asyncsim import results
 from asyncsim.cluster import Cluster
+from asyncsim.laws import Law
 from asyncsim.methods import Method, Timing
 from asyncsim.problems import Problem
 from asyncsim.run import Run
@@ -42,19 +43,13 @@ def compare(
     ------
     InputError
         A file cannot be written.
-    KeyboardInterrupt
-        Passed on, once the summary of the finished runs is written.
     """
     rows: list[dict[str, Any]] = []
     total = config.seeds * len(methods)
-    try:
-        for row in _runs(config, cluster, methods, problem, folder):
-            rows.append(row)
-            _write(folder, rows)
-            print(f"[{len(rows)}/{total}] {_told(row)}", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        print(f"interrupted: {len(rows)} of {total} runs are finished, in {folder}", file=sys.stderr)
-        raise
+    for row in _runs(config, cluster, methods, problem, folder):
+        rows.append(row)
+        _write(folder, rows)
+        print(f"[{len(rows)}/{total}] {_told(row)}", file=sys.stderr, flush=True)
     return _write(folder, rows)
 
 
@@ -62,7 +57,8 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
     """Return the cluster with what a method's timing needs, all else and all random numbers being equal."""
     needs: dict[str, Any] = {name: value for name, value in timing._asdict().items() if value is not None}
     if needs.get("workers", cluster.workers) != cluster.workers:
-        needs["compute"] = cluster.compute_laws[: needs["workers"]]
+        laws = cluster.compute
+        needs["compute"] = laws if isinstance(laws, Law) else laws[: needs["workers"]]
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
     return dataclasses.replace(cluster, **needs)
@@ -98,6 +94,8 @@ def _runs(
             needed = meet(cluster, method.timing)
             if needed not in traces:
                 name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
+                if needed != cluster and seed == 0:
+                    print(f"note: {method.name} needs {_needs(method.timing)}: it gets its own traces", file=sys.stderr)
                 trace = simulate(needed, commits=config.commits, seed=seed)
                 traces[needed] = trace, trace.save(folder / "traces" / f"{name}.parquet")
             trace, trace_path = traces[needed]
@@ -120,6 +118,7 @@ def _runs(
                 **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
                 **{f"trace.{name}": value for name, value in trace.summary().items()},
                 "workers": needed.workers,
+                "own_trace": needed != cluster,
                 "trace_file": str(trace_path.relative_to(folder)),
                 "run_folder": str(run_path.relative_to(folder)),
                 "_seconds": time.perf_counter() - started,
@@ -131,6 +130,10 @@ def _write(folder: Path, rows: list[dict[str, Any]]) -> pd.DataFrame:
     summary = pd.DataFrame(rows).drop(columns="_seconds", errors="ignore")
     results.write_csv(folder / "summary.csv", summary)
     return summary
+
+
+def _needs(timing: Timing) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in timing._asdict().items() if value is not None)
 
 
 def _told(row: dict[str, Any]) -> str:

@@ -4,14 +4,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from asyncsim.kernel import Layout, Pieces
 from asyncsim.methods.method import Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.trace import Trace
-from asyncsim.tuning import tuning
+from asyncsim.tuning import backend, tuning
 from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 
 
@@ -40,7 +39,7 @@ class Plan:
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
         kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        self._tuning = tuning(jax.default_backend())
+        self._tuning = tuning(backend())
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self._stops = np.searchsorted(self._cuts, np.r_[0, np.unique(stops)])
         self._chunk = min(self._tuning.chunk, int(np.diff(self._stops).max()))
@@ -62,7 +61,7 @@ class Plan:
             reads=self.waves.reads,
             separate_forms=self.waves.separate_forms,
             window=trace.window,
-            one_by_one=problem.map_on_cpu and jax.default_backend() == "cpu",
+            one_by_one=problem.map_on_cpu and backend() == "cpu",
             proxy_momentum=proxy_momentum,
         )
 

@@ -183,7 +183,7 @@ its own update is applied; write_then_read, two visits, between which others are
                 arguments = self._arguments_of(factory)
                 entry = factory(**arguments)
             elif not isinstance(entry, Method):
-                raise InputError(f"methods = {entry!r}: must be a name, or a Method as methods.gem() returns it")
+                raise InputError(f"methods = {entry!r}: must be a name, or a Method that methods.gem() returns")
             methods.append(entry)
             used[entry.name] = set(arguments)
         if not methods:
@@ -213,9 +213,7 @@ its own update is applied; write_then_read, two visits, between which others are
             self._say_ignored(options, {self.problem.name: set()})
             return self.problem
         if not isinstance(self.problem, str):
-            raise InputError(
-                f"problem = {self.problem!r}: must be a name, or a Problem as problems.digits() returns it"
-            )
+            raise InputError(f"problem = {self.problem!r}: must be a name, or a Problem that problems.digits() returns")
         factory = PROBLEMS[require_choice("problem", self.problem, PROBLEMS)]
         arguments = self._arguments_of(factory)
         self._say_ignored(options, {self.problem: set(arguments)})
@@ -302,13 +300,13 @@ def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Path | Law):
+        return str(value)
+    if hasattr(value, "name"):
+        return value.name  # a Method, which is a tuple besides, or a Problem
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
-    if isinstance(value, int | float | str | None):
-        return value
-    if hasattr(value, "item"):
-        return value.item()  # a NumPy scalar
-    return str(value) if isinstance(value, Path | Law) else getattr(value, "name", str(value))
+    return value.tolist() if hasattr(value, "tolist") else value  # NumPy's numbers
 
 
 def _note(text: str) -> None:

@@ -5,6 +5,8 @@ A size changes the order of floating-point sums, so these are constants: one mac
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 
 class Tuning(NamedTuple):
     """Sizes for one backend.
@@ -29,6 +31,13 @@ _TUNING = {
     "cpu": Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, chunk=256),
     "gpu": Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, chunk=256),
 }
+
+
+def backend() -> str:
+    """Return the kind of device that JAX computes on now: the chosen one, else its default."""
+    # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
+    (device,) = jnp.zeros(()).devices()
+    return device.platform
 
 
 def tuning(backend: str) -> Tuning:

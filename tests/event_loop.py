@@ -83,15 +83,16 @@ class EventLoop:
         stop, waves = replay.position, find_waves(self.trace)
         held, size = replay.state.central.size, self.central.size
         # A copy, since the replay's next advance reuses the memory; a replay may pad its vectors with zeros.
-        state = jax.tree.map(lambda leaf: np.array(leaf[..., :size] if leaf.shape[-1:] == (held,) else leaf), replay.state)
-        self.central, self.server = jnp.asarray(state.central), jax.tree.map(jnp.asarray, state.server)
-        self.workers = {
-            number: Worker(
-                *(jax.tree.map(lambda leaf, number=number: jnp.asarray(leaf[number]), tree) for tree in state.workers[:4]),
-                proxy=self.workers[number].proxy if self.method.proxy else jnp.asarray(state.workers.proxy[number]),
+        state = jax.tree.map(np.array, replay.state)
+        state = jax.tree.map(lambda leaf: leaf[..., :size] if leaf.shape[-1:] == (held,) else leaf, state)
+        self.central, self.server, rows = state.central, state.server, state.workers
+        for number, worker in self.workers.items():
+            method, optimizer, problem, memory = (
+                jax.tree.map(lambda leaf, number=number: leaf[number], tree)
+                for tree in (rows.method, rows.optimizer, rows.problem, rows.memory)
             )
-            for number in range(self.trace.workers)
-        }
+            proxy = worker.proxy if self.method.proxy else rows.proxy[number]
+            self.workers[number] = Worker(method, optimizer, problem, memory, proxy)
         self.versions = {int(self.trace.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
         waiting = range(stop, len(self.trace))
         self.reads = {k: state.read[waves.slot[k]] for k in waiting if waves.read[k] < stop}

@@ -64,6 +64,13 @@ def test_a_longer_trace_starts_like_a_shorter_one(law):
     assert short.equals(long.iloc[:1_500])
 
 
+def test_draws_do_not_come_back():
+    staleness = prescribed("exponential(20)", commits=4_096, workers=7).frame["staleness"].to_numpy()
+    # Of 1024 pairs of independent draws from this law 1 in 40 are equal: far from half of them.
+    for lag in (512, 1_024, 2_048):
+        assert (staleness[1_024:2_048] == staleness[1_024 + lag : 2_048 + lag]).mean() < 0.5
+
+
 def test_seeds_differ_and_repeat():
     first, again, other = (prescribed("exponential(5)", 200, 4, seed=seed).frame for seed in (1, 1, 2))
     assert first.equals(again)

@@ -28,14 +28,14 @@ class Block(NamedTuple):
 
 def blocks() -> list[Block]:
     return [
-        Block(*found) for found in re.findall(r"^```(.*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+        Block(*found) for found in re.findall(r"^```([^\n]*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     ]
 
 
 def to_run() -> list[str]:
-    """Return the first Python block and those marked ``python run``, made small."""
-    python = [block for block in blocks() if block.info.split()[:1] == ["python"]]
-    chosen = [block.text for i, block in enumerate(python) if i == 0 or "run" in block.info.split()]
+    """Return the Python blocks, made small; ``python fragment`` behind the fence leaves one out."""
+    infos = [(block.info.split(), block.text) for block in blocks()]
+    chosen = [text for info, text in infos if info[:1] == ["python"] and "fragment" not in info]
     for pattern, small in SMALL:
         chosen = [re.sub(pattern, small, text) for text in chosen]
     return chosen
@@ -44,7 +44,7 @@ def to_run() -> list[str]:
 def commands() -> list[list[str]]:
     """Return the options of every ``python -m asyncsim.study`` in the README's fenced blocks."""
     lines = [line for block in blocks() for line in block.text.replace("\\\n", " ").splitlines()]
-    found = [re.search(r"python -m asyncsim\.study\b(.*)", line.partition("#")[0]) for line in lines]
+    found = [re.search(r"python -m asyncsim\.study\b([^#&|;]*)", line) for line in lines]
     return [shlex.split(match[1]) for match in found if match]
 
 
@@ -77,6 +77,10 @@ def test_every_shipped_study_and_method_is_named():
     folder = study.shipped("studies")
     shipped = [path.stem for path in folder.glob("[!_]*.py")]
     assert [name for name in [*shipped, *asyncsim.methods.METHODS] if name not in text] == []
+
+
+def test_nothing_is_left_to_fill_in():
+    assert re.findall(r"@[A-Z_]+@|\bTODO\b|\bXXX\b", README.read_text()) == []
 
 
 def test_links_into_the_repository_exist():

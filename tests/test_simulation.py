@@ -161,13 +161,21 @@ LAWS = [
 SHORT = [Constant(0.0), Constant(1.0), Exponential(0.1), Uniform(0.0, 0.5), Empirical([0.0, 1.0])]
 
 
+#: Whole numbers of seconds only: several events in almost every instant.
+CROWDED = [Constant(1.0), Constant(2.0), Empirical([0.0, 1.0]), Empirical([0.0, 1.0, 2.0, 3.0])]
+
+
 @st.composite
-def clusters(draw):
-    workers = draw(st.integers(1, 6))
-    law, short = st.sampled_from(LAWS), st.sampled_from(SHORT)
-    compute = draw(st.one_of(law, st.lists(law, min_size=workers, max_size=workers, unique=True)))
+def clusters(draw, laws=LAWS, short=SHORT, sizes=(1, 6)):
+    workers = draw(st.integers(*sizes))
+    law, short = st.sampled_from(laws), st.sampled_from(short)
+    compute = draw(st.lists(law, min_size=workers, max_size=workers))
+    if len(set(compute)) == 1 or draw(st.booleans()):
+        compute = compute[0]
     protocol, exclusive = draw(st.sampled_from(PROTOCOLS))
-    network = draw(st.sampled_from([{}, {"bandwidth": 4.0, "message_bytes": 2.0}]))
+    network = draw(
+        st.sampled_from([{}, {"bandwidth": 4.0, "message_bytes": 2.0}, {"bandwidth": 1, "message_bytes": 1}])
+    )
     return Cluster(
         workers=workers,
         compute=compute,
@@ -185,10 +193,19 @@ def clusters(draw):
 runs = given(cluster=clusters(), commits=st.integers(1, 50), seed=st.integers(0, 2**32))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @runs
 def test_the_usual_model_has_the_same_events(cluster, commits, seed):
-    # Most laws here put several events into one instant: their order is compared as well.
+    assert_usual(cluster, commits, seed)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cluster=clusters(CROWDED, [Constant(0.0), *CROWDED], sizes=(4, 7)), seed=st.integers(0, 2**32))
+def test_the_usual_model_has_the_same_order_of_simultaneous_events(cluster, seed):
+    assert_usual(cluster, 60, seed)
+
+
+def assert_usual(cluster, commits, seed):
     trace = simulate(cluster, commits, seed)
     usual, open_reads = follow(usual_model(cluster, commits, seed), commits, cluster.workers)
     for name in ("worker", *TIMES, "read_version", "read_time", "staleness"):

@@ -248,12 +248,12 @@ def test_device_that_is_not_there(told, empty_folder, monkeypatch):
 
 @pytest.mark.parametrize("methods", [(3,), ("gem", METHODS["gem"])])
 def test_methods_of_another_kind(methods):
-    with pytest.raises(InputError, match=r"must be a name, or a Method as methods\.gem\(\) returns it"):
+    with pytest.raises(InputError, match=r"must be a name, or a Method that methods\.gem\(\) returns"):
         Config(methods=methods).make_methods()
 
 
 def test_problem_of_another_kind():
-    with pytest.raises(InputError, match=r"must be a name, or a Problem as problems\.digits\(\) returns it"):
+    with pytest.raises(InputError, match=r"must be a name, or a Problem that problems\.digits\(\) returns"):
         Config(problem=problems.digits).make_problem()
 
 

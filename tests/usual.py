@@ -117,8 +117,10 @@ def usual_model(cluster, commits, seed=0):
                 if down:
                     yield from down(worker, loaded=what == "read")
 
-    processes = {True: read_then_write, False: one_visit}
-    process = write_then_read if cluster.protocol == "write_then_read" else processes[not cluster.exclusive]
+    if not cluster.separate_reads:
+        process = one_visit
+    else:
+        process = write_then_read if cluster.protocol == "write_then_read" else read_then_write
     for worker in range(cluster.workers):
         env.process(process(worker))
     env.run(until=done)
@@ -171,6 +173,7 @@ def follow(visits, commits, workers):
             version += 1
         if len(rows) == commits:
             break
-    names = "worker start_time arrive_time serve_time commit_time read_version read_time staleness others".split()
+    names = ("worker", "start_time", "arrive_time", "serve_time", "commit_time")
+    names += ("read_version", "read_time", "staleness", "others")
     open_reads = [(worker, *read) for worker, reads in enumerate(held) for read in reads]
     return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}, open_reads

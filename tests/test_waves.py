@@ -1,0 +1,195 @@
+"""Cutting traces: against the definition, worked out commit by commit."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsim import Cluster, Constant, Exponential, Gamma, Pareto, Trace, prescribed, simulate
+from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
+
+NO_READS = Reads(np.empty(0, int), np.empty(0, int))
+
+laws = st.sampled_from([Constant(1.0), Gamma(1.0, 0.2), Exponential(1.0), Pareto(1.0, 1.5)])
+short = st.sampled_from([Constant(0.0), Constant(0.1), Exponential(0.1), Exponential(1.0)])
+
+
+@st.composite
+def simulated(draw, protocols=("exchange", "read_then_write", "write_then_read")):
+    protocol = draw(st.sampled_from(protocols))
+    cluster = Cluster(
+        draw(st.integers(1, 9)),
+        compute=draw(laws),
+        service=draw(short),
+        latency=draw(short),
+        protocol=protocol,
+        exclusive=protocol == "exchange" or draw(st.booleans()),
+        discipline=draw(st.sampled_from(["fifo", "lowest_rank", "random"])),
+    )
+    return simulate(cluster, draw(st.integers(1, 120)), seed=draw(st.integers(0, 2**20)))
+
+
+@st.composite
+def stated(draw):
+    commits, workers = draw(st.integers(1, 120)), draw(st.integers(1, 9))
+    listed = st.lists(st.integers(0, 12), min_size=commits, max_size=commits)
+    staleness = draw(st.one_of(st.integers(0, 30), listed, st.sampled_from([Exponential(4.0), Gamma(6.0, 0.2)])))
+    return prescribed(staleness, commits, workers, seed=draw(st.integers(0, 100)))
+
+
+@st.composite
+def buffered(draw):
+    """A server that makes a new version only of every few commits."""
+    trace, every = draw(simulated()), draw(st.integers(2, 5))
+    frame = trace.frame.copy()
+    for name in ("read_version", "form_version", "version"):
+        frame[name] //= every
+    return Trace(frame, trace.source)
+
+
+traces = st.one_of(simulated(), stated(), buffered())
+sizes = st.sampled_from([1, 2, 3, 8, 1000])
+
+
+class Cut:
+    """A trace cut as a replay cuts it, with what each commit depends on, found one by one."""
+
+    def __init__(self, trace, piece_size, starts=()):
+        self.trace, self.waves = trace, find_waves(trace)
+        waves = self.waves
+        self.reads = separate_reads(waves.read, waves.slot) if waves.reads == "separate" else NO_READS
+        self.forms = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else NO_READS
+        kinds = tuple(kind for kind in (self.reads, self.forms) if len(kind.position))
+        self.room = max(piece_size, *(most_at_one_position(kind) for kind in kinds), 1)
+        self.cuts = cut(waves, piece_size, kinds, self.room, np.array(starts, int))
+        self.read = [first_position(trace, version) for version in trace.frame["read_version"]]
+        self.form = [first_position(trace, version) for version in trace.frame["form_version"]]
+        self.previous = []
+        last = {}
+        for k, worker in enumerate(trace.frame["worker"]):
+            self.previous.append(last.get(worker, -1))
+            last[worker] = k
+
+    def pieces(self):
+        return zip(self.cuts[:-1].tolist(), self.cuts[1:].tolist(), strict=True)
+
+
+def first_position(trace, version):
+    """How many commits it took until there was this version."""
+    return 0 if version == 0 else trace.frame["version"].tolist().index(version) + 1
+
+
+@given(traces, sizes, st.lists(st.integers(0, 119), max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_pieces_hold_only_commits_that_can_be_computed_at_once(trace, piece_size, starts):
+    starts = [start for start in starts if start < len(trace)]
+    made = Cut(trace, piece_size, starts)
+    assert made.cuts[0] == 0 and made.cuts[-1] == len(trace)
+    assert {*starts} <= {*made.cuts.tolist()}
+    for begin, end in made.pieces():
+        assert 0 < end - begin <= piece_size
+        for k in range(begin, end):
+            assert made.read[k] <= begin and made.previous[k] < begin
+        for kind in (made.reads, made.forms):
+            assert np.sum((kind.position > begin) & (kind.position <= end)) <= made.room
+
+
+@given(traces)
+@settings(max_examples=100, deadline=None)
+def test_no_fewer_waves_are_possible(trace):
+    """Every commit needs all those before its read, and its worker's one before, in earlier waves."""
+    made = Cut(trace, piece_size=len(trace))
+    if len(made.reads.position) or len(made.forms.position):
+        # Room for any number of reads: a cut is then made for a dependency only.
+        made.cuts = cut(made.waves, len(trace), (), 0, np.empty(0, int))
+    deepest = [0]  # the longest chain among the first 0, 1, ... commits
+    for k in range(len(trace)):
+        chain = 1 + deepest[max(made.read[k], made.previous[k] + 1)]
+        deepest.append(max(deepest[-1], chain))
+    assert len(made.cuts) - 1 == deepest[-1]
+
+
+@given(simulated(protocols=("exchange",)))
+@settings(max_examples=50, deadline=None)
+def test_waves_of_exchanges_are_the_longest_runs_without_a_worker_coming_twice(trace):
+    workers = trace.frame["worker"].tolist()
+    waves, seen = 1, set()
+    for worker in workers:
+        if worker in seen:
+            waves, seen = waves + 1, set()
+        seen.add(worker)
+    assert len(Cut(trace, len(trace)).cuts) - 1 == waves
+
+
+@given(traces, sizes)
+@settings(max_examples=150, deadline=None)
+def test_every_commit_finds_what_it_read_in_its_slot(trace, piece_size):
+    """Slots are filled at a piece's end and looked into at its start, or for messages as soon as they are filled."""
+    made = Cut(trace, piece_size)
+    waves = made.waves
+    slots, form_slots = dict.fromkeys(range(waves.slots), 0), dict.fromkeys(range(waves.form_slots), 0)
+    for begin, end in made.pieces():
+        assert [slots[waves.slot[k]] for k in range(begin, end)] == made.read[begin:end]
+        if waves.separate_forms:
+            for k in range(begin, end):
+                # A read of this same piece is not taken from the slot.
+                assert made.form[k] >= begin or form_slots[waves.form_slot[k]] == made.form[k]
+        if waves.reads == "separate":
+            fill(slots, made.reads, begin, end)
+        else:
+            shift = 1 if waves.reads == "after" else 0
+            slots |= {waves.slot[k]: k + shift for k in range(begin, end)}
+        fill(form_slots, made.forms, begin, end)
+
+
+def fill(slots, reads, begin, end):
+    made = (reads.position > begin) & (reads.position <= end)
+    assert len({*reads.slot[made]}) == made.sum() or begin + 1 < end
+    for position, slot in zip(reads.position[made].tolist(), reads.slot[made].tolist(), strict=True):
+        slots[slot] = position
+
+
+@given(traces, sizes)
+@settings(max_examples=100, deadline=None)
+def test_pieces_make_every_separate_read_once(trace, piece_size):
+    made = Cut(trace, piece_size)
+    expected = [
+        (made.reads, made.read, made.waves.slot, made.waves.reads == "separate"),
+        (made.forms, made.form, made.waves.form_slot, made.waves.separate_forms),
+    ]
+    for kind, positions, slot, separate in expected:
+        found = [
+            (position, at)
+            for begin, end in made.pieces()
+            for position, at in zip(kind.position.tolist(), kind.slot.tolist(), strict=True)
+            if begin < position <= end
+        ]
+        wanted = [(p, s) for p, s in zip(positions, slot.tolist(), strict=True) if p > 0] if separate else []
+        assert sorted(found) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "reads", "separate_forms"),
+    [
+        ({}, "after", False),
+        ({"protocol": "read_then_write"}, "before", False),
+        ({"protocol": "read_then_write", "exclusive": False}, "separate", True),
+        ({"protocol": "write_then_read"}, "separate", False),
+    ],
+)
+def test_protocols_are_told_apart(options, reads, separate_forms):
+    cluster = Cluster(5, Exponential(1.0), service=Exponential(0.2), latency=Exponential(0.2), **options)
+    waves = find_waves(simulate(cluster, 200))
+    assert (waves.reads, waves.separate_forms) == (reads, separate_forms)
+    assert waves.slots == 5 or reads == "separate"
+
+
+def test_round_robin_makes_waves_of_all_workers():
+    waves = find_waves(simulate(Cluster(10, Constant(1.0), service=0.01), 100))
+    assert cut(waves, 100, (), 0, np.empty(0, int)).tolist() == list(range(0, 101, 10))
+    assert cut(waves, 4, (), 0, np.empty(0, int)).tolist()[:7] == [0, 4, 8, 12, 16, 20, 24]
+
+
+def test_fresh_reads_leave_nothing_to_batch():
+    waves = find_waves(prescribed(0, commits=20, workers=4))
+    assert cut(waves, 8, (), 0, np.empty(0, int)).tolist() == list(range(21))
