@@ -39,7 +39,7 @@ class Plan:
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
         kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        self._tuning = tuning(backend())
+        self._tuning = tuning(backend(), problem.parameter_count)
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self._stops = np.searchsorted(self._cuts, np.r_[0, np.unique(stops)])
         self._chunk = min(self._tuning.chunk, int(np.diff(self._stops).max()))
@@ -81,9 +81,9 @@ class Plan:
         def cost(size: int, cuts: np.ndarray) -> float:
             return (len(cuts) - 1) * (size + self._tuning.piece_overhead)
 
-        candidates = [
-            (size, cut(self.waves, size, kinds, max(size, self._most), starts)) for size in self._tuning.piece_sizes
-        ]
+        # A piece of one commit makes XLA copy the array of all slots at every commit.
+        sizes = [size for size in self._tuning.piece_sizes if size > 1 or self.waves.slots == 1]
+        candidates = [(size, cut(self.waves, size, kinds, max(size, self._most), starts)) for size in sizes]
         return min(candidates, key=lambda candidate: cost(*candidate))
 
     def _room(self, reads: Reads) -> int:

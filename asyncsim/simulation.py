@@ -5,7 +5,7 @@ one event in its queue. A worker waits for one thing at a time, so it *is* its n
 and again: no process and no request object, and two events per visit when the network takes no time.
 
 What a worker does is a chain of steps. A step is a function that sets a worker going and knows the
-step that follows; the protocols are three ways to chain them. Versions are not followed during the
+step that follows; the protocols are ways to chain them. Versions are not followed during the
 run: `asyncsim.bookkeeping` counts them from its record.
 """
 
@@ -14,11 +14,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import simpy
 from simpy.events import NORMAL
 
 from asyncsim.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of
@@ -26,7 +24,8 @@ from asyncsim.cluster import Cluster
 from asyncsim.delays import delays
 from asyncsim.environment import environment
 from asyncsim.errors import InputError, require_count
-from asyncsim.laws import Constant, Law, Uniform
+from asyncsim.laws import Constant, Law
+from asyncsim.station import Station, Step, Worker, waiting_room
 
 if TYPE_CHECKING:
     from asyncsim.trace import Trace
@@ -87,127 +86,6 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Worker(simpy.Event):
-    """A worker, and the one event it waits for; ``callbacks`` holds what it does when that happens."""
-
-    __slots__ = ("callbacks", "env", "index", "then")
-    _ok = True
-    _value = None
-
-    def __init__(self, env: simpy.Environment, index: int):
-        super().__init__(env)
-        self.index = index
-        self.then: Step = _nothing
-
-    def __lt__(self, other: "_Worker") -> bool:
-        return self.index < other.index
-
-
-#: Sets a worker going.
-Step = Callable[[_Worker], None]
-
-
-def _nothing(worker: _Worker) -> None:
-    """Follow a visit that was never made."""
-
-
-class _Station:
-    """Serves one worker at a time: the server, or one direction of the link that workers share.
-
-    Several events of one instant happen in the order of `simpy.Resource`, which grants a place and
-    gives it up by events of no duration. Such an event is left out when it would be the next anyway.
-    """
-
-    def __init__(self, env: simpy.Environment, workers: int, busy: Callable[[int], float], waiting: Any):
-        self.env = env
-        self.busy = busy
-        self.waiting = waiting
-        self.serving: _Worker | None = None
-        self.serve_time = 0.0
-        self.arrive_time = array("d", [0.0]) * workers
-        self._on_begin: list[Callable[[Any], None]] = [self._begin]
-        self._on_end: list[Callable[[Any], None]] = [self._end]
-
-    def visit(self, then: Step) -> Step:
-        """Return the step that waits for the station, is served, and goes on with ``then``."""
-        env, waiting, arrive_time = self.env, self.waiting, self.arrive_time
-
-        def arrive(worker: _Worker) -> None:
-            worker.then = then
-            arrive_time[worker.index] = env._now
-            if self.serving is None and not waiting:
-                self._admit(worker)
-            else:
-                waiting.append(worker)
-                if self.serving is None:
-                    self._admit(waiting.popleft())
-
-        return arrive
-
-    def _admit_next(self, event: simpy.Event | None = None) -> None:
-        if self.serving is None and self.waiting:
-            self._admit(self.waiting.popleft())
-
-    def _admit(self, worker: _Worker) -> None:
-        self.serving = worker
-        env = self.env
-        if env.peek() == env._now:
-            worker.callbacks = self._on_begin
-            env.schedule(worker)
-        else:
-            self._begin(worker)
-
-    def _begin(self, worker: _Worker) -> None:
-        env = self.env
-        self.serve_time = env._now
-        worker.callbacks = self._on_end
-        env.schedule(worker, NORMAL, self.busy(worker.index))
-
-    def _end(self, worker: _Worker) -> None:
-        env = self.env
-        self.serving = None
-        waiting = self.waiting
-        if waiting and env.peek() == env._now:
-            release = env.event()
-            release.callbacks.append(self._admit_next)
-            release.succeed()
-            worker.then(worker)
-        else:
-            worker.then(worker)
-            if waiting and self.serving is None:
-                self._admit(waiting.popleft())
-
-
-class _LowestRank(list):
-    """Those that wait; the lowest worker index goes first."""
-
-    def append(self, worker: _Worker) -> None:
-        heappush(self, worker)
-
-    def popleft(self) -> _Worker:
-        return heappop(self)
-
-
-class _Random(list):
-    """Those that wait; each is as likely as the others to go first."""
-
-    def __init__(self, seed: int):
-        super().__init__()
-        self._uniform = delays([Uniform(0.0, 1.0)], seed, "discipline")
-
-    def popleft(self) -> _Worker:
-        chosen = int(self._uniform(0) * len(self)) if len(self) > 1 else 0
-        self[chosen], self[-1] = self[-1], self[chosen]
-        return self.pop()
-
-
-def _waiting_room(discipline: str, seed: int) -> Any:
-    """Return an empty container with ``append`` and, for whoever is next, ``popleft``."""
-    if discipline == "lowest_rank":
-        return _LowestRank()
-    return _Random(seed) if discipline == "random" else deque()
-
-
 class _Simulation:
     """One run: the record of its visits, and the steps that write it."""
 
@@ -218,13 +96,13 @@ class _Simulation:
         self.reads: list[float] = []
         self.env = environment(cluster)
         service = self._delays(cluster.service, "service")
-        self.server = self._station(service, _waiting_room(cluster.discipline, seed))
+        self.server = self._station(service, waiting_room(cluster.discipline, seed))
         self.start_time = array("d", [0.0]) * cluster.workers
 
     def run(self, commits: int) -> None:
         start = self._round()
         for index in range(self.cluster.workers):
-            start(_Worker(self.env, index))
+            start(Worker(self.env, index))
         step, record, length = self.env.step, self.commits, commits * len(COMMIT_RECORD)
         while len(record) < length:
             step()
@@ -256,7 +134,7 @@ class _Simulation:
         cluster, env, start_time = self.cluster, self.env, self.start_time
         duration = delays(cluster.compute_laws, self.seed, "compute", cluster.window)
 
-        def compute(worker: _Worker) -> None:
+        def compute(worker: Worker) -> None:
             index = worker.index
             start_time[index] = env._now
             worker.callbacks = computed
@@ -276,7 +154,7 @@ class _Simulation:
                 return then
             arrived = [then]
 
-            def depart(worker: _Worker) -> None:
+            def depart(worker: Worker) -> None:
                 worker.callbacks = arrived
                 env.schedule(worker, NORMAL, latency(worker.index) + extra)
 
@@ -293,7 +171,7 @@ class _Simulation:
         env, server, record = self.env, self.server, self.commits.extend
         start_time, arrive_time = self.start_time, self.server.arrive_time
 
-        def commit(worker: _Worker) -> None:
+        def commit(worker: Worker) -> None:
             index = worker.index
             record((index, start_time[index], arrive_time[index], server.serve_time, env._now))
             then(worker)
@@ -304,7 +182,7 @@ class _Simulation:
         env, server, record = self.env, self.server, self.reads.extend
         commits, width = self.commits, len(COMMIT_RECORD)
 
-        def read(worker: _Worker) -> None:
+        def read(worker: Worker) -> None:
             index = worker.index
             version = len(commits) // width
             record((index, version, server.arrive_time[index], server.serve_time, env._now))
@@ -315,8 +193,8 @@ class _Simulation:
     def _delays(self, law: Law, purpose: str) -> Callable[[int], float]:
         return delays([law] * self.cluster.workers, self.seed, purpose)
 
-    def _station(self, busy: Callable[[int], float], waiting: Any) -> _Station:
-        return _Station(self.env, self.cluster.workers, busy, waiting)
+    def _station(self, busy: Callable[[int], float], waiting: Any) -> Station:
+        return Station(self.env, self.cluster.workers, busy, waiting)
 
 
 def _columns(names: tuple[str, ...], record: list[float]) -> dict[str, np.ndarray]:

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 
 class Tuning(NamedTuple):
-    """Sizes for one backend.
+    """Sizes for one kind of device and one size of problem.
 
     Attributes
     ----------
     piece_sizes : tuple of int
-        Commits that a piece may have room for.
+        Commits that a piece may have room for; 1 is only used where all reads share one slot (one worker).
     piece_overhead : float
         What a piece costs beside its commits, in commits.
     chunk : int
@@ -26,11 +26,15 @@ class Tuning(NamedTuple):
     chunk: int
 
 
-# CPU: two cores, digits' perceptron. GPU and TPU: not measured yet.
-_TUNING = {
-    "cpu": Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, chunk=256),
-    "gpu": Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, chunk=256),
-}
+#: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
+_FEW_PARAMETERS = 2_000
+
+# CPU: two cores; a quadratic of 16 parameters (few), the perceptron of digits and MNIST's network (many), 10 and 100
+# workers. A batched gradient of many parameters is no quicker there than one after the other, and larger pieces leave
+# the cache. GPU and TPU: not measured yet.
+_CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, chunk=512)
+_CPU_MANY = Tuning(piece_sizes=(1, 2), piece_overhead=0.5, chunk=512)
+_ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, chunk=256)
 
 
 def backend() -> str:
@@ -40,6 +44,8 @@ def backend() -> str:
     return device.platform
 
 
-def tuning(backend: str) -> Tuning:
-    """Return the sizes for a JAX backend ("cpu", "gpu", "tpu")."""
-    return _TUNING.get(backend, _TUNING["gpu"])
+def tuning(backend: str, parameters: int) -> Tuning:
+    """Return the sizes for a JAX backend ("cpu", "gpu", "tpu") and a problem of so many parameters."""
+    if backend != "cpu":
+        return _ACCELERATOR
+    return _CPU_FEW if parameters < _FEW_PARAMETERS else _CPU_MANY

@@ -1,4 +1,4 @@
-"""The loop over events that a replay must agree with: one commit after the other, every version kept. Slow and obvious."""
+"""The loop over events that a replay must agree with: one commit after the other, every version kept; slow, obvious."""
 
 from typing import Any, NamedTuple
 
@@ -124,7 +124,9 @@ class EventLoop:
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), visit.worker_step)
         for step in range(self.trace.window):
             step_key = key if self.trace.window == 1 else jax.random.fold_in(key, step)
-            batch = jax.tree.map(lambda array, step=step: array[step], batches) if self.problem.train is not None else None
+            batch = (
+                jax.tree.map(lambda array, step=step: array[step], batches) if self.problem.train is not None else None
+            )
 
             def loss(params, state=problem_state, batch=batch, key=step_key):
                 if self.problem.init_state is None:
@@ -154,7 +156,7 @@ def deviation(found, expected) -> float:
 
 
 def forced_deviation(replay, every: int, commits: int | None = None) -> dict[str, float]:
-    """Run a fresh replay of seed 0, which may stop ``every`` so many commits, and the loop that takes over from it at each stop.
+    """Run a fresh replay of seed 0 that can stop ``every`` so many commits, and the loop that takes over at each stop.
 
     Returns
     -------

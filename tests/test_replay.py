@@ -92,15 +92,15 @@ def make_method(name):
     return METHODS[name]()
 
 
-def stopping(trace, method, problem, commits=None, **options):
+def stopping(trace, method, problem, commits=None):
     """A replay that can stop wherever the loop takes over."""
     stops = np.arange(EVERY, (commits or len(trace)) + 1, EVERY)
-    return Replay(trace, method, problem, precision="float64", stops=stops, **options)
+    return Replay(trace, method, problem, precision="float64", stops=stops, diagnose_every=0)
 
 
 def unforced_deviation(trace, method, problem):
     """The largest relative deviation of a whole replay from the loop."""
-    replayed = Replay(trace, method, problem, precision="float64")
+    replayed = Replay(trace, method, problem, precision="float64", diagnose_every=0)
     replayed.advance(len(trace))
     loop = EventLoop(trace, method, problem)
     expected, found = loop.run(0, len(trace)), replayed.result([]).commits
@@ -123,7 +123,9 @@ def unforced_deviation(trace, method, problem):
     ],
 )
 def test_downpour_is_the_loop_without_forcing(protocol, window):
-    assert unforced_deviation(make_trace(protocol, window), make_method("downpour"), make_problem("quadratic")) < UNFORCED
+    assert (
+        unforced_deviation(make_trace(protocol, window), make_method("downpour"), make_problem("quadratic")) < UNFORCED
+    )
 
 
 def combinations():
@@ -158,9 +160,11 @@ def test_replay_is_the_loop_teacher_forced(problem, method, protocol):
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """Sets the sizes of pieces and blocks."""
+    """Sets the sizes of the tuning."""
     usual = asyncsim.plan.tuning
-    return lambda **given: monkeypatch.setattr(asyncsim.plan, "tuning", lambda backend: usual(backend)._replace(**given))
+    return lambda **given: monkeypatch.setattr(
+        asyncsim.plan, "tuning", lambda backend: usual(backend)._replace(**given)
+    )
 
 
 @pytest.mark.parametrize("protocol", [pytest.param("exchange", marks=pytest.mark.full), "write_then_read"])
@@ -176,25 +180,6 @@ def test_the_size_of_pieces_changes_nothing(sizes, protocol):
         assert all(deviation(commits[name], ends[0][1][name]) < FORCED for name in RECORDED)
 
 
-@pytest.mark.parametrize(
-    ("method", "protocol"),
-    [
-        pytest.param("gem", "exchange", marks=pytest.mark.full),
-        ("gem, paper", "read_then_write, two visits"),
-        ("downpour", "prescribed"),
-    ],
-)
-def test_blocks_of_parameters_change_nothing(sizes, method, protocol):
-    # 1,210 parameters: three blocks with padding.
-    sizes(block=400)
-    replayed = stopping(make_trace(protocol), make_method(method), make_problem("digits"), 500)
-    assert replayed.state.central.size > make_problem("digits").parameter_count
-    found = forced_deviation(replayed, EVERY, 500)
-    assert max(found.values()) < FORCED, found
-    params = replayed.result([]).params
-    assert [layer["weight"].shape for layer in params] == [(64, 16), (16, 10)]
-
-
 # Repeating
 
 
@@ -202,23 +187,19 @@ def test_blocks_of_parameters_change_nothing(sizes, method, protocol):
 def test_a_second_replay_gives_the_same_bytes(precision, tmp_path):
     trace, method, problem = make_trace(commits=700), make_method("gem"), make_problem("digits")
     for name in ("first", "second"):
-        replay(trace, method, problem, seed=3, precision=precision, progress=False).save(tmp_path / name)
+        run = replay(trace, method, problem, seed=3, precision=precision, progress=False)
+        run.save(tmp_path / name)
+    assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {np.dtype(precision)}
+    assert run.config["precision"] == precision and run.commits["loss"].dtype == precision
     files = sorted(path.name for path in (tmp_path / "first").iterdir())
     assert files == ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
     for name in files:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_the_precision_is_what_was_asked_for(precision):
-    run = replay(make_trace(commits=100), make_method("gem"), make_problem("digits"), precision=precision)
-    assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {np.dtype(precision)}
-    assert run.config["precision"] == precision and run.commits["loss"].dtype == precision
-
-
 def test_the_seed_changes_start_batches_and_noise_only_of_the_problem():
-    trace, method = make_trace(commits=200), make_method("downpour")
-    runs = [replay(trace, method, make_problem("digits"), seed=seed) for seed in (0, 1)]
+    trace, method = make_trace(commits=700), make_method("gem")
+    runs = [replay(trace, method, make_problem("digits"), seed=seed, progress=False) for seed in (0, 1)]
     assert runs[0].commits["staleness"].equals(runs[1].commits["staleness"])
     assert not np.any(runs[0].commits["loss"] == runs[1].commits["loss"])
 
@@ -244,8 +225,9 @@ def test_compiled_once_for_all_seeds():
     counted.traced = 0
     replay(make_trace(commits=1500), method, counted.problem, seed=1, progress=False)
     assert counted.traced == 0
-    replay(make_trace(commits=1500, seed=1), method, counted.problem, seed=1, progress=False)
-    assert counted.traced == 0
+    for seed in (1, 2):
+        replay(make_trace(commits=1500, seed=seed), method, counted.problem, seed=1, progress=False)
+        assert counted.traced == 0
 
 
 # Methods that use the rest of the interface, as a user writes them
@@ -282,7 +264,9 @@ def momentum_each(rate=0.02, mu=0.8):
         return Applied(central + velocity, server + velocity - memory["v"], {"v": velocity})
 
     zeros = jnp.zeros_like
-    return Method("momenta", {}, gradient_steps(rate), apply=apply, init_server=zeros, init_memory=lambda c: {"v": zeros(c)})
+    return Method(
+        "momenta", {}, gradient_steps(rate), apply=apply, init_server=zeros, init_memory=lambda c: {"v": zeros(c)}
+    )
 
 
 def elastic(rate=0.05, alpha=0.2):
@@ -351,7 +335,7 @@ def test_own_methods_are_the_loop(case, lenient):
 
 
 def test_own_methods_run_in_single_precision(lenient):
-    for make in (mean_of_four, elastic, OWN["schedule"][0], OWN["local adam"][0]):
+    for make in (mean_of_four, OWN["local adam"][0]):
         run = replay(make_trace(commits=100), make(), make_problem("quadratic"), progress=False)
         assert run.status == "finished" and run.params.dtype == np.float32
 
@@ -472,7 +456,10 @@ def watched():
     """DOWNPOUR that shows its updates."""
 
     def message(worker, update, start, central, visit):
-        return *send_update(worker, update, start, central, visit)[:2], {"size": jnp.abs(update), "positive": update > 0}
+        return *send_update(worker, update, start, central, visit)[:2], {
+            "size": jnp.abs(update),
+            "positive": update > 0,
+        }
 
     return Method("watched", {}, gradient_steps(0.05), message=message)
 

@@ -144,7 +144,6 @@ def test_every_commit_finds_what_it_read_in_its_slot(trace, piece_size):
 
 def fill(slots, reads, begin, end):
     made = (reads.position > begin) & (reads.position <= end)
-    assert len({*reads.slot[made]}) == made.sum() or begin + 1 < end
     for position, slot in zip(reads.position[made].tolist(), reads.slot[made].tolist(), strict=True):
         slots[slot] = position
 

@@ -1,0 +1,301 @@
+"""The methods: what all of them keep to, and each against its paper."""
+
+import functools
+import inspect
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from event_loop import cast, deviation
+from jax.flatten_util import ravel_pytree
+
+from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, simulate
+from asyncsim.methods import METHODS, Visit
+from asyncsim.wave_replay import Replay, replay
+
+CASES = {
+    **METHODS,
+    "gem, paper": functools.partial(methods.gem, variant="paper"),
+    "gem without clip": functools.partial(methods.gem, pi_max=None),
+    "downpour, own optimizer": functools.partial(methods.downpour, optimizer=optax.trace(0.9)),
+    "downpour, schedule": functools.partial(methods.downpour, learning_rate=lambda visit: visit.time / 100),
+}
+PROBLEMS = {
+    "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 5), noise=0.1),
+    "digits": lambda: problems.digits(batch_size=4, hidden=(3,)),
+    "tree": lambda: problems.custom(
+        init=lambda key: {"a": jnp.ones(()), "b": (jnp.ones((2, 3)), jnp.ones(4))},
+        loss=lambda params, batch, key: sum(jnp.sum((leaf - 2) ** 2) for leaf in jax.tree.leaves(params)),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+# The contract, every method
+
+
+def one_commit(method, problem, unravel, batch):
+    """A commit as `Method` describes it."""
+    optimizer = optax.with_extra_args_support(method.optimizer)
+
+    def commit(state, visit, key):
+        central, server, worker, optimizer_state, memory = state
+        start = method.resume(worker, central) if method.resume else central
+        gradients = jax.grad(problem.loss)(unravel(start), batch, key)
+        steps, optimizer_state = optimizer.update(gradients, optimizer_state, unravel(start), visit=visit)
+        message, worker, diagnostics = method.message(worker, ravel_pytree(steps)[0], start, central, visit)
+        applied = method.apply(server, central, message, memory, visit)
+        seen = (
+            method.origin(worker, start) if method.origin else start,
+            method.proxy(worker) if method.proxy else start,
+        )
+        return (applied.central, applied.server, worker, optimizer_state, applied.memory), diagnostics, seen
+
+    return commit
+
+
+def shapes(tree):
+    return jax.tree.map(lambda leaf: (jnp.shape(leaf), leaf.dtype), tree)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", CASES)
+def test_contract(name, problem, dtype):
+    method, problem = CASES[name](), PROBLEMS[problem]()
+    params = cast(problem.init(jax.random.key(0)), dtype)
+    central, unravel = ravel_pytree(params)
+    batch = problem.train and jax.tree.map(lambda leaf: leaf[:4], cast(problem.train, dtype))
+    commit = jax.jit(one_commit(method, problem, unravel, batch))
+    state = first = (
+        central,
+        method.init_server(central),
+        method.init_worker(central),
+        method.optimizer.init(params),
+        method.init_memory(central),
+    )
+    visits = [
+        Visit(*(jnp.int32(i) for i in (3 * k, 1, k, k)), time=jnp.asarray(k / 2, dtype), local_steps=jnp.int32(1))
+        for k in range(4)
+    ]
+    for visit in visits:
+        new, diagnostics, seen = commit(state, visit, jax.random.key(1))
+        again = commit(state, visit, jax.random.key(1))[0]
+        assert shapes(new) == shapes(state)
+        assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (new, again)), strict=True))
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((new, seen)))
+        assert shapes(seen) == (shapes(central), shapes(central))
+        for value in diagnostics.values():
+            assert value.shape == central.shape and value.dtype in (dtype, bool)
+        state = new
+    assert not np.array_equal(state[0], first[0])
+
+
+# The factories
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_factories_name_and_explain_what_they_take(name):
+    factory = METHODS[name]
+    method, parameters = factory(), inspect.signature(factory).parameters
+    assert method.name == name == factory.__name__
+    assert all(p.default is not p.empty and p.annotation is not p.empty for p in parameters.values())
+    assert all(f"    {parameter} : " in factory.__doc__ for parameter in parameters)
+    expected = {parameter: p.default for parameter, p in parameters.items() if parameter != "optimizer"}
+    assert dict(method.hyperparameters) == expected
+    assert json.loads(json.dumps(dict(method.hyperparameters))) == expected
+
+
+BAD = {
+    "learning_rate": [0, -0.1, math.nan, math.inf, "fast", None],
+    "momentum": [-0.1, 1, 1.5, math.nan, "heavy"],
+    "kappa": [-1, math.nan, math.inf, "high"],
+    "pi_max": [0, -1, math.nan, "none"],
+    "variant": ["printed", "", None, 1],
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_factories_refuse_what_cannot_be_used(name):
+    factory = METHODS[name]
+    for parameter in inspect.signature(factory).parameters:
+        if parameter == "optimizer":
+            continue
+        for value in BAD[parameter]:
+            with pytest.raises(InputError, match="^" + parameter + " = ") as error:
+                factory(**{parameter: value})
+            assert repr(value) in str(error.value)
+
+
+def test_an_unknown_variant_hears_of_the_nearest():
+    with pytest.raises(InputError, match=r"variant = 'progam': unknown; did you mean 'program'\? .*paper, program"):
+        methods.gem(variant="progam")
+
+
+# Each against a NumPy loop written from its paper: x the central variable, s what a worker keeps, u its update
+
+RATE, MU = 0.05, 0.9
+CURVATURE, START = np.linspace(0.1, 1.5, 16), np.linspace(-2, 1, 16)
+
+
+def numpy_sgd(w, u, x, staleness):
+    w["m"] = MU * w["m"] + u
+    return x + w["m"]
+
+
+def numpy_downpour(w, u, x, staleness):
+    return x + u
+
+
+def numpy_adaptive_staleness(w, u, x, staleness):
+    return x + u / (staleness + 1)
+
+
+def numpy_gem_program(w, u, x, staleness):
+    w["m"] = MU * w["m"] + u
+    pi = (np.abs(w["m"]) - np.abs(x - w["s"])) / np.abs(u + 1e-12)
+    w["s"] = x
+    return x + np.minimum(np.maximum(pi, 0), 5) * u
+
+
+def numpy_gem_paper(w, u, x, staleness):
+    w["m"] = MU * w["m"] + u
+    pi = (np.abs(w["m"]) - np.abs(x - w["s"])) / (np.abs(u) + 1e-16)
+    w["s"] = x
+    return x + np.minimum(np.maximum(pi, 0), 5) * u
+
+
+def numpy_deviation(replayed, rule):
+    """The largest deviation of a replay from a rule that starts from the replay's state every 50 commits."""
+    frame, worst = replayed.trace.frame, 0.0
+    for begin in range(0, len(frame), 50):
+        state = jax.tree.map(np.array, replayed.state)
+        versions, workers = {begin: state.central}, {}
+        for number in range(replayed.trace.workers):
+            kept = state.workers.method
+            workers[number] = {"m": getattr(kept, "momentum", None), "s": getattr(kept, "pulled", None)}
+            workers[number] = {name: rows if rows is None else rows[number] for name, rows in workers[number].items()}
+        x = state.central
+        for row in frame.iloc[begin : begin + 50].itertuples():
+            # Atomic visits: what was read waits under the worker's own number.
+            read = state.read[row.worker] if row.read_version < begin else versions[row.read_version]
+            x = versions[row.version] = rule(workers[row.worker], -RATE * CURVATURE * read, x, row.staleness)
+        replayed.advance(begin + 50)
+        worst = max(worst, deviation(replayed.state.central, x))
+    return worst
+
+
+@functools.cache
+def atomic_trace(workers, protocol="exchange", commits=500):
+    return simulate(Cluster(workers, Gamma(1.0, 0.4), service=Exponential(0.05), protocol=protocol), commits)
+
+
+RULES = {
+    "sgd": (numpy_sgd, methods.sgd),
+    "downpour": (numpy_downpour, methods.downpour),
+    "adaptive_staleness": (numpy_adaptive_staleness, methods.adaptive_staleness),
+    "gem": (numpy_gem_program, methods.gem),
+    "gem, paper": (numpy_gem_paper, functools.partial(methods.gem, variant="paper")),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+@pytest.mark.parametrize("name", RULES)
+def test_methods_are_their_papers_formulas(name, workers):
+    if name == "sgd" and workers > 1:
+        pytest.skip("sequential")
+    rule, make = RULES[name]
+    trace = atomic_trace(workers, "read_then_write" if name == "gem, paper" else "exchange")
+    replayed = Replay(
+        trace,
+        make(learning_rate=RATE),
+        problems.quadratic(CURVATURE, start=START),
+        precision="float64",
+        stops=np.arange(50, 501, 50),
+        diagnose_every=0,
+    )
+    assert numpy_deviation(replayed, rule) < 1e-12
+
+
+def test_every_method_has_a_formula():
+    assert {name.partition(",")[0] for name in RULES} == {*METHODS}
+
+
+@pytest.mark.parametrize(("variant", "sign"), [("program", 1), ("program", -1), ("paper", 1), ("paper", -1)])
+def test_gems_epsilons(variant, sign):
+    """The program's epsilon is added to the signed update, the paper's to its size."""
+    method = methods.gem(variant=variant, pi_max=None, momentum=0.5)
+    u = sign * np.array([3e-12, 5e-16, 1e-3])
+    m, x, pulled = np.array([0.1, -0.2, 0.3]), np.array([1.0, 2.0, 3.0]), np.array([1.01, 1.95, 3.0])
+    worker = method.init_worker(jnp.zeros(3))._replace(momentum=jnp.asarray(m), pulled=jnp.asarray(pulled))
+    pi = method.message(worker, jnp.asarray(u), None, jnp.asarray(x), None)[2]["pi"]
+    size = np.abs(u) + 1e-16 if variant == "paper" else np.abs(u + 1e-12)
+    np.testing.assert_allclose(pi, (np.abs(0.5 * m + u) - np.abs(x - pulled)) / size, rtol=1e-13)
+
+
+@pytest.mark.parametrize(("kappa", "pi_max"), [(1.0, 5.0), (2.0, 3.0), (0.5, None), (0.0, 1.0)])
+def test_gems_kappa_and_clip(kappa, pi_max):
+    method = methods.gem(kappa=kappa, pi_max=pi_max, momentum=0.0)
+    u, d = np.array([1.0, -2.0, 0.1, -1.0]), np.array([0.0, 1.0, 3.0, -0.5])
+    worker = method.init_worker(jnp.zeros(4))
+    message, after, shown = method.message(worker, jnp.asarray(u), None, jnp.asarray(d), None)
+    pi = (kappa * np.abs(u) - np.abs(d)) / np.abs(u)
+    pi = pi if pi_max is None else np.clip(pi, 0, pi_max)
+    np.testing.assert_allclose(message, pi * u, rtol=1e-10)
+    assert shown["opposite_sign"].tolist() == [False, True, False, False]
+    assert np.array_equal(after.momentum, u) and np.array_equal(after.pulled, d)
+
+
+# Reductions
+
+
+@pytest.mark.parametrize(("problem", "precision"), [("digits", "float32"), ("quadratic", "float64")])
+def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision):
+    trace, problem = atomic_trace(1), PROBLEMS[problem]()
+    runs = [
+        replay(trace, method, problem, precision=precision, evaluate_every=250, progress=False)
+        for method in (methods.sgd(momentum=0.0), methods.downpour(), methods.adaptive_staleness())
+    ]
+    for run in runs[1:]:
+        assert np.array_equal(run.commits["loss"], runs[0].commits["loss"])
+        assert np.array_equal(run.commits["update_norm"], runs[0].commits["update_norm"])
+        for a, b in zip(*map(jax.tree.leaves, (run.params, runs[0].params)), strict=True):
+            assert np.array_equal(a, b)
+        assert run.evaluations.equals(runs[0].evaluations)
+
+
+# Stability
+
+
+@pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.full), 16])
+def test_gem_as_printed_diverges_on_a_quadratic(workers):
+    run = stability(methods.gem(RATE, MU, pi_max=None, variant="paper"), workers)
+    assert run.status == "diverged" or run.evaluations["train_loss"].max() > 1e6 * run.evaluations["train_loss"].iloc[0]
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full), 4, 16, 64])
+def test_gem_with_its_clip_is_stable_on_a_quadratic(workers):
+    run = stability(methods.gem(RATE, MU, variant="paper"), workers)
+    losses = run.evaluations["train_loss"]
+    assert run.status == "finished" and losses.iloc[-1] < 0.1 * losses.iloc[0] and losses.max() <= 2 * losses.iloc[0]
+
+
+def stability(method, workers):
+    trace = simulate(Cluster(workers, Gamma(1.0, 0.2), protocol="read_then_write"), 200 * workers)
+    return replay(
+        trace,
+        method,
+        problems.quadratic(np.linspace(0.1, 1, 16)),
+        precision="float64",
+        diagnose_every=0,
+        progress=False,
+    )

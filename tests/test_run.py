@@ -1,0 +1,151 @@
+"""Runs on disk: all of one or none, and the same back."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from asyncsim import InputError, Run
+from asyncsim.run import FORMAT
+
+FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
+
+
+def make_run(params=None, diverged_at=None, rows=3):
+    commits = pd.DataFrame({"commit": range(rows), "loss": np.linspace(1, 0.1, rows, dtype=np.float32)})
+    return Run(
+        commits=commits,
+        evaluations=pd.DataFrame({"commit": [0, rows], "train_loss": [1.0, math.pi]}),
+        diagnostics=pd.DataFrame(columns=["commit", "quantity", "tensor", "quantile", "value"]),
+        params=np.ones(3) if params is None else params,
+        diverged_at=diverged_at,
+        config={"method": "gem", "hyperparameters": {"kappa": 1.0, "pi_max": None}, "seed": 3},
+    )
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True)
+
+
+TREES = {
+    "array": np.arange(4.0),
+    "scalar": np.float32(2),
+    "float32": np.array([1, np.nan, np.inf], np.float32),
+    "layers": [{"weight": np.ones((2, 3)), "bias": np.zeros(3)}, {"weight": np.ones((3, 1)), "bias": np.zeros(1)}],
+    "nested": {"b": (np.ones(()), [np.zeros((0, 2))]), "a": {"c": np.arange(3, dtype=np.int32)}},
+    "empty": {},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_what_is_saved_comes_back(tmp_path, name):
+    run = make_run(TREES[name], diverged_at=2 if name == "float32" else None)
+    assert run.save(tmp_path / "run") == tmp_path / "run"
+    assert sorted(os.listdir(tmp_path / "run")) == FILES
+    loaded = Run.load(str(tmp_path / "run"))
+    for table in ("commits", "evaluations", "diagnostics"):
+        pd.testing.assert_frame_equal(getattr(loaded, table), getattr(run, table))
+    expected = np.asarray(TREES[name]) if name == "scalar" else TREES[name]
+    assert same(expected, loaded.params)
+    assert (loaded.config, loaded.diverged_at, loaded.status) == (run.config, run.diverged_at, run.status)
+
+
+def test_status():
+    assert make_run().status == "finished"
+    assert make_run(diverged_at=0).status == "diverged"
+
+
+def test_saving_makes_the_folders_above_and_the_same_bytes(tmp_path):
+    run = make_run(TREES["nested"])
+    folders = [run.save(tmp_path / "deep" / "down" / "run"), run.save(tmp_path / "other")]
+    for name in FILES:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+
+
+def test_runs_are_never_written_over(tmp_path):
+    make_run().save(tmp_path / "run")
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
+    with pytest.raises(InputError, match=r"run.*exists already; give another"):
+        make_run(rows=9).save(tmp_path / "run")
+    assert before == {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="exists already"):
+        make_run().save(tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write the run"):
+        make_run().save(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("broken", ["to_parquet", "savez", "write_text", "replace"])
+def test_a_run_that_cannot_be_written_whole_leaves_nothing(tmp_path, monkeypatch, broken):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    owner = {"to_parquet": pd.DataFrame, "savez": np, "write_text": Path, "replace": os}[broken]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, broken, full)
+        with pytest.raises(InputError, match=r"cannot write the run: No space left on device"):
+            make_run().save(tmp_path / "run")
+    assert os.listdir(tmp_path) == []
+    make_run().save(tmp_path / "run")  # and the way is free
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_an_interrupted_save_is_no_run_and_in_nobodys_way(tmp_path, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            make_run().save(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    make_run().save(tmp_path / "run")
+    assert Run.load(tmp_path / "run").status == "finished"
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_no_run_there(tmp_path):
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(InputError, match=r"not a complete run.*Run\.save"):
+            Run.load(path)
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(InputError, match="not a complete run"):
+        Run.load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "other"])
+def test_incomplete_runs(tmp_path, name, damage):
+    path = make_run(TREES["nested"]).save(tmp_path / "run") / name
+    contents = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes({"empty": b"", "cut": contents[: len(contents) // 2], "other": b"nothing of the kind"}[damage])
+    with pytest.raises(InputError, match=r"run'.*(not a complete run|format)"):
+        Run.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("header", [[], {}, {"format": FORMAT + 1}, {"format": None}, {"format": FORMAT}, "text", 3])
+def test_headers_that_are_not_a_runs(tmp_path, header):
+    (make_run().save(tmp_path / "run") / "run.json").write_text(json.dumps(header))
+    with pytest.raises(InputError, match=r"run'"):
+        Run.load(tmp_path / "run")
+
+
+def test_another_format_says_so(tmp_path):
+    path = make_run().save(tmp_path / "run") / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": FORMAT + 1}))
+    with pytest.raises(InputError, match=rf"run of format {FORMAT + 1}, this asyncsim reads {FORMAT}"):
+        Run.load(tmp_path / "run")
