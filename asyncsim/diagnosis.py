@@ -31,7 +31,7 @@ def build_diagnose(method: Method, problem: Problem, layout: Layout, flat: Flat)
 
     def diagnose(state: ReplayState, data, key: Array, pieces: Pieces) -> dict[str, list[Array]]:
         # The first commit of the first piece; the reads belong to a piece as a whole.
-        of_commits = ("valid", "slot", "form_slot", "form_offset", "visit", "job", "rows")
+        of_commits = ("slot", "form_slot", "form_offset", "visit", "job", "rows")
         first = pieces._replace(
             **{name: jax.tree.map(lambda leaf: leaf[0, 0], getattr(pieces, name)) for name in of_commits}
         )

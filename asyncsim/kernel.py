@@ -1,8 +1,10 @@
 """The jitted heart of the replay: all gradients of a piece at once, then its commits one after the other.
 
-A piece of up to ``piece_size`` commits is padded with empty ones, which compute on a scratch row and change nothing.
-Rows of a carried ``[workers, parameters]`` array are read at the start of a piece and written at its end, one
-dynamic slice a row: XLA then updates the array in place, where indexing or updating it commit by commit copies it.
+A piece has room for ``piece_size`` commits; where there are fewer, the gradients beyond are computed and dropped.
+Reading rows of the carried ``[workers, parameters]`` arrays, committing, and writing rows are three loops, each over
+the commits there are. They are loops even where a piece has room for one commit only: XLA fuses no work across a loop
+of unknown length, so it never reads a row after the first write (it would have to copy the whole array at every
+piece), and an update is a number in memory before it is applied, the same for every method.
 """
 
 from collections.abc import Callable
@@ -43,6 +45,11 @@ class Layout(NamedTuple):
     one_by_one: bool
     proxy_momentum: float
 
+    @property
+    def keeps_history(self) -> bool:
+        """Whether reads may see the central variable between any two commits of a piece."""
+        return self.reads == "separate" or self.separate_forms
+
 
 class ReplayState(NamedTuple):
     """The replay between two pieces.
@@ -52,12 +59,12 @@ class ReplayState(NamedTuple):
     central : Float[Array, "parameters"]
     server : tree
         The method's own state on the server.
-    read : Float[Array, "slots+1 parameters"]
-        What was read and waits for its commit; the last row is scratch.
-    form : Float[Array, "form_slots+1 parameters"]
+    read : Float[Array, "slots parameters"]
+        What was read and waits for its commit.
+    form : Float[Array, "form_slots parameters"]
         What messages will be formed with, if that is read apart.
     workers : WorkerRow
-        Leaves with leading axis ``workers + 1``; the last row is scratch.
+        Leaves with leading axis ``workers``.
     """
 
     central: Array
@@ -67,20 +74,26 @@ class ReplayState(NamedTuple):
     workers: WorkerRow
 
 
+class ReadsOfPiece(NamedTuple):
+    """Separate reads that fall into a piece: how many, and for each the slot and the commits of the piece it sees."""
+
+    size: Array
+    slot: Array  # [reads_size]
+    offset: Array  # [reads_size]
+
+
 class Pieces(NamedTuple):
     """The plan of consecutive pieces, all leaves with leading axis ``pieces``; see `Layout` for the sizes."""
 
-    valid: Array  # [piece_size] bool
+    size: Array  # commits in the piece
     slot: Array  # [piece_size]
     form_slot: Array  # [piece_size]
     form_offset: Array  # [piece_size], commits of this piece that the read for the message saw; -1: before this piece
     visit: Visit  # [piece_size]
     job: Array  # [piece_size]
     rows: Array  # [piece_size, window, batch] examples
-    read_slot: Array  # [reads_size]
-    read_offset: Array  # [reads_size], commits of this piece that the read sees
-    form_read_slot: Array  # [form_reads_size]
-    form_read_offset: Array  # [form_reads_size]
+    reads: ReadsOfPiece
+    form_reads: ReadsOfPiece
 
 
 class Records(NamedTuple):
@@ -90,6 +103,24 @@ class Records(NamedTuple):
     update_norm: Array
     central_energy: Array
     proxy_energy: Array
+
+
+class Committed(NamedTuple):
+    """What a piece's commits leave: leaves with leading axis ``piece_size``."""
+
+    method: State
+    memory: State
+    proxy: State
+    central: Any  #: the central variable after each commit, if reads need its history; else ``()``
+    recorded: tuple[Array, ...]  #: update norm, central and proxy energy
+
+
+class Scratch(NamedTuple):
+    """Memory that pieces use one after the other: filled anew by each, never cleared."""
+
+    read: Array
+    workers: WorkerRow
+    committed: Committed
 
 
 def initial_state(
@@ -107,9 +138,9 @@ def initial_state(
     return ReplayState(
         central=central,
         server=method.init_server(central),
-        read=_repeat(central, slots + 1),
-        form=_repeat(central, form_slots + 1),
-        workers=jax.tree.map(lambda leaf: _repeat(jnp.asarray(leaf), workers + 1), row),
+        read=_repeat(central, slots),
+        form=_repeat(central, form_slots),
+        workers=jax.tree.map(lambda leaf: _repeat(jnp.asarray(leaf), workers), row),
     )
 
 
@@ -126,74 +157,77 @@ def build_advance(
 
     def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
         def run_piece(index, carry):
-            state, records = carry
+            state, scratch, records = carry
             piece = jax.tree.map(lambda leaf: _row(leaf, index), pieces)
-            state, record = one_piece(state, data, key, piece)
-            return state, jax.tree.map(lambda all_, one: _set_row(all_, one, index), records, record)
+            state, scratch, record = one_piece(state, scratch, data, key, piece)
+            return state, scratch, jax.tree.map(lambda all_, one: _set_row(all_, one, index), records, record)
 
-        number = pieces.valid.shape[0]
-        first = jax.tree.map(lambda leaf: leaf[0], pieces)
-        shapes = jax.eval_shape(one_piece, state, data, key, first)[1]
-        records = jax.tree.map(lambda one: jnp.zeros((number, *one.shape), one.dtype), shapes)
-        return jax.lax.fori_loop(0, count, run_piece, (state, records))
+        dtype, shape = state.central.dtype, (pieces.size.shape[0], layout.piece_size)
+        records = Records(*(jnp.zeros(shape, dtype) for _ in Records._fields))
+        scratch = empty_scratch(state)
+        state, _, records = jax.lax.fori_loop(0, count, run_piece, (state, scratch, records))
+        return state, records
 
-    def one_piece(state: ReplayState, data: Any, key: Array, piece: Pieces):
-        worker = piece.visit.worker
-        read = _read_rows(state.read, piece.slot)
-        rows = _read_rows(state.workers._replace(memory=(), proxy=()), worker)
-        arguments = (rows, read, piece.visit, piece.job, piece.rows)
+    def for_gradients(workers: WorkerRow) -> WorkerRow:
+        """Leave out what gradients need not know: reading it would make XLA copy it before the commits write it."""
+        return workers._replace(method=workers.method if method.resume else (), memory=(), proxy=())
+
+    def empty_scratch(state: ReplayState) -> Scratch:
+        size = layout.piece_size
+        rows = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), state.workers)
+        vectors = jnp.zeros((size, *state.central.shape), state.central.dtype)
+        recorded = tuple(jnp.zeros(size, state.central.dtype) for _ in range(3))
+        history = vectors if layout.keeps_history else ()
+        committed = Committed(rows.method, rows.memory, rows.proxy, history, recorded)
+        return Scratch(vectors, for_gradients(rows), committed)
+
+    def gradients(data: Any, key: Array, workers: WorkerRow, read: Array, piece: Pieces) -> LocalResult:
+        arguments = (workers, read, piece.visit, piece.job, piece.rows)
         if layout.one_by_one:
-            results = jax.lax.map(lambda one: local(data, key, *one), arguments)
-        else:
-            results = jax.vmap(lambda *one: local(data, key, *one))(*arguments)
-        central, server, committed = commits(state, piece, read, results)
+            return jax.lax.map(lambda one: local(data, key, *one), arguments)
+        return jax.vmap(lambda *one: local(data, key, *one))(*arguments)
+
+    def one_piece(state: ReplayState, scratch: Scratch, data: Any, key: Array, piece: Pieces):
+        worker, count = piece.visit.worker, piece.size
+        read = read_rows(state.read, piece.slot, count, scratch.read)
+        rows = read_rows(for_gradients(state.workers), worker, count, scratch.workers)
+        results = gradients(data, key, rows, read, piece)
+        central, server, new_read, committed = commits(state, piece, read, results, scratch.committed)
+        scratch = Scratch(read, rows, committed)
         rows = WorkerRow(committed.method, results.optimizer, results.problem, committed.memory, committed.proxy)
-        before, after = state.central, committed.central
-        state = ReplayState(
-            central=central,
-            server=server,
-            read=_write_reads(state.read, before, after, piece, layout),
-            form=_write_separate(state.form, before, after, piece.form_read_slot, piece.form_read_offset),
-            workers=_write_rows(state.workers, rows, worker),
-        )
-        return state, Records(results.loss, *committed.recorded)
+        form = state.form
+        if layout.keeps_history:
+            history = jnp.concatenate([state.central[None], committed.central])
+            new_read = _write_separate(new_read, history, piece.reads)
+            form = _write_separate(form, history, piece.form_reads)
+        workers = _write_rows(state.workers, rows, worker, count)
+        state = ReplayState(central, server, new_read, form, workers)
+        return state, scratch, Records(results.loss.astype(read.dtype), *committed.recorded)
 
     return jax.jit(advance, donate_argnums=0)
-
-
-class Committed(NamedTuple):
-    """What a piece's commits leave: leaves with leading axis ``piece_size``."""
-
-    method: State
-    memory: State
-    proxy: State
-    central: Array  #: the central variable after each commit
-    recorded: tuple[Array, Array, Array]  #: update norm, central and proxy energy
 
 
 def build_commits(method: Method, layout: Layout):
     """Return the function that commits a piece's updates, one after the other."""
 
-    def commits(state: ReplayState, piece: Pieces, read: Array, results: LocalResult):
-        first = state.central
-        history = jnp.zeros_like(read) if layout.separate_forms else ()
+    def commits(state: ReplayState, piece: Pieces, read: Array, results: LocalResult, scratch: Committed):
+        start: Any = results.start if method.resume else read
 
-        def form(i: Array, central: Array, history: Array) -> Array:
-            """Return the central variable that the message is formed with."""
+        def form(i: Array, central: Array, committed: Committed) -> Array:
+            """Return the central variable that message ``i`` is formed with."""
             if not layout.separate_forms:
                 return central
             # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read before the piece.
             offset = piece.form_offset[i]
-            seen = jnp.where(offset == 0, first, _row(history, jnp.maximum(offset - 1, 0)))
+            seen = jnp.where(offset == 0, state.central, _row(committed.central, jnp.maximum(offset - 1, 0)))
             return jnp.where(offset < 0, _row(state.form, piece.form_slot[i]), seen)
 
-        def one(carry, member):
-            central, server, history = carry
-            i, visit, read, start, update = member
-            # Rows are read here, where they are used, and written after the last commit of the piece.
+        def one(i, central, server, form):
+            visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
             worker = _tree_row(state.workers, visit.worker)
-            origin = method.origin(worker.method, read) if method.origin else read
-            message, method_state, _ = method.message(worker.method, update, start, form(i, central, history), visit)
+            update = _row(results.update, i)
+            origin = method.origin(worker.method, _row(read, i)) if method.origin else _row(read, i)
+            message, method_state, _ = method.message(worker.method, update, _row(start, i), form, visit)
             applied = method.apply(server, central, message, worker.memory, visit)
             proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + update
             recorded = (
@@ -201,35 +235,30 @@ def build_commits(method: Method, layout: Layout):
                 _square(applied.central - origin) / 2,
                 _square(proxy) / 2,
             )
-            valid = piece.valid[i]
-            central = jnp.where(valid, applied.central, central)
-            server = jax.tree.map(lambda new, old: jnp.where(valid, new, old), applied.server, server)
-            if layout.separate_forms:
-                history = _set_row(history, central, i)
             kept = () if method.proxy else proxy
-            return (central, server, history), Committed(method_state, applied.memory, kept, central, recorded)
+            after = applied.central if layout.keeps_history else ()
+            return applied.central, applied.server, Committed(method_state, applied.memory, kept, after, recorded)
 
-        start = results.start if method.resume else read
-        members = (jnp.arange(layout.piece_size), piece.visit, read, start, results.update)
-        (central, server, _), committed = jax.lax.scan(one, (first, state.server, history), members)
-        return central, server, committed
+        def step(i, carry):
+            before, server, new_read, all_committed = carry
+            central, server, committed = one(i, before, server, form(i, before, all_committed))
+            if layout.reads != "separate":
+                # The worker's own read, atomic with its commit.
+                new_read = _set_row(new_read, central if layout.reads == "after" else before, piece.slot[i])
+            all_committed = jax.tree.map(lambda all_, new: _set_row(all_, new, i), all_committed, committed)
+            return central, server, new_read, all_committed
+
+        return jax.lax.fori_loop(0, piece.size, step, (state.central, state.server, state.read, scratch))
 
     return commits
 
 
-def _write_reads(read: Array, before: Array, after: Array, piece: Pieces, layout: Layout) -> Array:
-    if layout.reads == "separate":
-        return _write_separate(read, before, after, piece.read_slot, piece.read_offset)
-    if layout.reads == "before":
-        after = jnp.concatenate([before[None], after[:-1]])
-    return _write_rows(read, after, piece.slot)
-
-
-def _write_separate(array: Array, before: Array, after: Array, slots: Array, offsets: Array) -> Array:
-    """Write what separate reads saw: ``before`` at offset 0, the central variable after k commits at k."""
-    if slots.shape[0] == 0:
+def _write_separate(array: Array, history: Array, reads: ReadsOfPiece) -> Array:
+    """Write what separate reads saw: the central variable after as many commits of the piece as their offset."""
+    if reads.slot.shape[0] == 0:
         return array
-    return _write_rows(array, _read_rows(jnp.concatenate([before[None], after]), offsets), slots)
+    seen = jnp.zeros((reads.slot.shape[0], *array.shape[1:]), array.dtype)
+    return _write_rows(array, read_rows(history, reads.offset, reads.size, seen), reads.slot, reads.size)
 
 
 def _square(vector: Array) -> Array:
@@ -252,13 +281,19 @@ def _tree_row(tree: Any, index: Array) -> Any:
     return jax.tree.map(lambda leaf: _row(leaf, index), tree)
 
 
-def _read_rows(tree: Any, index: Array) -> Any:
-    # A loop of its own: XLA would fuse single reads into later work, past the first write, and copy the arrays.
-    return jax.lax.map(lambda i: _tree_row(tree, i), index)
+def read_rows(tree: Any, index: Array, count: Array, into: Any) -> Any:
+    """Read the first ``count`` rows that the index names; the others are whatever ``into`` held."""
+
+    def read(i, rows):
+        return jax.tree.map(lambda all_, leaf: _set_row(all_, _row(leaf, index[i]), i), rows, tree)
+
+    return jax.lax.fori_loop(0, count, read, into)
 
 
-def _write_rows(tree: Any, rows: Any, index: Array) -> Any:
+def _write_rows(tree: Any, rows: Any, index: Array, count: Array) -> Any:
+    """Write the first ``count`` rows to where the index says."""
+
     def write(i, tree):
         return jax.tree.map(lambda leaf, new: _set_row(leaf, _row(new, i), index[i]), tree, rows)
 
-    return jax.lax.fori_loop(0, index.shape[0], write, tree)
+    return jax.lax.fori_loop(0, count, write, tree)

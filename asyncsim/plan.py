@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.kernel import Layout, Pieces
+from asyncsim.kernel import Layout, Pieces, ReadsOfPiece
 from asyncsim.methods.method import Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.trace import Trace
@@ -81,9 +81,9 @@ class Plan:
         def cost(size: int, cuts: np.ndarray) -> float:
             return (len(cuts) - 1) * (size + self._tuning.piece_overhead)
 
-        # A piece of one commit makes XLA copy the array of all slots at every commit.
-        sizes = [size for size in self._tuning.piece_sizes if size > 1 or self.waves.slots == 1]
-        candidates = [(size, cut(self.waves, size, kinds, max(size, self._most), starts)) for size in sizes]
+        candidates = [
+            (size, cut(self.waves, size, kinds, max(size, self._most), starts)) for size in self._tuning.piece_sizes
+        ]
         return min(candidates, key=lambda candidate: cost(*candidate))
 
     def _room(self, reads: Reads) -> int:
@@ -91,43 +91,35 @@ class Plan:
 
     def _pieces(self, starts: np.ndarray) -> Pieces:
         """Fill in the arrays of consecutive pieces, padded to a whole chunk."""
-        sizes = np.zeros(self._chunk, int)
+        sizes: Any = np.zeros(self._chunk, np.int32)
         sizes[: len(starts) - 1] = np.diff(starts)
         begin = np.full(self._chunk, starts[-1])
         begin[: len(starts) - 1] = starts[:-1]
         valid = np.arange(self.piece_size) < sizes[:, None]
         member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
 
-        def padded(values: np.ndarray, empty: int, dtype: Any = np.int32) -> Any:
-            return np.where(valid, values, empty).astype(dtype)
-
-        def column(name: str, empty: int, dtype: Any = np.int32) -> Any:
-            return padded(self._columns[name][member], empty, dtype)
+        def column(name: str, dtype: Any = np.int32) -> Any:
+            return self._columns[name][member].astype(dtype)
 
         visit = Visit(
-            staleness=column("staleness", 0),
-            worker=column("worker", self._workers),
-            worker_step=column("job", 0),
-            commit=column("commit", 0),
-            time=column("commit_time", 0, self._dtype),
-            local_steps=column("local_steps", 1),
+            staleness=column("staleness"),
+            worker=column("worker"),
+            worker_step=column("job"),
+            commit=column("commit"),
+            time=column("commit_time", self._dtype),
+            local_steps=column("local_steps"),
         )
-        read_slot, read_offset = _reads_of_pieces(self._reads, begin, sizes, self._room(self._reads), self.waves.slots)
-        form_read_slot, form_read_offset = _reads_of_pieces(
-            self._form_reads, begin, sizes, self._room(self._form_reads), self.waves.form_slots
-        )
+        waves: Any = self.waves
         return Pieces(
-            valid=padded(valid, False, bool),
-            slot=padded(self.waves.slot[member], self.waves.slots),
-            form_slot=padded(self.waves.form_slot[member], self.waves.form_slots),
-            form_offset=padded(self.waves.form[member] - begin[:, None], -1),
+            size=sizes,
+            slot=waves.slot[member].astype(np.int32),
+            form_slot=waves.form_slot[member].astype(np.int32),
+            form_offset=np.maximum(waves.form[member] - begin[:, None], -1).astype(np.int32),
             visit=visit,
             job=visit.worker_step,
             rows=self._rows(member, valid),
-            read_slot=read_slot,
-            read_offset=read_offset,
-            form_read_slot=form_read_slot,
-            form_read_offset=form_read_offset,
+            reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
+            form_reads=_reads_of_pieces(self._form_reads, begin, sizes, self._room(self._form_reads)),
         )
 
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
@@ -141,15 +133,12 @@ class Plan:
         return padded
 
 
-def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: int, scratch: int):
-    """Return the slots and offsets of the separate reads of each piece, ``[pieces, room]`` each."""
+def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: int) -> Any:
+    """Return the separate reads of each piece, ``[pieces, room]``."""
     first = np.searchsorted(reads.position, begin, side="right")
     last = np.searchsorted(reads.position, begin + sizes, side="right")
-    index = first[:, None] + np.arange(room)
-    made = index < last[:, None]
-    index = np.where(made, index, 0)
-    if not room:
-        return index.astype(np.int32), index.astype(np.int32)
-    slot = np.where(made, reads.slot[index], scratch)
-    offset = np.where(made, reads.position[index] - begin[:, None], 0)
-    return slot.astype(np.int32), offset.astype(np.int32)
+    index = np.minimum(first[:, None] + np.arange(room), max(len(reads.position) - 1, 0))
+    slot = reads.slot[index] if room else index
+    offset = reads.position[index] - begin[:, None] if room else index
+    made = (last - first).astype(np.int32)
+    return ReadsOfPiece(made, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32))

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,7 @@ class Run:
             return cls(**tables, params=params, diverged_at=header["diverged_at"], config=header["config"])
         except InputError:
             raise
-        except (OSError, ValueError, KeyError, AttributeError, EOFError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(
                 f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
             ) from error

@@ -14,7 +14,7 @@ class Tuning(NamedTuple):
     Attributes
     ----------
     piece_sizes : tuple of int
-        Commits that a piece may have room for; 1 is only used where all reads share one slot (one worker).
+        Commits that a piece may have room for.
     piece_overhead : float
         What a piece costs beside its commits, in commits.
     chunk : int

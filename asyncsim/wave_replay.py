@@ -240,9 +240,9 @@ class Replay:
         """Return the mean over the workers of the problem's non-trained state (None without one)."""
         if self.problem.init_state is None:
             return None
-        rows = jax.tree.map(lambda leaf: leaf[:-1], self.state.workers.problem)
         return jax.tree.map(
-            lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0], rows
+            lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
+            self.state.workers.problem,
         )
 
     def _commits(self) -> "pd.DataFrame":

@@ -105,7 +105,7 @@ def cut(waves: Waves, piece_size: int, reads: tuple[Reads, ...], reads_size: int
     end = np.minimum(end, forced[np.searchsorted(forced, position, side="right")])
     for kind in reads:
         made = np.searchsorted(kind.position, position, side="right")
-        padded = np.r_[kind.position, np.full(reads_size, commits + 1)]
+        padded = np.r_[kind.position, np.full(reads_size + 1, commits + 1)]
         end = np.minimum(end, padded[made + reads_size] - 1)
     following = end.tolist()
     cuts, at = [0], 0

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from asyncsim.cluster import Cluster
 from asyncsim.delays import delays
 from asyncsim.flat import flatten
-from asyncsim.kernel import initial_state
+from asyncsim.kernel import initial_state, read_rows
 from asyncsim.local import build_local
 from asyncsim.methods import Method, Visit
 from asyncsim.plan import Plan
@@ -144,20 +144,20 @@ class GradientsAlone:
 
         @jax.jit
         def gradients(state, data, key, pieces, count):
-            def one_piece(index, total):
+            def one_piece(index, carry):
+                total, scratch = carry
                 piece = jax.tree.map(lambda leaf: leaf[index], pieces)
-                read = jax.lax.map(
-                    lambda slot: jax.lax.dynamic_index_in_dim(state.read, slot, keepdims=False), piece.slot
-                )
+                read = read_rows(state.read, piece.slot, piece.size, scratch)
                 rows = jax.tree.map(lambda leaf: leaf[: layout.piece_size], state.workers)
                 arguments = (rows, read, piece.visit, piece.job, piece.rows)
                 if layout.one_by_one:
                     results = jax.lax.map(lambda one: local(data, key, *one), arguments)
                 else:
                     results = jax.vmap(lambda *one: local(data, key, *one))(*arguments)
-                return total + results.update[0]
+                return total + jnp.sum(results.update[:, 0]) + results.update[0], read
 
-            return jax.lax.fori_loop(0, count, one_piece, jnp.zeros_like(state.central))
+            empty = jnp.zeros((layout.piece_size, state.central.size), state.central.dtype)
+            return jax.lax.fori_loop(0, count, one_piece, (jnp.zeros_like(state.central), empty))[0]
 
         self.gradients = gradients
 

@@ -163,7 +163,7 @@ def sizes(monkeypatch):
     """Sets the sizes of the tuning."""
     usual = asyncsim.plan.tuning
     return lambda **given: monkeypatch.setattr(
-        asyncsim.plan, "tuning", lambda backend: usual(backend)._replace(**given)
+        asyncsim.plan, "tuning", lambda *arguments: usual(*arguments)._replace(**given)
     )
 
 
