@@ -12,7 +12,9 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     import asyncsim.methods as methods
+    import asyncsim.plots as plots
     import asyncsim.problems as problems
+    import asyncsim.study as study
     import asyncsim.theory as theory
     from asyncsim.cluster import Cluster, asynchronous
     from asyncsim.errors import InputError
@@ -51,14 +53,16 @@ __all__ = [
     "Weibull",
     "asynchronous",
     "methods",
+    "plots",
     "prescribed",
     "problems",
     "replay",
     "simulate",
+    "study",
     "theory",
 ]
 
-_MODULES = ("methods", "problems", "theory")
+_MODULES = ("methods", "plots", "problems", "study", "theory")
 _HOME = {
     "Cluster": "cluster",
     "InputError": "errors",

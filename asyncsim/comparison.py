@@ -96,9 +96,13 @@ def _runs(
                 name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
                 if needed != cluster and seed == 0:
                     print(f"note: {method.name} needs {_needs(method.timing)}: it gets its own traces", file=sys.stderr)
-                trace = simulate(needed, commits=config.commits, seed=seed)
+                # The same number of gradients for all.
+                commits = config.commits * cluster.window // needed.window
+                trace = simulate(needed, commits=commits, seed=seed)
                 traces[needed] = trace, trace.save(folder / "traces" / f"{name}.parquet")
             trace, trace_path = traces[needed]
+            # Worker steps of the study's cluster, in those of the trace at hand.
+            share = max(1, cluster.workers // needed.workers)
             started = time.perf_counter()
             run = replay(
                 trace,
@@ -106,8 +110,8 @@ def _runs(
                 problem,
                 seed=seed,
                 precision=config.precision,
-                evaluate_every=config.evaluate_every,
-                diagnose_every=config.diagnose_every,
+                evaluate_every=None if config.evaluate_every is None else config.evaluate_every * share,
+                diagnose_every=config.diagnose_every * share,
                 proxy_momentum=config.momentum,
             )
             run_path = run.save(folder / "runs" / f"{method.name}-seed{seed}")
@@ -128,7 +132,7 @@ def _runs(
 def _write(folder: Path, rows: list[dict[str, Any]]) -> pd.DataFrame:
     # Wall-clock times are told, not written: the same configuration writes the same bytes.
     summary = pd.DataFrame(rows).drop(columns="_seconds", errors="ignore")
-    results.write_csv(folder / "summary.csv", summary)
+    results.write_csv(folder / results.SUMMARY, summary)
     return summary
 
 

@@ -124,20 +124,22 @@ class Scratch(NamedTuple):
 
 
 def initial_state(
-    method: Method, problem: Problem, flat: Flat, params: Any, slots: int, form_slots: int, workers: int
+    method: Method, flat: Flat, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int
 ) -> ReplayState:
-    """Return the replay's state at version zero, from the problem's initial parameters."""
+    """Return the replay's state at version zero, from the problem's initial parameters and non-trained state."""
     central = flat.ravel(params)
+    server = method.init_server(central)
     row = WorkerRow(
         method=method.init_worker(central),
         optimizer=method.optimizer.init(params),
-        problem=problem.init_state() if problem.init_state else (),
+        problem=problem_state,
         memory=method.init_memory(central),
         proxy=() if method.proxy else jnp.zeros_like(central),
     )
     return ReplayState(
-        central=central,
-        server=method.init_server(central),
+        # Copies: the state is donated, and neither its parts nor the user's own arrays may share memory with it.
+        central=jnp.array(central),
+        server=jax.tree.map(jnp.array, server),
         read=_repeat(central, slots),
         form=_repeat(central, form_slots),
         workers=jax.tree.map(lambda leaf: _repeat(jnp.asarray(leaf), workers), row),

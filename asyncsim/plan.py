@@ -22,7 +22,7 @@ class Plan:
         trace: Trace,
         problem: Problem,
         seed: int,
-        stops: np.ndarray | None,
+        stops: np.ndarray,
         diagnose_every: int,
         dtype: Any,
     ):
@@ -31,7 +31,6 @@ class Plan:
         self.diagnosed = np.zeros(commits, bool)
         if diagnose_every:
             self.diagnosed[:: diagnose_every * trace.workers] = True
-        stops = np.array([commits]) if stops is None else stops
         starts = np.concatenate([np.flatnonzero(self.diagnosed), stops[stops < commits]])
         empty = Reads(np.empty(0, int), np.empty(0, int))
         waves = self.waves
@@ -50,7 +49,6 @@ class Plan:
         }
         self._dtype = dtype
         self._window = trace.window
-        self._workers = trace.workers
 
     def layout(self, trace: Trace, problem: Problem, proxy_momentum: float) -> Layout:
         """Return what the compiled program has to know."""
@@ -78,13 +76,15 @@ class Plan:
                 yield starts, self._pieces(starts)
 
     def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray) -> tuple[int, np.ndarray]:
-        def cost(size: int, cuts: np.ndarray) -> float:
-            return (len(cuts) - 1) * (size + self._tuning.piece_overhead)
+        """Choose the size of pieces by the trace alone, so that what is recorded changes no result; then cut."""
+        nowhere = np.empty(0, int)
 
-        candidates = [
-            (size, cut(self.waves, size, kinds, max(size, self._most), starts)) for size in self._tuning.piece_sizes
-        ]
-        return min(candidates, key=lambda candidate: cost(*candidate))
+        def cost(size: int) -> float:
+            pieces = len(cut(self.waves, size, kinds, max(size, self._most), nowhere)) - 1
+            return pieces * (size + self._tuning.piece_overhead)
+
+        size = min(self._tuning.piece_sizes, key=cost)
+        return size, cut(self.waves, size, kinds, max(size, self._most), starts)
 
     def _room(self, reads: Reads) -> int:
         return max(self.piece_size, self._most) if len(reads.position) else 0

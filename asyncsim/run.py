@@ -29,7 +29,8 @@ class Run:
     commits : pandas.DataFrame
         One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``, ``staleness``, ``loss`` (of
         the worker's minibatches), ``update_norm`` (how far the central variable moved), ``central_energy`` (half the
-        square of how far it moved since the worker's read) and ``proxy_energy`` (half the square of the proxy's
+        square of how far it moved since the worker's read; with GEM since what the worker pulled at its visit
+        before, as its own rule has it) and ``proxy_energy`` (half the square of the proxy's
         momentum).
         A run that diverged ends with the commit at which it did.
     evaluations : pandas.DataFrame
@@ -38,7 +39,8 @@ class Run:
     diagnostics : pandas.DataFrame
         The method's own diagnostics, one row per diagnosed commit and quantile or tensor; empty for most methods.
     params : tree
-        The final central variable, NumPy arrays in the problem's own tree.
+        The final central variable, NumPy arrays in the problem's own tree. If the run diverged, one of some commits
+        after that.
     diverged_at : int or None
         The commit at which a value stopped being finite.
     config : dict
@@ -74,8 +76,10 @@ class Run:
             partial.mkdir(parents=True)
             self._write(partial)
             os.replace(partial, target)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
             raise InputError(f"path = {str(target)!r}: cannot write the run: {error.strerror or error}") from error
         return target
 

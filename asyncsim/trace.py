@@ -149,6 +149,10 @@ class Trace:
         missing = [name for name in COLUMNS if name not in self.frame]
         if missing:
             raise InputError(f"frame: misses {', '.join(missing)}; a trace has all of {', '.join(COLUMNS)}")
+        for column, holds, rule in _rules(self.frame, self.source.workers):
+            if not np.all(holds):
+                row = int(np.argmin(holds))
+                raise InputError(f"frame: {column} of row {row} is {self.frame[column].iloc[row]!r}; it {rule}")
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -260,6 +264,24 @@ class Trace:
             source["cluster"] = self.cluster.to_dict()
         sides = {name: getattr(self, name).to_dict("list") for name in _SIDE_TABLES}
         return {"kind": "trace", "format": FORMAT, "units": COLUMNS, "source": source, **sides}
+
+
+def _rules(frame: "pd.DataFrame", workers: int) -> list[tuple[str, np.ndarray, str]]:
+    """Return what must hold in every row of a trace: the column, where it holds, and the rule in words."""
+    column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
+    before = np.concatenate([[0], column["version"][:-1]])
+    time = column["commit_time"]
+    return [
+        ("commit", column["commit"] == np.arange(len(frame)), "must count the rows from 0"),
+        ("worker", (column["worker"] >= 0) & (column["worker"] < workers), f"must be from 0 to {workers - 1}"),
+        ("version", column["version"] >= before, "must not be less than the row before's"),
+        *(
+            (name, (column[name] >= 0) & (column[name] <= before), "must be a version that there was before the commit")
+            for name in ("read_version", "form_version")
+        ),
+        ("staleness", column["staleness"] == before - column["read_version"], "must count the versions since the read"),
+        ("commit_time", np.diff(time, prepend=0.0) >= 0, "must not be before the row before's, nor before 0"),
+    ]
 
 
 #: Small tables that travel in the file's header, by name, with what makes an empty one.

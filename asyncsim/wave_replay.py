@@ -26,6 +26,7 @@ from asyncsim.problems.problem import Problem
 from asyncsim.run import Run
 from asyncsim.streams import stream_key
 from asyncsim.trace import Trace
+from asyncsim.tuning import current_device
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,6 +106,8 @@ def replay(
                 if running.diverged_at is not None:
                     break
                 evaluations.append(running.evaluate())
+                if running.diverged_at is not None:
+                    break
         return running.result(evaluations)
 
 
@@ -134,10 +137,15 @@ class Replay:
         diagnose_every: int = 5,
         proxy_momentum: float = 0.9,
     ):
+        for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
+            if not isinstance(value, kind):
+                hint = "; call it to make one" if callable(value) else ""
+                raise InputError(f"{name} = {value!r}: must be a {kind.__name__}{hint}")
         require_count("seed", seed, minimum=0)
         require_count("diagnose_every", diagnose_every, minimum=0)
         require_fraction("proxy_momentum", proxy_momentum)
         _check_timing(method, trace)
+        _check_outcomes(trace)
         self.trace, self.method, self.problem = trace, method, problem
         self.position = 0
         self.diverged_at: int | None = None
@@ -148,19 +156,24 @@ class Replay:
         init_key, self._key = jax.random.split(key)
         params = _cast(problem.init(init_key), dtype)
         self._names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
-        self._plan = Plan(trace, problem, seed, stops, diagnose_every, dtype)
+        self._stops = np.unique(np.r_[len(trace) if stops is None else stops])
+        self._plan = Plan(trace, problem, seed, self._stops, diagnose_every, dtype)
         layout = self._plan.layout(trace, problem, float(proxy_momentum))
-        self._program = _compile(_Same(method), _Same(problem), layout, dtype)
-        self._train, self._test = _on_device(_Same(problem), dtype)
+        device = current_device()
+        self._program = _compile(_Same(method), _Same(problem), layout, dtype, device)
+        self._train, self._test = _on_device(_Same(problem), dtype, device)
+        problem_state = _cast(problem.init_state(), dtype) if problem.init_state else ()
         waves = self._plan.waves
         self.state: ReplayState = initial_state(
-            method, problem, self._program.flat, params, waves.slots, waves.form_slots, trace.workers
+            method, self._program.flat, params, problem_state, waves.slots, waves.form_slots, trace.workers
         )
         self._recorded: list[dict[str, np.ndarray]] = []
         self._diagnosed: list[tuple[int, str, str, float, float]] = []
 
     def advance(self, stop: int) -> None:
         """Replay up to ``stop`` commits, or to the first commit of which a value is not finite."""
+        if stop not in self._stops:
+            raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
         pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
         for starts, pieces in self._plan.chunks(self.position, stop):
             # While the device works on a chunk, the host plans the next and looks at the one before.
@@ -179,7 +192,10 @@ class Replay:
             self._take(*pending)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the central variable on the training and the test data: one row of `Run.evaluations`."""
+        """Evaluate the central variable on the training and the test data: one row of `Run.evaluations`.
+
+        A value that is not finite means that the run has diverged by the last commit.
+        """
         frame, done = self.trace.frame, self.position
         row = {
             "commit": done,
@@ -192,6 +208,8 @@ class Replay:
             if part == "train" or data is not None:
                 values = self._program.evaluate(self.state.central, state, data)
                 row |= {f"{part}_{name}": float(value) for name, value in values.items()}
+        if done and not np.isfinite(list(row.values())).all():
+            self.diverged_at = done - 1
         return row
 
     def result(self, evaluations: list[dict[str, float]]) -> Run:
@@ -276,8 +294,8 @@ class _Same:
 
 
 @functools.lru_cache(maxsize=32)
-def _compile(method: _Same, problem: _Same, layout: Layout, dtype: Any) -> _Program:
-    """Build the jitted functions once for all seeds of a study."""
+def _compile(method: _Same, problem: _Same, layout: Layout, dtype: Any, device: Any) -> _Program:
+    """Build the jitted functions once for all runs that share these very objects: keep and reuse them."""
     shapes = jax.eval_shape(problem.value.init, jax.random.key(0))
     template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
     flat = flatten(template)
@@ -290,7 +308,7 @@ def _compile(method: _Same, problem: _Same, layout: Layout, dtype: Any) -> _Prog
 
 
 @functools.lru_cache(maxsize=2)
-def _on_device(problem: _Same, dtype: Any) -> tuple[Any, Any]:
+def _on_device(problem: _Same, dtype: Any, device: Any) -> tuple[Any, Any]:
     """Return the training and the test data on the device, moved there once for all runs of a study."""
     return _cast(problem.value.train, dtype), _cast(problem.value.test, dtype)
 
@@ -301,7 +319,7 @@ def _float(own: Any, dtype: Any) -> Any:
 
 def _cast(tree: Any, dtype: Any) -> Any:
     """Cast the floating-point leaves of a tree to the run's precision."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(leaf.dtype, dtype)), tree)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(jnp.result_type(leaf), dtype)), tree)
 
 
 def _check_timing(method: Method, trace: Trace) -> None:
@@ -314,6 +332,13 @@ def _check_timing(method: Method, trace: Trace) -> None:
             )
 
 
+def _check_outcomes(trace: Trace) -> None:
+    if not (trace.frame["outcome"] == "applied").all():
+        raise InputError("trace: has messages that were not applied, and a replay so far applies every one")
+    if not (trace.frame["local_steps"] == trace.window).all():
+        raise InputError(f"trace: local_steps must be its window, {trace.window}, in every row")
+
+
 def _evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
     commits = len(trace)
     if evaluate_every is None:
@@ -323,4 +348,6 @@ def _evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
 
 
 def _plain(value: Any) -> Any:
+    if callable(value):
+        return "schedule"  # a function's text is not the same in every run
     return value if isinstance(value, int | float | str | bool | None) else repr(value)

@@ -1,8 +1,8 @@
 """Cutting a trace into pieces whose gradients can be computed at once, exactly.
 
-A commit can be computed at position ``a`` of the trace if the read that its gradient comes from, and its
-worker's commit before, both lie before ``a``. A *wave* is the longest run of such commits; a *piece* is at most
-``piece_size`` commits of one wave, and the unit that the replay computes. Positions count commits: a read at
+A commit can be computed at position ``a`` of the trace if the read that its gradient comes from, and its worker's
+commit before, both lie before ``a``. A *wave* is the longest run of such commits; a *piece* is as much of the wave from
+its own start as ``piece_size`` allows, and the unit that the replay computes. Positions count commits: a read at
 position ``p`` sees the central variable after the first ``p`` commits.
 
 Reads come in three kinds. After each commit, atomic with it (the exchange); before each commit, atomic with it

@@ -133,10 +133,10 @@ class GradientsAlone:
 
     def __init__(self, trace: Trace, method: Method, problem: Problem, seed: int = 0):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed)))
-        plan = Plan(trace, problem, seed, None, 0, jnp.dtype("float32"))
+        plan = Plan(trace, problem, seed, np.array([len(trace)]), 0, jnp.dtype("float32"))
         layout, flat = plan.layout(trace, problem, proxy_momentum=0.0), flatten(params)
         local = build_local(method, problem, trace.window, flat)
-        self.state = initial_state(method, problem, flat, params, plan.waves.slots, 0, trace.workers)
+        self.state = initial_state(method, flat, params, (), plan.waves.slots, 0, trace.workers)
         self.data = jax.tree.map(jnp.asarray, problem.train)
         self.key = jax.random.key(seed)
         self.chunks = [(pieces, len(starts) - 1) for starts, pieces in plan.chunks(0, len(trace))]

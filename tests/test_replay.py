@@ -142,7 +142,8 @@ def combinations():
         for method in METHODS:
             for protocol in PROTOCOLS:
                 case = (problem, method, protocol)
-                if method != "gem, paper" or protocol.startswith("read_then_write"):
+                needed = {"gem, paper": "read_then_write", "sgd": "exchange"}.get(method, "")
+                if protocol.startswith(needed):
                     yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
 
 
@@ -345,7 +346,7 @@ def buffered(trace, every=4):
     frame = trace.frame.copy()
     for name in ("read_version", "form_version", "version"):
         frame[name] //= every
-    frame["staleness"] = frame["form_version"] - frame["read_version"]
+    frame["staleness"] = frame["version"].shift(fill_value=0) - frame["read_version"]
     return Trace(frame, trace.source)
 
 
@@ -563,3 +564,63 @@ def test_more_workers_than_the_data_can_feed():
     problem = problems.digits(batch_size=300, hidden=(), sharded=True)
     with pytest.raises(InputError, match="shards"):
         replay(make_trace(commits=20), make_method("downpour"), problem)
+
+
+# What a replay refuses, and what it must not touch
+
+
+def test_the_users_own_initial_arrays_stay_whole():
+    start = jnp.ones(3)
+    problem = problems.custom(lambda key: start, lambda x, batch, key: jnp.sum(x * x) / 2)
+    for _ in range(2):
+        replay(make_trace(commits=100), methods.downpour(), problem, precision="float64")
+    assert jnp.all(start == 1)
+
+
+def test_a_server_that_starts_from_the_central_variable():
+    method = Method("average", {}, gradient_steps(0.05), init_server=lambda central: central)
+    assert replay(make_trace(commits=100), method, make_problem("quadratic")).status == "finished"
+
+
+def test_what_is_recorded_changes_no_result():
+    trace = simulate(Cluster(3, Gamma(1.0, cv=0.5)), 300)
+    often, seldom = (
+        replay(trace, make_method("gem"), make_problem("digits"), diagnose_every=d, evaluate_every=e).commits["loss"]
+        for d, e in ((1, 1), (7, 100))
+    )
+    assert np.array_equal(often, seldom)
+
+
+def test_an_evaluation_that_is_not_finite_ends_the_run():
+    run = replay(prescribed(0, 3, 1), methods.downpour(1e-28), problems.quadratic([1e30], start=1e10), evaluate_every=1)
+    assert (run.status, np.isfinite(run.evaluations["train_loss"].iloc[-1])) in {
+        ("finished", True),
+        ("diverged", False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"outcome": "discarded"}, "not applied"),
+        ({"local_steps": 3}, "local_steps"),
+    ],
+)
+def test_traces_that_a_replay_does_not_know(change, message):
+    trace = make_trace(commits=50)
+    changed = Trace(trace.frame.assign(**change), trace.source)
+    with pytest.raises(InputError, match=message):
+        replay(changed, methods.downpour(), make_problem("quadratic"))
+
+
+@pytest.mark.parametrize("arguments", [("trace", methods.gem), ("cluster",), ("problem",)])
+def test_the_wrong_kind_of_argument(arguments):
+    right = {"trace": make_trace(commits=50), "method": methods.gem(), "problem": make_problem("quadratic")}
+    wrong = {"trace": {"method": methods.gem}, "cluster": {"trace": "a path"}, "problem": {"problem": "digits"}}
+    with pytest.raises(InputError, match="must be a"):
+        replay(**(right | wrong[arguments[0]]))
+
+
+def test_stops_are_those_it_was_made_with():
+    with pytest.raises(InputError, match="stops"):
+        Replay(make_trace(commits=50), methods.downpour(), make_problem("quadratic"), stops=[10, 50]).advance(11)

@@ -273,3 +273,15 @@ def test_slow_workers_raise_the_mean_over_workers_only():
     assert 2.95 < summary["staleness_mean"] <= 3 * 2_000 / 1_996
     own = np.sum(1 / times) * times - 1
     assert summary["staleness_mean_over_workers"] == pytest.approx(own.mean(), abs=0.25)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("commit", 7), ("worker", 99), ("read_version", 50), ("staleness", 2), ("commit_time", -1.0), ("version", 0)],
+)
+def test_rows_that_contradict_each_other(column, value):
+    trace = simulate(Cluster(workers=4, compute=1.0), commits=20)
+    frame = trace.frame.copy()
+    frame.loc[12, column] = value
+    with pytest.raises(InputError, match="frame: "):
+        Trace(frame, trace.source)

@@ -44,6 +44,7 @@ def buffered(draw):
     frame = trace.frame.copy()
     for name in ("read_version", "form_version", "version"):
         frame[name] //= every
+    frame["staleness"] = frame["version"].shift(fill_value=0) - frame["read_version"]
     return Trace(frame, trace.source)
 
 

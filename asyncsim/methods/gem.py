@@ -55,7 +55,8 @@ def gem(
     variant : {"program", "paper"}
         Where a worker goes on from after its commit. The authors' program: from the central variable it
         pulled plus its own scaled update, which is the central variable after its commit. The paper's
-        algorithm 1: from the central variable it pulled; this one needs the protocol "read_then_write".
+        algorithm 1: from the central variable it pulled; this one needs the protocol "read_then_write". (The protocol
+        decides which it is: on a read_then_write trace the program's variant goes on as the paper's.)
 
     Raises
     ------

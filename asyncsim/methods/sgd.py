@@ -36,7 +36,8 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
 
     Notes
     -----
-    Needs a trace of one worker; compare it with asynchronous runs by gradients computed.
+    Needs a trace of one worker that exchanges after every gradient, so that nothing is stale; compare it with
+    asynchronous runs by gradients computed.
 
     References
     ----------
@@ -56,5 +57,5 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
         message=message,
         init_worker=lambda central: SgdWorker(jnp.zeros_like(central)),
         proxy=lambda worker: worker.momentum,
-        timing=Timing(workers=1),
+        timing=Timing(workers=1, protocol="exchange", window=1),
     )
