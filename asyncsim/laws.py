@@ -427,6 +427,7 @@ def as_law(argument: str, value: Any) -> Law:
             f"{argument} = {value!r}: must be one law, such as gamma(mean=1, cv=0.2), or a number of seconds"
         )
     try:
+        # A real number of any type: Constant checks it and makes it a float.
         law = parse(value) if isinstance(value, str) else Constant(value)  # type: ignore[arg-type]
     except InputError as error:
         raise InputError(f"{argument}: {error}") from None

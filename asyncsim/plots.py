@@ -204,6 +204,7 @@ def _legend_on_top(axes: Axes) -> None:
     """Put the legend at the top and make room for it there, so that it hides nothing."""
     handles, _ = axes.get_legend_handles_labels()
     bottom, top = axes.get_ylim()
+    # The figure is None only for axes that were taken out of theirs.
     inches = 0.8 * axes.get_window_extent().height / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
     room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
     axes.set_ylim(bottom, bottom + (top - bottom) / max(1 - room, 0.4))

@@ -242,7 +242,9 @@ def mean_of_four(rate=0.05):
         full = count == 4
         return Applied(jnp.where(full, central + total / 4, central), (jnp.where(full, 0, total), count % 4), memory)
 
-    init = lambda central: (jnp.zeros_like(central), jnp.int32(0))  # noqa: E731
+    def init(central):
+        return jnp.zeros_like(central), jnp.int32(0)
+
     return Method("mean of four", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
 
 
