@@ -1,17 +1,15 @@
 """A method's own diagnostics, of one commit now and then: a median over all parameters costs more than a gradient."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.flat import Flat
-from asyncsim.kernel import Layout, Pieces, ReplayState
-from asyncsim.local import build_local
-from asyncsim.methods.method import Array, Method
-from asyncsim.problems.problem import Problem
+from asyncsim.kernel import First, Layout, Pieces, ReplayState
+from asyncsim.methods.method import Array, Method, State
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,28 +19,37 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 COLUMNS = ("commit", "quantity", "tensor", "quantile", "value")
 
 
-def build_diagnose(method: Method, problem: Problem, layout: Layout, flat: Flat):
-    """Return the jitted function that gives the diagnostics of the first commit of some planned pieces.
+class Formed(NamedTuple):
+    """What a commit's message is formed with besides its update; vectors of shape ``[parameters]``."""
 
-    Its arguments: the state before these pieces, the training data, the key of the problem's randomness, the pieces. It
-    computes the commit's update once more and leaves the state as it is.
+    worker: State
+    read: Array
+    central: Array
+
+
+def build_before(layout: Layout):
+    """Return the jitted function that copies what the first commit of some planned pieces will meet.
+
+    Its arguments: the state before these pieces, which running them will overwrite, and the pieces.
     """
-    local = build_local(method, problem, layout.window, flat)
 
-    def diagnose(state: ReplayState, data, key: Array, pieces: Pieces) -> dict[str, list[Array]]:
-        # The first commit of the first piece; the reads belong to a piece as a whole.
-        of_commits = ("slot", "form_slot", "form_offset", "visit", "job", "rows")
-        first = pieces._replace(
-            **{name: jax.tree.map(lambda leaf: leaf[0, 0], getattr(pieces, name)) for name in of_commits}
-        )
-        worker = jax.tree.map(lambda leaf: leaf[first.visit.worker], state.workers)
-        read = state.read[first.slot]
-        result = local(data, key, worker, read, first.visit, first.job, first.rows)
-        start = result.start if method.resume else read
-        form = state.central
+    def before(state: ReplayState, pieces: Pieces) -> Formed:
+        central = state.central
         if layout.separate_forms:
-            form = jnp.where(first.form_offset < 0, state.form[first.form_slot], form)
-        diagnostics = method.message(worker.method, result.update, start, form, first.visit)[2]
+            central = jnp.where(pieces.form_offset[0, 0] < 0, state.form[pieces.form_slot[0, 0]], central)
+        worker = jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], state.workers.method)
+        return Formed(worker, state.read[pieces.slot[0, 0]], central)
+
+    return jax.jit(before)
+
+
+def build_diagnose(method: Method, flat: Flat):
+    """Return the jitted function that gives the diagnostics of the first commit of some pieces, tensor by tensor."""
+
+    def diagnose(formed: Formed, first: First, pieces: Pieces) -> dict[str, list[Array]]:
+        visit = jax.tree.map(lambda leaf: leaf[0, 0], pieces.visit)
+        start = first.start if method.resume else formed.read
+        diagnostics = method.message(formed.worker, first.update, start, formed.central, visit)[2]
         return {name: jax.tree.leaves(flat.unravel(value)) for name, value in diagnostics.items()}
 
     return jax.jit(diagnose)

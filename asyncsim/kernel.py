@@ -115,11 +115,26 @@ class Committed(NamedTuple):
     recorded: tuple[Array, ...]  #: update norm, central and proxy energy
 
 
+class First(NamedTuple):
+    """What the first commit of some pieces was made from, for its diagnostics.
+
+    Attributes
+    ----------
+    start : Float[Array, "parameters"]
+        Where its local steps started; ``()`` if that is what was read.
+    update : Float[Array, "parameters"]
+    """
+
+    start: Array | tuple[()]
+    update: Array
+
+
 class Scratch(NamedTuple):
     """Memory that pieces use one after the other: filled anew by each, never cleared."""
 
     read: Array
     workers: WorkerRow
+    results: LocalResult | tuple[()]  #: ``()`` if the gradients of a piece are batched
     committed: Committed
 
 
@@ -148,7 +163,7 @@ def initial_state(
 
 def build_advance(
     method: Method, problem: Problem, layout: Layout, flat: Flat
-) -> Callable[[ReplayState, Any, Array, Pieces, Array], tuple[ReplayState, Records]]:
+) -> Callable[[ReplayState, Any, Array, Pieces, Array], tuple[ReplayState, Records, First]]:
     """Return the jitted function that runs the first ``count`` of some planned pieces.
 
     Its arguments: the state (donated), the training data, the key of the problem's randomness, the pieces and their
@@ -159,43 +174,62 @@ def build_advance(
 
     def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
         def run_piece(index, carry):
-            state, scratch, records = carry
+            state, scratch, records, first = carry
             piece = jax.tree.map(lambda leaf: _row(leaf, index), pieces)
-            state, scratch, record = one_piece(state, scratch, data, key, piece)
-            return state, scratch, jax.tree.map(lambda all_, one: _set_row(all_, one, index), records, record)
+            state, scratch, record, results = one_piece(state, scratch, data, key, piece)
+            records = jax.tree.map(lambda all_, one: _set_row(all_, one, index), records, record)
+            # A loop of one turn or none, as a condition would copy both vectors at every piece.
+            made = jax.tree.map(lambda leaf: leaf[0], First(results.start, results.update))
+            first = jax.lax.fori_loop(0, jnp.int32(index == 0), lambda _, first: made, first)
+            return state, scratch, records, first
 
         dtype, shape = state.central.dtype, (pieces.size.shape[0], layout.piece_size)
         records = Records(*(jnp.zeros(shape, dtype) for _ in Records._fields))
-        scratch = empty_scratch(state)
-        state, _, records = jax.lax.fori_loop(0, count, run_piece, (state, scratch, records))
-        return state, records
+        scratch = empty_scratch(state, data, key, pieces)
+        first = First(jnp.zeros_like(state.central) if method.resume else (), jnp.zeros_like(state.central))
+        state, _, records, first = jax.lax.fori_loop(0, count, run_piece, (state, scratch, records, first))
+        return state, records, first
 
     def for_gradients(workers: WorkerRow) -> WorkerRow:
         """Leave out what gradients need not know: reading it would make XLA copy it before the commits write it."""
         return workers._replace(method=workers.method if method.resume else (), memory=(), proxy=())
 
-    def empty_scratch(state: ReplayState) -> Scratch:
+    def empty_scratch(state: ReplayState, data: Any, key: Array, pieces: Pieces) -> Scratch:
         size = layout.piece_size
         rows = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), state.workers)
         vectors = jnp.zeros((size, *state.central.shape), state.central.dtype)
         recorded = tuple(jnp.zeros(size, state.central.dtype) for _ in range(3))
         history = vectors if layout.keeps_history else ()
         committed = Committed(rows.method, rows.memory, rows.proxy, history, recorded)
-        return Scratch(vectors, for_gradients(rows), committed)
-
-    def gradients(data: Any, key: Array, workers: WorkerRow, read: Array, piece: Pieces) -> LocalResult:
-        arguments = (workers, read, piece.visit, piece.job, piece.rows)
+        results: Any = ()
         if layout.one_by_one:
-            return jax.lax.map(lambda one: local(data, key, *one), arguments)
-        return jax.vmap(lambda *one: local(data, key, *one))(*arguments)
+            one = (
+                for_gradients(rows),
+                vectors,
+                *jax.tree.map(lambda leaf: leaf[0], (pieces.visit, pieces.job, pieces.rows)),
+            )
+            shapes = jax.eval_shape(jax.vmap(lambda *one: local(data, key, *one)), *one)
+            results = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return Scratch(vectors, for_gradients(rows), results, committed)
+
+    def gradients(data: Any, key: Array, workers: WorkerRow, read: Array, piece: Pieces, into: Any) -> LocalResult:
+        arguments = (workers, read, piece.visit, piece.job, piece.rows)
+        if not layout.one_by_one:
+            return jax.vmap(lambda *one: local(data, key, *one))(*arguments)
+
+        def next_one(i, results):
+            one = local(data, key, *_tree_row(arguments, i))
+            return jax.tree.map(lambda all_, new: _set_row(all_, new, i), results, one)
+
+        return jax.lax.fori_loop(0, piece.size, next_one, into)
 
     def one_piece(state: ReplayState, scratch: Scratch, data: Any, key: Array, piece: Pieces):
         worker, count = piece.visit.worker, piece.size
         read = read_rows(state.read, piece.slot, count, scratch.read)
         rows = read_rows(for_gradients(state.workers), worker, count, scratch.workers)
-        results = gradients(data, key, rows, read, piece)
+        results = gradients(data, key, rows, read, piece, scratch.results)
         central, server, new_read, committed = commits(state, piece, read, results, scratch.committed)
-        scratch = Scratch(read, rows, committed)
+        scratch = Scratch(read, rows, results if layout.one_by_one else (), committed)
         rows = WorkerRow(committed.method, results.optimizer, results.problem, committed.memory, committed.proxy)
         form = state.form
         if layout.keeps_history:
@@ -204,7 +238,7 @@ def build_advance(
             form = _write_separate(form, history, piece.form_reads)
         workers = _write_rows(state.workers, rows, worker, count)
         state = ReplayState(central, server, new_read, form, workers)
-        return state, scratch, Records(results.loss.astype(read.dtype), *committed.recorded)
+        return state, scratch, Records(results.loss.astype(read.dtype), *committed.recorded), results
 
     return jax.jit(advance, donate_argnums=0)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from asyncsim.diagnosis import build_diagnose, diagnostic_rows, diagnostics_table
+from asyncsim.diagnosis import build_before, build_diagnose, diagnostic_rows, diagnostics_table
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
 from asyncsim.flat import Flat, flatten
 from asyncsim.kernel import (
@@ -177,12 +177,11 @@ class Replay:
         pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
         for starts, pieces in self._plan.chunks(self.position, stop):
             # While the device works on a chunk, the host plans the next and looks at the one before.
-            diagnostics = {}
-            if self._plan.diagnosed[starts[0]]:
-                diagnostics = self._program.diagnose(self.state, self._train, self._key, pieces)
-            self.state, records = self._program.advance(
+            formed = self._program.before(self.state, pieces) if self._plan.diagnosed[starts[0]] else None
+            self.state, records, first = self._program.advance(
                 self.state, self._train, self._key, pieces, np.int32(len(starts) - 1)
             )
+            diagnostics = {} if formed is None else self._program.diagnose(formed, first, pieces)
             if pending is not None:
                 self._take(*pending)
             pending = (starts, records, diagnostics)
@@ -275,6 +274,7 @@ class Replay:
 
 class _Program(NamedTuple):
     advance: Callable[..., Any]
+    before: Callable[..., Any]
     diagnose: Callable[..., Any]
     evaluate: Callable[..., Any]
     flat: Flat
@@ -301,7 +301,8 @@ def _compile(method: _Same, problem: _Same, layout: Layout, dtype: Any, device: 
     flat = flatten(template)
     return _Program(
         advance=build_advance(method.value, problem.value, layout, flat),
-        diagnose=build_diagnose(method.value, problem.value, layout, flat),
+        before=build_before(layout),
+        diagnose=build_diagnose(method.value, flat),
         evaluate=jax.jit(lambda central, state, data: problem.value.evaluate(flat.unravel(central), state, data)),
         flat=flat,
     )

@@ -155,7 +155,7 @@ def deviation(found, expected) -> float:
     return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
 
 
-def forced_deviation(replay, every: int, commits: int | None = None) -> dict[str, float]:
+def forced_deviation(replay, every: int) -> dict[str, float]:
     """Run a fresh replay of seed 0 that can stop ``every`` so many commits, and the loop that takes over at each stop.
 
     Returns
@@ -165,7 +165,7 @@ def forced_deviation(replay, every: int, commits: int | None = None) -> dict[str
     """
     loop = EventLoop(replay.trace, replay.method, replay.problem)
     parts, worst = [], 0.0
-    ends = [*range(every, commits or len(replay.trace), every), commits or len(replay.trace)]
+    ends = [*range(every, len(replay.trace), every), len(replay.trace)]
     for end in ends:
         loop.take_over(replay)
         begin = replay.position

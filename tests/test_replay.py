@@ -92,9 +92,9 @@ def make_method(name):
     return METHODS[name]()
 
 
-def stopping(trace, method, problem, commits=None):
+def stopping(trace, method, problem):
     """A replay that can stop wherever the loop takes over."""
-    stops = np.arange(EVERY, (commits or len(trace)) + 1, EVERY)
+    stops = np.arange(EVERY, len(trace) + 1, EVERY)
     return Replay(trace, method, problem, precision="float64", stops=stops, diagnose_every=0)
 
 
@@ -150,9 +150,7 @@ def combinations():
 @pytest.mark.parametrize(("problem", "method", "protocol"), list(combinations()))
 def test_replay_is_the_loop_teacher_forced(problem, method, protocol):
     trace = make_trace(protocol, workers=1 if method == "sgd" else 7)
-    # A commit of the convolutional network takes some hundred times as long as one of the others.
-    commits = 100 if problem == "mnist" else COMMITS
-    found = forced_deviation(stopping(trace, make_method(method), make_problem(problem), commits), EVERY, commits)
+    found = forced_deviation(stopping(trace, make_method(method), make_problem(problem)), EVERY)
     assert max(found.values()) < FORCED, found
 
 
