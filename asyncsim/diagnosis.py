@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.flat import Flat
-from asyncsim.kernel import First, Layout, Pieces, ReplayState
 from asyncsim.methods.method import Array, Method, State
+from asyncsim.replay_state import First, Layout, Pieces, ReplayState
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,6 @@ class Formed(NamedTuple):
     """What a commit's message is formed with besides its update; vectors of shape ``[parameters]``."""
 
     worker: State
-    read: Array
     central: Array
 
 
@@ -37,8 +36,7 @@ def build_before(layout: Layout):
         central = state.central
         if layout.separate_forms:
             central = jnp.where(pieces.form_offset[0, 0] < 0, state.form[pieces.form_slot[0, 0]], central)
-        worker = jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], state.workers.method)
-        return Formed(worker, state.read[pieces.slot[0, 0]], central)
+        return Formed(jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], state.workers.method), central)
 
     return jax.jit(before)
 
@@ -48,8 +46,7 @@ def build_diagnose(method: Method, flat: Flat):
 
     def diagnose(formed: Formed, first: First, pieces: Pieces) -> dict[str, list[Array]]:
         visit = jax.tree.map(lambda leaf: leaf[0, 0], pieces.visit)
-        start = first.start if method.resume else formed.read
-        diagnostics = method.message(formed.worker, first.update, start, formed.central, visit)[2]
+        diagnostics = method.message(formed.worker, first.update, first.start, formed.central, visit)[2]
         return {name: jax.tree.leaves(flat.unravel(value)) for name, value in diagnostics.items()}
 
     return jax.jit(diagnose)

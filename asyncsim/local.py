@@ -11,28 +11,23 @@ from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.problems.problem import Problem
 
 
-class WorkerRow(NamedTuple):
-    """All that belongs to one worker; in the replay's state each leaf has a leading axis of workers."""
+class Learner(NamedTuple):
+    """What a worker's local steps change besides the parameters."""
 
-    method: State
     optimizer: State
     problem: State
-    memory: State
-    proxy: State
 
 
 class LocalResult(NamedTuple):
     """What a worker brings to its visit."""
 
-    start: Array | tuple[()]  #: ``()`` if it is what was read
     update: Array
     loss: Array
-    optimizer: State
-    problem: State
+    learner: Learner
 
 
 def build_local(method: Method, problem: Problem, window: int, flat: Flat):
-    """Return the function that takes a worker's local steps: the only place where gradients are computed."""
+    """Return the function that takes a worker's local steps from ``start``."""
     optimizer = optax.with_extra_args_support(method.optimizer)
 
     gradient = jax.value_and_grad(problem.stateful_loss, has_aux=True)
@@ -44,16 +39,12 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat):
         steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, visit=visit)
         return (optax.apply_updates(params, steps), optimizer_state, problem_state), (steps, value)
 
-    def result(start, update, loss, carry):
-        return LocalResult(start if method.resume else (), update, loss, carry[1], carry[2])
-
-    def local(data, key, worker: WorkerRow, read: Array, visit: Visit, job: Array, rows: Array) -> LocalResult:
-        start = method.resume(worker.method, read) if method.resume else read
+    def local(data, key, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array) -> LocalResult:
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
-        carry = (flat.unravel(start), worker.optimizer, worker.problem)
+        carry = (flat.unravel(start), learner.optimizer, learner.problem)
         if window == 1:
             carry, (steps, value) = step(carry, rows[0], key, data, visit)
-            return result(start, flat.ravel(steps), value, carry)
+            return LocalResult(flat.ravel(steps), value, Learner(*carry[1:]))
 
         def next_step(state, index):
             carry, update = state
@@ -61,6 +52,6 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat):
             return (carry, update + flat.ravel(steps)), value
 
         (carry, update), values = jax.lax.scan(next_step, (carry, jnp.zeros_like(start)), jnp.arange(window))
-        return result(start, update, jnp.mean(values), carry)
+        return LocalResult(update, jnp.mean(values), Learner(*carry[1:]))
 
     return local

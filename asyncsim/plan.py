@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.kernel import Layout, Pieces, ReadsOfPiece
-from asyncsim.methods.method import Visit
+from asyncsim.division import Division
+from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.problem import Problem
+from asyncsim.replay_state import Layout, Pieces, ReadsOfPiece
 from asyncsim.trace import Trace
 from asyncsim.tuning import backend, tuning
 from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
@@ -25,6 +26,7 @@ class Plan:
         stops: np.ndarray,
         diagnose_every: int,
         dtype: Any,
+        devices: int,
     ):
         self.waves = find_waves(trace)
         commits = len(trace)
@@ -38,7 +40,8 @@ class Plan:
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
         kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        self._tuning = tuning(backend(), problem.parameter_count)
+        self._tuning = tuning(backend(), problem.parameter_count, devices)
+        self._devices = devices
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self._stops = np.searchsorted(self._cuts, np.r_[0, np.unique(stops)])
         self._chunk = min(self._tuning.chunk, int(np.diff(self._stops).max()))
@@ -50,16 +53,23 @@ class Plan:
         self._dtype = dtype
         self._window = trace.window
 
-    def layout(self, trace: Trace, problem: Problem, proxy_momentum: float) -> Layout:
+    def layout(self, method: Method, problem: Problem, proxy_momentum: float) -> Layout:
         """Return what the compiled program has to know."""
+        lanes = self.piece_size // self._devices
+        in_turn = problem.map_on_cpu and backend() == "cpu"
         return Layout(
-            piece_size=self.piece_size,
+            division=Division(
+                devices=self._devices,
+                lanes=lanes,
+                parameters=problem.parameter_count,
+                by_parameters=method.elementwise and self._devices > 1,
+            ),
+            together=1 if in_turn else min(lanes, self._tuning.together),
             reads_size=self._room(self._reads),
             form_reads_size=self._room(self._form_reads),
             reads=self.waves.reads,
             separate_forms=self.waves.separate_forms,
-            window=trace.window,
-            one_by_one=problem.map_on_cpu and backend() == "cpu",
+            window=self._window,
             proxy_momentum=proxy_momentum,
         )
 

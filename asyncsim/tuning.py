@@ -7,24 +7,28 @@ A size changes the order of floating-point sums, so these are constants: one mac
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 
 class Tuning(NamedTuple):
-    """Sizes for one kind of device and one size of problem.
+    """Sizes for one kind of device, one size of problem and one number of devices.
 
     Attributes
     ----------
     piece_sizes : tuple of int
-        Commits that a piece may have room for.
+        Commits that a piece may have room for, multiples of the number of devices.
     piece_overhead : float
         What a piece costs beside its commits, in commits.
+    together : int
+        Gradients that a device computes as one batch; a power of two.
     chunk : int
-        Most pieces planned and sent to the device at once.
+        Most pieces planned and sent to the devices at once.
     """
 
     piece_sizes: tuple[int, ...]
     piece_overhead: float
+    together: int
     chunk: int
 
 
@@ -34,25 +38,39 @@ _FEW_PARAMETERS = 2_000
 # CPU: two cores; a quadratic of 16 parameters (few), the perceptron of digits and MNIST's network (many), 10 and 100
 # workers. A batched gradient of many parameters is no quicker there than one after the other, and larger pieces leave
 # the cache.
-_CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, chunk=512)
-_CPU_MANY = Tuning(piece_sizes=(1, 2), piece_overhead=0.5, chunk=512)
-_ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, chunk=256)
+_CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, together=8, chunk=512)
+_CPU_MANY = Tuning(piece_sizes=(1, 2), piece_overhead=0.5, together=2, chunk=512)
+#: On each of several devices of a CPU, where a piece has to pay for two exchanges.
+_CPU_LANES = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=1.0, together=2, chunk=512)
+_ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, together=32, chunk=256)
 
 
-def current_device() -> Any:
-    """Return the device that JAX computes on now: the chosen one, else its default."""
+def tuning(backend: str, parameters: int, devices: int = 1) -> Tuning:
+    """Return the sizes for a JAX backend ("cpu", "gpu", "tpu"), a problem of so many parameters and some devices."""
+    if backend != "cpu":
+        sizes = _ACCELERATOR
+    elif devices > 1:
+        sizes = _CPU_LANES
+    else:
+        sizes = _CPU_FEW if parameters < _FEW_PARAMETERS else _CPU_MANY
+    return sizes._replace(piece_sizes=tuple(size * devices for size in sizes.piece_sizes))
+
+
+def current_devices(parameters: int) -> tuple[Any, ...]:
+    """Return the devices to replay a problem of so many parameters on.
+
+    All that JAX has of its default kind; only the chosen one if the user has set a default device, and only the first
+    if there is too little work to divide.
+    """
     # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
     (device,) = jnp.zeros(()).devices()
-    return device
+    config: Any = jax.config
+    if config.jax_default_device is not None or parameters < _FEW_PARAMETERS:
+        return (device,)
+    return tuple(jax.local_devices(backend=device.platform))
 
 
 def backend() -> str:
-    """Return the kind of that device: "cpu", "gpu" or "tpu"."""
-    return current_device().platform
-
-
-def tuning(backend: str, parameters: int) -> Tuning:
-    """Return the sizes for a JAX backend ("cpu", "gpu", "tpu") and a problem of so many parameters."""
-    if backend != "cpu":
-        return _ACCELERATOR
-    return _CPU_FEW if parameters < _FEW_PARAMETERS else _CPU_MANY
+    """Return the kind of device that JAX computes on now: "cpu", "gpu" or "tpu"."""
+    (device,) = jnp.zeros(()).devices()
+    return device.platform

@@ -1,32 +1,25 @@
 """Replay: the real gradients of a trace, in batches that give exactly what a loop over its events gives."""
 
-import functools
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from asyncsim.diagnosis import build_before, build_diagnose, diagnostic_rows, diagnostics_table
+from asyncsim.diagnosis import diagnostic_rows, diagnostics_table
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
-from asyncsim.flat import Flat, flatten
-from asyncsim.kernel import (
-    Layout,
-    Records,
-    ReplayState,
-    build_advance,
-    initial_state,
-)
 from asyncsim.methods.method import Method
 from asyncsim.plan import Plan
 from asyncsim.problems.problem import Problem
+from asyncsim.programs import cast, compiled, on_devices
+from asyncsim.replay_state import Records, ReplayState
 from asyncsim.run import Run
 from asyncsim.streams import stream_key
 from asyncsim.trace import Trace
-from asyncsim.tuning import current_device
+from asyncsim.tuning import current_devices
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +38,7 @@ def replay(
     evaluate_every: int | None = None,
     diagnose_every: int = 5,
     proxy_momentum: float = 0.9,
+    devices: Sequence[Any] | None = None,
     progress: bool | None = None,
 ) -> Run:
     """Replay a trace with real gradients.
@@ -66,6 +60,8 @@ def replay(
         Worker steps between two recordings of the method's costly diagnostics; 0 for none.
     proxy_momentum : float
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
+    devices : sequence of jax.Device, optional
+        Among which the work is divided; by default all that JAX has of its kind, if there is enough to divide.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -96,6 +92,7 @@ def replay(
             stops=stops,
             diagnose_every=diagnose_every,
             proxy_momentum=proxy_momentum,
+            devices=devices,
         )
         show = sys.stderr.isatty() if progress is None else progress
         with tqdm(total=len(trace), desc=method.name, unit="commit", disable=not show, leave=False) as bar:
@@ -136,6 +133,7 @@ class Replay:
         stops: np.ndarray | None = None,
         diagnose_every: int = 5,
         proxy_momentum: float = 0.9,
+        devices: Sequence[Any] | None = None,
     ):
         for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
             if not isinstance(value, kind):
@@ -154,18 +152,18 @@ class Replay:
         dtype = jnp.dtype(precision)
         key = jax.random.wrap_key_data(jnp.asarray(stream_key(seed, "problem").view(np.uint32)[:2]))
         init_key, self._key = jax.random.split(key)
-        params = _cast(problem.init(init_key), dtype)
+        params = cast(problem.init(init_key), dtype)
         self._names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]
         self._stops = np.unique(np.r_[len(trace) if stops is None else stops])
-        self._plan = Plan(trace, problem, seed, self._stops, diagnose_every, dtype)
-        layout = self._plan.layout(trace, problem, float(proxy_momentum))
-        device = current_device()
-        self._program = _compile(_Same(method), _Same(problem), layout, dtype, device)
-        self._train, self._test = _on_device(_Same(problem), dtype, device)
-        problem_state = _cast(problem.init_state(), dtype) if problem.init_state else ()
+        self._devices = tuple(devices or current_devices(problem.parameter_count))
+        self._plan = Plan(trace, problem, seed, self._stops, diagnose_every, dtype, len(self._devices))
+        layout = self._plan.layout(method, problem, float(proxy_momentum))
+        self._program = compiled(method, problem, layout, dtype, self._devices)
+        self._train, self._test = on_devices(problem, dtype, self._devices)
+        problem_state = cast(problem.init_state(), dtype) if problem.init_state else ()
         waves = self._plan.waves
-        self.state: ReplayState = initial_state(
-            method, self._program.flat, params, problem_state, waves.slots, waves.form_slots, trace.workers
+        self.state: ReplayState = self._program.initial_state(
+            params, problem_state, waves.slots, waves.form_slots, trace.workers
         )
         self._recorded: list[dict[str, np.ndarray]] = []
         self._diagnosed: list[tuple[int, str, str, float, float]] = []
@@ -202,10 +200,13 @@ class Replay:
             "worker_step": done / self.trace.workers,
             "gradients": int(frame["local_steps"].iloc[:done].sum()),
         }
-        state = self._problem_state()
-        for part, data in (("train", self._train), ("test", self._test)):
+        # On one device: the same program there for any number of them.
+        central, state, train, test = jax.device_put(
+            (self.state.central, self._problem_state(), self._train, self._test), self._devices[0]
+        )
+        for part, data in (("train", train), ("test", test)):
             if part == "train" or data is not None:
-                values = self._program.evaluate(self.state.central, state, data)
+                values = self._program.evaluate(central, state, data)
                 row |= {f"{part}_{name}": float(value) for name, value in values.items()}
         if done and not np.isfinite(list(row.values())).all():
             self.diverged_at = done - 1
@@ -215,7 +216,8 @@ class Replay:
         """Return what has been replayed so far as a Run."""
         import pandas as pd
 
-        params = jax.tree.map(np.asarray, self._program.flat.unravel(self.state.central))
+        central = jax.device_put(self.state.central, self._devices[0])
+        params = jax.tree.map(np.asarray, self._program.flat.unravel(central))
         config = {
             "method": self.method.name,
             "hyperparameters": {k: _plain(v) for k, v in self.method.hyperparameters.items()},
@@ -241,10 +243,7 @@ class Replay:
         self._diagnosed += diagnostic_rows(int(starts[0]), diagnostics, self._names)
         sizes = np.diff(starts)
         valid = np.arange(records.loss.shape[1]) < sizes[:, None]
-        columns = {
-            name: np.asarray(getattr(records, name))[: len(sizes)][valid]
-            for name in ("loss", "update_norm", "central_energy", "proxy_energy")
-        }
+        columns = {name: np.asarray(getattr(records, name))[: len(sizes)][valid] for name in Records._fields}
         finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
         kept = len(finite)
         if not finite.all():
@@ -259,68 +258,17 @@ class Replay:
             return None
         return jax.tree.map(
             lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
-            self.state.workers.problem,
+            self.state.workers.learner.problem,
         )
 
     def _commits(self) -> "pd.DataFrame":
         frame = self.trace.frame.iloc[: self.position]
         columns = ["commit", "commit_time", "worker", "job", "staleness"]
         table = frame[columns].rename(columns={"job": "worker_step"}).reset_index(drop=True)
-        for name in ("loss", "update_norm", "central_energy", "proxy_energy"):
+        for name in Records._fields:
             parts = [recorded[name] for recorded in self._recorded]
             table[name] = np.concatenate(parts) if parts else np.empty(0)
         return table
-
-
-class _Program(NamedTuple):
-    advance: Callable[..., Any]
-    before: Callable[..., Any]
-    diagnose: Callable[..., Any]
-    evaluate: Callable[..., Any]
-    flat: Flat
-
-
-class _Same:
-    """A key for a cache: equal only to itself wrapped again, so that methods and problems need no hash."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-
-@functools.lru_cache(maxsize=32)
-def _compile(method: _Same, problem: _Same, layout: Layout, dtype: Any, device: Any) -> _Program:
-    """Build the jitted functions once for all runs that share these very objects: keep and reuse them."""
-    shapes = jax.eval_shape(problem.value.init, jax.random.key(0))
-    template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
-    flat = flatten(template)
-    return _Program(
-        advance=build_advance(method.value, problem.value, layout, flat),
-        before=build_before(layout),
-        diagnose=build_diagnose(method.value, flat),
-        evaluate=jax.jit(lambda central, state, data: problem.value.evaluate(flat.unravel(central), state, data)),
-        flat=flat,
-    )
-
-
-@functools.lru_cache(maxsize=2)
-def _on_device(problem: _Same, dtype: Any, device: Any) -> tuple[Any, Any]:
-    """Return the training and the test data on the device, moved there once for all runs of a study."""
-    return _cast(problem.value.train, dtype), _cast(problem.value.test, dtype)
-
-
-def _float(own: Any, dtype: Any) -> Any:
-    return dtype if jnp.issubdtype(own, jnp.floating) else own
-
-
-def _cast(tree: Any, dtype: Any) -> Any:
-    """Cast the floating-point leaves of a tree to the run's precision."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(jnp.result_type(leaf), dtype)), tree)
 
 
 def _check_timing(method: Method, trace: Trace) -> None:

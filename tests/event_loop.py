@@ -89,7 +89,7 @@ class EventLoop:
         for number, worker in self.workers.items():
             method, optimizer, problem, memory = (
                 jax.tree.map(lambda leaf, number=number: leaf[number], tree)
-                for tree in (rows.method, rows.optimizer, rows.problem, rows.memory)
+                for tree in (rows.method, rows.learner.optimizer, rows.learner.problem, rows.memory)
             )
             proxy = worker.proxy if self.method.proxy else rows.proxy[number]
             self.workers[number] = Worker(method, optimizer, problem, memory, proxy)

@@ -1,25 +1,33 @@
 """The replay against the loop over events of `event_loop`: the same numbers, whatever the trace, method and problem."""
 
-import functools
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pandas as pd
 import pytest
+from cases import (
+    EVERY,
+    FORCED,
+    METHODS,
+    OWN,
+    PROBLEMS,
+    PROTOCOLS,
+    make_method,
+    make_problem,
+    make_trace,
+    mean_of_four,
+    nested_problem,
+    stateful_problem,
+    stopping,
+)
 from event_loop import RECORDED, EventLoop, deviation, forced_deviation
 
 import asyncsim.plan
-from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, Uniform, methods, prescribed, problems, simulate
-from asyncsim.methods import Applied, Method, Timing, gradient_steps
+from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, simulate
+from asyncsim.methods import Method, Timing, gradient_steps
 from asyncsim.methods.method import send_update
 from asyncsim.wave_replay import Replay, replay
 
-COMMITS = 2000
-EVERY = 50  # commits between two forcings
-FORCED = 1e-12  # relative, after EVERY commits in float64
 UNFORCED = 1e-10  # relative, after COMMITS commits of a method that does not amplify round-off
 
 
@@ -27,75 +35,6 @@ UNFORCED = 1e-10  # relative, after COMMITS commits of a method that does not am
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-PROTOCOLS = {
-    "exchange": {},
-    "read_then_write": {"protocol": "read_then_write"},
-    "read_then_write, two visits": {"protocol": "read_then_write", "exclusive": False},
-    "write_then_read": {"protocol": "write_then_read"},
-    "prescribed": None,
-}
-
-
-@functools.cache
-def make_trace(protocol="exchange", window=1, workers=7, commits=COMMITS, seed=0):
-    """Visits that queue and travel, so that other commits slip in wherever the protocol lets them."""
-    if protocol == "prescribed":
-        # Staler than there are workers: jobs of one worker overlap.
-        return prescribed(Uniform(0, 3 * workers), commits, workers, window, seed)
-    cluster = Cluster(
-        workers,
-        compute=Gamma(1.0, cv=0.5),
-        service=Exponential(0.05),
-        latency=Exponential(0.1),
-        window=window,
-        **PROTOCOLS[protocol],
-    )
-    return simulate(cluster, commits, seed)
-
-
-def tiny_mnist():
-    """MNIST's network on twenty invented images."""
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for part, examples in (("train", 20), ("t10k", 6)):
-        arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (examples, 28, 28), np.uint8)
-        arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, examples, np.uint8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: arrays)
-        return problems.mnist(batch_size=4)
-
-
-PROBLEMS = {
-    "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 16), noise=0.1),
-    "digits": lambda: problems.digits(batch_size=8, hidden=(16,)),
-    "mnist": tiny_mnist,
-}
-METHODS = {
-    "downpour": methods.downpour,
-    "adaptive_staleness": methods.adaptive_staleness,
-    "gem": methods.gem,
-    "gem, paper": lambda: methods.gem(variant="paper"),
-    "sgd": lambda: methods.sgd(learning_rate=0.01),
-}
-
-
-# One of each, so that what is compiled for them is compiled once.
-@functools.cache
-def make_problem(name):
-    return PROBLEMS[name]()
-
-
-@functools.cache
-def make_method(name):
-    return METHODS[name]()
-
-
-def stopping(trace, method, problem):
-    """A replay that can stop wherever the loop takes over."""
-    stops = np.arange(EVERY, len(trace) + 1, EVERY)
-    return Replay(trace, method, problem, precision="float64", stops=stops, diagnose_every=0)
 
 
 def unforced_deviation(trace, method, problem):
@@ -232,99 +171,6 @@ def test_compiled_once_for_all_seeds():
 # Methods that use the rest of the interface, as a user writes them
 
 
-def mean_of_four(rate=0.05):
-    """The server collects four messages and applies their mean."""
-
-    def apply(server, central, message, memory, visit):
-        total, count = server[0] + message, server[1] + 1
-        full = count == 4
-        return Applied(jnp.where(full, central + total / 4, central), (jnp.where(full, 0, total), count % 4), memory)
-
-    def init(central):
-        return jnp.zeros_like(central), jnp.int32(0)
-
-    return Method("mean of four", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
-
-
-def delay_compensated(rate=0.05, strength=0.5):
-    """DC-ASGD: for every worker, the server remembers what that worker last read."""
-
-    def apply(server, central, message, memory, visit):
-        gradient = -message / rate
-        new = central - rate * (gradient + strength * gradient**2 * (central - memory))
-        return Applied(new, server, new)
-
-    return Method("dc-asgd", {"rate": rate}, gradient_steps(rate), apply=apply, init_memory=lambda central: central)
-
-
-def momentum_each(rate=0.02, mu=0.8):
-    """The server keeps a velocity for every worker, and the sum of them all."""
-
-    def apply(server, central, message, memory, visit):
-        velocity = mu * memory["v"] + message
-        return Applied(central + velocity, server + velocity - memory["v"], {"v": velocity})
-
-    zeros = jnp.zeros_like
-    return Method(
-        "momenta", {}, gradient_steps(rate), apply=apply, init_server=zeros, init_memory=lambda c: {"v": zeros(c)}
-    )
-
-
-def elastic(rate=0.05, alpha=0.2):
-    """AEASGD: replicas live on, and are pulled towards the central variable as it is at the visit."""
-
-    def message(replica, update, start, central, visit):
-        difference = alpha * (start + update - central)
-        return difference, start + update - difference, {}
-
-    return Method(
-        name="aeasgd",
-        hyperparameters={"alpha": alpha},
-        optimizer=gradient_steps(rate),
-        message=message,
-        init_worker=lambda central: central,
-        resume=lambda replica, read: replica,
-    )
-
-
-def pair_of_messages(rate=0.05):
-    """The message is a tree, and the server divides one of its entries by the other."""
-
-    def message(worker, update, start, central, visit):
-        return {"update": update, "size": 1 + jnp.linalg.norm(update)}, worker, {}
-
-    def apply(server, central, message, memory, visit):
-        return Applied(central + message["update"] / message["size"], server, memory)
-
-    return Method("normalised", {}, gradient_steps(rate), message=message, apply=apply)
-
-
-def decaying(visit):
-    """A schedule over everything that a visit knows."""
-    slower = 1 + visit.worker_step / 100 + visit.commit / 1000 + visit.time / 50
-    return 0.1 * visit.local_steps / slower / (visit.staleness + 1)
-
-
-@pytest.fixture
-def lenient():
-    """JAX as a user has it: optax and schedules mix types."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-OWN = {
-    "server state": (mean_of_four, "exchange", 1),
-    "server memory, backup": (delay_compensated, "exchange", 1),
-    "server memory, velocity": (momentum_each, "write_then_read", 1),
-    "message with the central variable, and resume": (elastic, "exchange", 3),
-    "a tree as message": (pair_of_messages, "read_then_write", 1),
-    "local adam": (lambda: methods.downpour(optimizer=optax.adam(1e-2)), "exchange", 3),
-    "local momentum": (lambda: methods.adaptive_staleness(optimizer=optax.sgd(0.02, 0.9)), "prescribed", 1),
-    "schedule": (lambda: methods.downpour(learning_rate=decaying), "exchange", 1),
-    "schedule, gem": (lambda: methods.gem(learning_rate=decaying), "read_then_write, two visits", 1),
-}
-
-
 @pytest.mark.parametrize("case", OWN)
 def test_own_methods_are_the_loop(case, lenient):
     make, protocol, window = OWN[case]
@@ -358,39 +204,6 @@ def test_server_buffers_are_the_loop(protocol):
 
 
 # Own problems
-
-
-def nested_problem():
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(50, 3))
-
-    def init(key):
-        return {"w": jax.random.normal(key, (3,)), "rest": (jnp.zeros(()), {"b": jnp.ones((2, 2))})}
-
-    def loss(params, batch, key):
-        scale = jnp.mean(params["rest"][1]["b"]) * (1 + 0.1 * jax.random.normal(key, (), params["w"].dtype))
-        return jnp.mean((scale * batch["x"] @ params["w"] + params["rest"][0] - batch["y"]) ** 2)
-
-    return problems.custom(init, loss, {"x": x, "y": x @ [1.0, -2.0, 0.5]}, batch_size=8)
-
-
-def stateful_problem():
-    """Inputs are centred by a running mean, which is a state and not trained; batches are counted."""
-    x = np.random.default_rng(2).normal(1, 1, size=(60, 3))
-
-    def loss(params, state, batch, key):
-        mean = 0.9 * state["mean"] + 0.1 * jnp.mean(batch, 0)
-        value = jnp.mean((batch - mean) @ params) ** 2 + 0.1 * jnp.sum((params - 1) ** 2)
-        return value, {"mean": mean, "seen": state["seen"] + 1}
-
-    return problems.custom(
-        lambda key: jnp.zeros(3),
-        loss,
-        x,
-        batch_size=5,
-        evaluate=lambda params, state, data: {"loss": jnp.sum(state["mean"]), "seen": state["seen"]},
-        init_state=lambda: {"mean": jnp.zeros(3), "seen": jnp.int32(0)},
-    )
 
 
 @pytest.mark.parametrize(("make", "window"), [(nested_problem, 1), (stateful_problem, 3)])

@@ -46,4 +46,5 @@ def adaptive_staleness(
         hyperparameters={"learning_rate": learning_rate} if optimizer is None else {"optimizer": "optax"},
         optimizer=optimizer or gradient_steps(learning_rate),
         apply=apply,
+        elementwise=True,
     )

@@ -42,4 +42,5 @@ def downpour(learning_rate: float | Schedule = 0.05, optimizer: optax.GradientTr
         name="downpour",
         hyperparameters={"learning_rate": learning_rate} if optimizer is None else {"optimizer": "optax"},
         optimizer=optimizer or gradient_steps(learning_rate),
+        elementwise=True,
     )

@@ -106,6 +106,9 @@ class Method(NamedTuple):
         others the replay keeps one.
     timing : Timing
         What the trace must provide.
+    elementwise : bool
+        Whether message, apply, resume, origin and proxy work element by element, and each array of their states whose
+        last axis is as long as the vectors is a vector: several devices then divide the vectors among them.
     """
 
     name: str
@@ -120,6 +123,7 @@ class Method(NamedTuple):
     origin: Callable[[State, Array], Array] | None = None
     proxy: Callable[[State], Array] | None = None
     timing: Timing = Timing()
+    elementwise: bool = False
 
 
 def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:

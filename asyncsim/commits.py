@@ -1,0 +1,70 @@
+"""The commits of a piece, one after the other."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from asyncsim.methods.method import Array, Method, State
+from asyncsim.replay_state import Layout, Pieces, ReplayState
+from asyncsim.rows import row, set_row, tree_row
+
+
+class Squares(NamedTuple):
+    """Squared norms at each commit, ``[..., piece_size]``; on each device those of its part of the vectors."""
+
+    update: Array  # of the central variable's step
+    moved: Array  # of its way since the worker's origin
+    proxy: Array  # of the proxy's momentum
+
+
+class Committed(NamedTuple):
+    """What a piece's commits leave: leaves with leading axis ``piece_size``."""
+
+    method: State
+    memory: State
+    proxy: State
+    central: Any  #: the central variable after each commit, if reads need its history; else ``()``
+    squares: Squares
+
+
+def build_commits(method: Method, layout: Layout):
+    """Return the function that commits a piece's updates, one after the other."""
+    division = layout.division
+
+    def commits(state: ReplayState, piece: Pieces, read: Array, start: Array, update: Array, scratch: Committed):
+        def form(i: Array, central: Array, committed: Committed) -> Array:
+            """Return the central variable that message ``i`` is formed with."""
+            if not layout.separate_forms:
+                return central
+            # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read before the piece.
+            offset = piece.form_offset[i]
+            seen = jnp.where(offset == 0, state.central, row(committed.central, jnp.maximum(offset - 1, 0)))
+            return jnp.where(offset < 0, row(state.form, piece.form_slot[i]), seen)
+
+        def one(i, central, server, form):
+            visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
+            worker = tree_row(state.workers._replace(learner=()), visit.worker)
+            at = division.position(i)
+            row_read, row_update = row(read, at), row(update, at)
+            origin = method.origin(worker.method, row_read) if method.origin else row_read
+            message, method_state, _ = method.message(worker.method, row_update, row(start, at), form, visit)
+            applied = method.apply(server, central, message, worker.memory, visit)
+            proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + row_update
+            squares = Squares(*map(division.square, (applied.central - central, applied.central - origin, proxy)))
+            kept = () if method.proxy else proxy
+            after = applied.central if layout.keeps_history else ()
+            return applied.central, applied.server, Committed(method_state, applied.memory, kept, after, squares)
+
+        def step(i, carry):
+            before, server, new_read, all_committed = carry
+            central, server, committed = one(i, before, server, form(i, before, all_committed))
+            if layout.reads != "separate":
+                # The worker's own read, atomic with its commit.
+                new_read = set_row(new_read, central if layout.reads == "after" else before, piece.slot[i])
+            all_committed = jax.tree.map(lambda all_, new: set_row(all_, new, i), all_committed, committed)
+            return central, server, new_read, all_committed
+
+        return jax.lax.fori_loop(0, piece.size, step, (state.central, state.server, state.read, scratch))
+
+    return commits

@@ -1,0 +1,135 @@
+"""How a piece's work and the replay's vectors are divided over devices.
+
+The gradients of a piece are divided by commits: commit ``i`` belongs to lane ``i // devices`` of device
+``i % devices``. Its vectors, and with them the work of committing, are divided by parameters if the method works
+element by element (each device holds one shard of every row and commits its part of every update); else every device
+holds whole vectors and makes all commits. Between the two the rows of a piece change hands: one all-to-all before the
+gradients and one after, nothing during the commits.
+
+On several hosts the same program runs as it is: the mesh then has the devices of all processes, and each process plans
+the same pieces from the same trace. That has not been tried.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+Array = jax.Array
+
+#: Name of the mesh's one axis.
+DEVICES = "devices"
+
+
+class Division(NamedTuple):
+    """What is divided, and how. Rows of a piece have shape ``[piece_size, shard]``, ordered by `position`.
+
+    Attributes
+    ----------
+    devices : int
+    lanes : int
+        Room for commits on each device in a piece; ``piece_size = devices * lanes``.
+    parameters : int
+        Of the problem.
+    by_parameters : bool
+        Whether vectors are divided; False on one device.
+    """
+
+    devices: int
+    lanes: int
+    parameters: int
+    by_parameters: bool
+
+    @property
+    def piece_size(self) -> int:
+        """Room for commits in a piece."""
+        return self.devices * self.lanes
+
+    @property
+    def shard(self) -> int:
+        """Length of the part of a vector that a device holds."""
+        return -(-self.parameters // self.devices) if self.by_parameters else self.parameters
+
+    @property
+    def padded(self) -> int:
+        """Length of a whole vector with what fills up the last shards."""
+        return self.shard * self.devices if self.by_parameters else self.parameters
+
+    def position(self, commit: Any) -> Any:
+        """Return where the rows of a piece's commit are: those of one device's lanes are neighbours."""
+        return commit if self.devices == 1 else commit % self.devices * self.lanes + commit // self.devices
+
+    def own_count(self, count: Array) -> Array:
+        """Return how many of a piece's commits this device computes."""
+        return count if self.devices == 1 else (count - lax.axis_index(DEVICES) + self.devices - 1) // self.devices
+
+    def own(self, tree: Any) -> Any:
+        """Return this device's lanes of leaves ``[piece_size, ...]`` in the order of commits."""
+        if self.devices == 1:
+            return tree
+        device = lax.axis_index(DEVICES)
+
+        def lanes(leaf: Array) -> Array:
+            split = leaf.reshape(self.lanes, self.devices, *leaf.shape[1:])
+            return lax.dynamic_index_in_dim(split, device, 1, keepdims=False)
+
+        return jax.tree.map(lanes, tree)
+
+    def to_lanes(self, rows: Array, count: Array, into: Array) -> Array:
+        """Return whole vectors, ``[lanes, padded]``, for this device's commits; the others as in ``into``."""
+        if self.devices == 1:
+            return rows
+        if not self.by_parameters:
+            return lax.dynamic_slice_in_dim(rows, lax.axis_index(DEVICES) * self.lanes, self.lanes)
+        shards = lax.all_to_all(rows.reshape(self.devices, self.lanes, self.shard), DEVICES, 0, 0)
+
+        # Lane by lane in a loop of unknown length, or XLA divides each index by the shard in all that follows.
+        def join(lane: Array, whole: Array) -> Array:
+            for device in range(self.devices):
+                part = lax.dynamic_index_in_dim(shards[device], lane)
+                whole = lax.dynamic_update_slice(whole, part, (lane, jnp.int32(device * self.shard)))
+            return whole
+
+        return lax.fori_loop(0, self.own_count(count), join, into)
+
+    def to_shards(self, whole: Array, count: Array, into: Array) -> Array:
+        """Return this device's part of the vectors of all lanes, ``[piece_size, shard]``."""
+        if self.devices == 1:
+            return whole
+        if not self.by_parameters:
+            return self.of_all(whole)
+
+        def split(lane: Array, shards: Array) -> Array:
+            for device in range(self.devices):
+                part = lax.dynamic_slice(whole, (lane, jnp.int32(device * self.shard)), (1, self.shard))
+                shards = lax.dynamic_update_slice(shards, part[None], (jnp.int32(device), lane, jnp.int32(0)))
+            return shards
+
+        shards = into.reshape(self.devices, self.lanes, self.shard)
+        shards = lax.fori_loop(0, self.own_count(count), split, shards)
+        return lax.all_to_all(shards, DEVICES, 0, 0).reshape(self.piece_size, self.shard)
+
+    def of_all(self, tree: Any) -> Any:
+        """Return leaves ``[lanes, ...]`` of every device together, ``[piece_size, ...]`` by `position`."""
+        if self.devices == 1:
+            return tree
+        return jax.tree.map(lambda leaf: lax.all_gather(leaf, DEVICES, tiled=True), tree)
+
+    def square(self, vector: Array) -> Array:
+        """Return this device's part of a vector's squared norm."""
+        if self.padded > self.parameters:
+            held = self.parameters - lax.axis_index(DEVICES) * self.shard
+            vector = jnp.where(jnp.arange(self.shard, dtype=jnp.int32) < held, vector, 0)
+        return jnp.vdot(vector, vector)
+
+    def total(self, parts: Any) -> Any:
+        """Return the sum of the devices' parts of squared norms."""
+        return lax.psum(parts, DEVICES) if self.by_parameters else parts
+
+    def spec(self, leaf: Any) -> PartitionSpec:
+        """Return how an array of the replay's state lies on the devices: vectors along their last axis."""
+        if self.by_parameters and leaf.ndim and leaf.shape[-1] == self.padded:
+            return PartitionSpec(*[None] * (leaf.ndim - 1), DEVICES)
+        return PartitionSpec()

@@ -1,0 +1,157 @@
+"""What a replay carries from piece to piece, what it is told about each, and what it records."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from asyncsim.division import Division
+from asyncsim.flat import Flat
+from asyncsim.local import Learner
+from asyncsim.methods.method import Array, Method, State, Visit
+
+
+class Layout(NamedTuple):
+    """What the compiled program depends on besides method and problem.
+
+    Attributes
+    ----------
+    division : Division
+        Of a piece and its vectors over devices.
+    together : int
+        Gradients that a device computes as one batch; divides its lanes.
+    reads_size, form_reads_size : int
+        Room for separate reads and separate reads for messages in a piece.
+    reads : {"after", "before", "separate"}
+    separate_forms : bool
+    window : int
+        Local steps of each commit.
+    proxy_momentum : float
+        Of the proxy that the replay keeps for methods without one.
+    """
+
+    division: Division
+    together: int
+    reads_size: int
+    form_reads_size: int
+    reads: str
+    separate_forms: bool
+    window: int
+    proxy_momentum: float
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether reads may see the central variable between any two commits of a piece."""
+        return self.reads == "separate" or self.separate_forms
+
+
+class WorkerRow(NamedTuple):
+    """All that belongs to one worker; in the replay's state each leaf has a leading axis of workers."""
+
+    method: State
+    memory: State
+    proxy: State
+    learner: State  #: a `Learner`; ``()`` where it is handled apart
+
+
+class ReplayState(NamedTuple):
+    """The replay between two pieces.
+
+    Attributes
+    ----------
+    central : Float[Array, "parameters"]
+    server : tree
+        The method's own state on the server.
+    read : Float[Array, "slots parameters"]
+        What was read and waits for its commit.
+    form : Float[Array, "form_slots parameters"]
+        What messages will be formed with, if that is read apart.
+    workers : WorkerRow
+        Leaves with leading axis ``workers``.
+    """
+
+    central: Array
+    server: State
+    read: Array
+    form: Array
+    workers: WorkerRow
+
+
+class ReadsOfPiece(NamedTuple):
+    """Separate reads that fall into a piece: how many, and for each the slot and the commits of the piece it sees."""
+
+    size: Array
+    slot: Array  # [reads_size]
+    offset: Array  # [reads_size]
+
+
+class Pieces(NamedTuple):
+    """The plan of consecutive pieces, all leaves with leading axis ``pieces``; see `Layout` for the sizes."""
+
+    size: Array  # commits in the piece
+    slot: Array  # [piece_size]
+    form_slot: Array  # [piece_size]
+    form_offset: Array  # [piece_size], commits of this piece that the read for the message saw; -1: before this piece
+    visit: Visit  # [piece_size]
+    job: Array  # [piece_size]
+    rows: Array  # [piece_size, window, batch] examples
+    reads: ReadsOfPiece
+    form_reads: ReadsOfPiece
+
+
+class Records(NamedTuple):
+    """What is recorded of each commit, ``[pieces, piece_size]``."""
+
+    loss: Array
+    update_norm: Array
+    central_energy: Array
+    proxy_energy: Array
+
+
+class First(NamedTuple):
+    """What the first commit of some pieces was made from, for its diagnostics; vectors of shape ``[parameters]``.
+
+    Attributes
+    ----------
+    start : Array
+        Where its local steps started.
+    update : Array
+    """
+
+    start: Array
+    update: Array
+
+
+def initial_state(
+    method: Method, flat: Flat, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int
+) -> ReplayState:
+    """Return the replay's state at version zero, from the problem's initial parameters and non-trained state."""
+    central = flat.ravel(params)
+    server = method.init_server(central)
+    row = WorkerRow(
+        method=method.init_worker(central),
+        memory=method.init_memory(central),
+        proxy=() if method.proxy else jnp.zeros_like(central),
+        learner=Learner(method.optimizer.init(params), problem_state),
+    )
+    return ReplayState(
+        # Copies: the state is donated, and neither its parts nor the user's own arrays may share memory with it.
+        central=jnp.array(central),
+        server=jax.tree.map(jnp.array, server),
+        read=_repeat(central, slots),
+        form=_repeat(central, form_slots),
+        workers=jax.tree.map(lambda leaf: _repeat(jnp.asarray(leaf), workers), row),
+    )
+
+
+def state_specs(state: ReplayState, division: Division) -> ReplayState:
+    """Return how each leaf of the state lies on the devices."""
+    specs = jax.tree.map(division.spec, state)
+    # Local optimizers and the problem's state are trees of the problem's own shapes: every device holds them all.
+    learner = jax.tree.map(lambda leaf: PartitionSpec(), state.workers.learner)
+    return specs._replace(workers=specs.workers._replace(learner=learner))
+
+
+def _repeat(leaf: Array, count: int) -> Array:
+    return jnp.array(jnp.broadcast_to(leaf, (count, *leaf.shape)))

@@ -1,0 +1,144 @@
+"""The replay divided over several devices: the same numbers as the loop over events."""
+
+import jax
+import numpy as np
+import pytest
+from cases import (
+    EVERY,
+    FORCED,
+    METHODS,
+    OWN,
+    PROTOCOLS,
+    make_method,
+    make_problem,
+    make_trace,
+    stateful_problem,
+)
+from event_loop import forced_deviation
+
+from asyncsim import replay
+from asyncsim.division import Division
+from asyncsim.tuning import current_devices
+from asyncsim.wave_replay import Replay
+
+COMMITS = 300
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def devices(count):
+    return jax.devices()[:count]
+
+
+def divided(trace, method, problem, count):
+    stops = np.arange(EVERY, len(trace) + 1, EVERY)
+    return Replay(trace, method, problem, precision="float64", stops=stops, diagnose_every=0, devices=devices(count))
+
+
+def combinations():
+    """Two devices; three divide neither the commits of a piece nor the parameters evenly."""
+    default = {
+        ("digits", "gem", "exchange", 2),
+        ("quadratic", "gem, paper", "read_then_write, two visits", 3),
+        ("digits", "downpour", "prescribed", 3),
+    }
+    for problem in ("quadratic", "digits"):
+        for method in METHODS:
+            for protocol in PROTOCOLS:
+                needed = {"gem, paper": "read_then_write", "sgd": "exchange"}.get(method, "")
+                for count in (2, 3):
+                    case = (problem, method, protocol, count)
+                    if protocol.startswith(needed):
+                        marks = [] if case in default else pytest.mark.full
+                        yield pytest.param(*case, marks=marks, id="-".join(map(str, case)))
+
+
+@pytest.mark.parametrize(("problem", "method", "protocol", "count"), list(combinations()))
+def test_divided_replay_is_the_loop_teacher_forced(problem, method, protocol, count):
+    trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=COMMITS)
+    found = forced_deviation(divided(trace, make_method(method), make_problem(problem), count), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("case", OWN)
+def test_own_methods_are_divided_by_commits_only(case, count, lenient):
+    make, protocol, window = OWN[case]
+    trace = make_trace(protocol, window, commits=COMMITS)
+    found = forced_deviation(divided(trace, make(), make_problem("quadratic"), count), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize(
+    "case", ["server state", "server memory, backup", "message with the central variable, and resume"]
+)
+def test_own_methods_that_say_so_are_divided_by_parameters(case, lenient):
+    make, protocol, window = OWN[case]
+    trace, method = make_trace(protocol, window, commits=COMMITS), make()._replace(elementwise=True)
+    running = divided(trace, method, make_problem("quadratic"), 3)
+    assert {shard.data.shape[-1] for shard in running.state.read.addressable_shards} == {6}  # of 16, filled up to 18
+    found = forced_deviation(running, EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+def test_a_problem_with_state():
+    trace, method = make_trace(window=3, commits=COMMITS), make_method("gem")
+    found = forced_deviation(divided(trace, method, stateful_problem(), 2), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+def test_each_device_holds_its_part_of_every_worker():
+    running = divided(make_trace(commits=COMMITS), make_method("gem"), make_problem("digits"), 2)
+    vectors = [leaf for leaf in jax.tree.leaves(running.state) if leaf.ndim == 2 and leaf.size]
+    assert len(vectors) == 3  # what was read, momentum, pulled
+    for leaf in vectors:
+        assert [shard.data.size for shard in leaf.addressable_shards] == [leaf.size // 2] * 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_runs_repeat_and_record_as_on_one_device(precision):
+    trace, method, problem = make_trace(commits=COMMITS), make_method("downpour"), make_problem("digits")
+    one, two, again = (
+        replay(trace, method, problem, precision=precision, progress=False, devices=devices(count))
+        for count in (1, 2, 2)
+    )
+    assert two.commits.equals(again.commits) and two.evaluations.equals(again.evaluations)
+    assert two.diagnostics.equals(again.diagnostics)
+    tolerance = 1e-4 if precision == "float32" else 1e-10  # DOWNPOUR does not amplify round-off
+    for table in ("commits", "evaluations", "diagnostics"):
+        found, expected = getattr(two, table), getattr(one, table)
+        assert list(found.columns) == list(expected.columns)
+        numbers = expected.select_dtypes("number").columns
+        np.testing.assert_allclose(found[numbers], expected[numbers], rtol=tolerance, atol=tolerance)
+    assert jax.tree.map(np.shape, two.params) == jax.tree.map(np.shape, one.params)
+
+
+def test_gems_diagnostics_on_two_devices():
+    trace, method, problem = make_trace(commits=20), make_method("gem"), make_problem("digits")
+    one, two = (
+        replay(trace, method, problem, precision="float64", diagnose_every=1, progress=False, devices=devices(count))
+        for count in (1, 2)
+    )
+    assert len(one.diagnostics) > 0
+    np.testing.assert_allclose(two.diagnostics["value"], one.diagnostics["value"], atol=1e-9)
+
+
+def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
+    assert current_devices(10_000) == (jax.devices()[0],)  # the tests' choice
+    with jax.default_device(jax.devices()[1]):
+        assert current_devices(10_000) == (jax.devices()[1],)
+    with jax.default_device(None):
+        assert current_devices(10_000) == tuple(jax.devices())
+        assert len(current_devices(16)) == 1
+
+
+def test_positions_and_shards():
+    division = Division(devices=3, lanes=2, parameters=10, by_parameters=True)
+    assert (division.piece_size, division.shard, division.padded) == (6, 4, 12)
+    assert [division.position(commit) for commit in range(6)] == [0, 2, 4, 1, 3, 5]
+    whole = division._replace(by_parameters=False)
+    assert (whole.shard, whole.padded) == (10, 10)
