@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import asyncsim.study as study
     import asyncsim.theory as theory
     from asyncsim.cluster import Cluster, asynchronous
+    from asyncsim.ensemble import replay_ensemble
     from asyncsim.errors import InputError
     from asyncsim.laws import (
         Constant,
@@ -57,6 +58,7 @@ __all__ = [
     "prescribed",
     "problems",
     "replay",
+    "replay_ensemble",
     "simulate",
     "study",
     "theory",
@@ -71,6 +73,7 @@ _HOME = {
     "asynchronous": "cluster",
     "prescribed": "prescription",
     "replay": "wave_replay",
+    "replay_ensemble": "ensemble",
     "simulate": "simulation",
 }
 
@@ -84,4 +87,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

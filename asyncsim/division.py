@@ -118,11 +118,11 @@ class Division(NamedTuple):
         return jax.tree.map(lambda leaf: lax.all_gather(leaf, DEVICES, tiled=True), tree)
 
     def square(self, vector: Array) -> Array:
-        """Return this device's part of a vector's squared norm."""
+        """Return this device's part of a vector's squared norm; of those of an ensemble one for each member."""
         if self.padded > self.parameters:
             held = self.parameters - lax.axis_index(DEVICES) * self.shard
             vector = jnp.where(jnp.arange(self.shard, dtype=jnp.int32) < held, vector, 0)
-        return jnp.vdot(vector, vector)
+        return jnp.vdot(vector, vector) if vector.ndim == 1 else jnp.sum(vector * vector, -1)
 
     def total(self, parts: Any) -> Any:
         """Return the sum of the devices' parts of squared norms."""

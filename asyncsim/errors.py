@@ -2,7 +2,9 @@
 
 import difflib
 import math
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -15,6 +17,8 @@ class InputError(ValueError):
 
 def require_positive(argument: str, value: Any, unit: str = "") -> float:
     """Return ``value`` as a float; raise InputError unless it is finite and above zero."""
+    if _is_traced(value):
+        return value
     number = _number(argument, value)
     if number <= 0:
         raise InputError(f"{argument} = {value!r}: must be above zero{_unit(unit)}")
@@ -23,6 +27,8 @@ def require_positive(argument: str, value: Any, unit: str = "") -> float:
 
 def require_nonnegative(argument: str, value: Any, unit: str = "") -> float:
     """Return ``value`` as a float; raise InputError unless it is finite and zero or above."""
+    if _is_traced(value):
+        return value
     number = _number(argument, value)
     if number < 0:
         raise InputError(f"{argument} = {value!r}: must be zero or above{_unit(unit)}")
@@ -32,7 +38,7 @@ def require_nonnegative(argument: str, value: Any, unit: str = "") -> float:
 def require_fraction(argument: str, value: Any) -> float:
     """Return ``value`` as a float; raise InputError unless it lies in [0, 1)."""
     number = require_nonnegative(argument, value)
-    if number >= 1:
+    if not _is_traced(value) and number >= 1:
         raise InputError(f"{argument} = {value!r}: must be below one")
     return number
 
@@ -51,12 +57,36 @@ def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     choices = list(choices)
     if value in choices:
         return value
+    raise InputError(f"{argument} = {value!r}: unknown; {choices_like(value, choices)}")
+
+
+def choices_like(value: Any, choices: Iterable[str]) -> str:
+    """Return the choice nearest to a wrong value, and all of them, for the end of a message."""
+    choices = list(choices)
     nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    raise InputError(f"{argument} = {value!r}: unknown; {hint}choose from {', '.join(choices)}")
+    return f"{hint}choose from {', '.join(choices)}"
+
+
+def require_path(argument: str, value: Any) -> Path:
+    """Return ``value`` as a path; raise InputError unless it is text or a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"{argument} = {value!r}: must be a path")
+    return Path(value)
+
+
+def require_free(argument: str, value: Any) -> Path:
+    """Return ``value`` as a path; raise InputError if there is something: nothing is ever written over."""
+    path = require_path(argument, value)
+    if path.exists():
+        raise InputError(f"{argument} = {str(path)!r}: exists already; give another, or remove it first")
+    return path
 
 
 def _number(argument: str, value: Any) -> float:
+    # float() would take these; a text is a mistake that would be saved as it is.
+    if isinstance(value, str | bytes | bool):
+        raise InputError(f"{argument} = {value!r}: must be a number")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -64,6 +94,11 @@ def _number(argument: str, value: Any) -> float:
     if not math.isfinite(number):
         raise InputError(f"{argument} = {value!r}: must be finite")
     return number
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether JAX stands in for the values of an ensemble here; each was checked when its own run was set up."""
+    return hasattr(value, "aval") and hasattr(value, "_trace")  # without importing JAX
 
 
 def _unit(unit: str) -> str:

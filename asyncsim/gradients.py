@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.flat import Flat
-from asyncsim.local import Learner, LocalResult, build_local
-from asyncsim.methods.method import Array, Method
-from asyncsim.problems.problem import Problem
+from asyncsim.local import Learner, LocalResult
+from asyncsim.methods.method import Array
 from asyncsim.replay_state import Layout, Pieces
 
 
@@ -30,9 +28,8 @@ class Gradients(NamedTuple):
     run: Callable[..., LocalResult]
 
 
-def build_gradients(method: Method, problem: Problem, layout: Layout, flat: Flat) -> Gradients:
-    """Return how a device computes the gradients of its lanes, ``layout.together`` at a time."""
-    local = build_local(method, problem, layout.window, flat)
+def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradients:
+    """Return how a device takes the local steps of its lanes, ``layout.together`` at a time."""
     division, together = layout.division, layout.together
     in_turn = together < division.lanes or together == 1
 

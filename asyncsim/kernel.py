@@ -18,11 +18,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from asyncsim.commits import Committed, Squares, build_commits
-from asyncsim.flat import Flat
 from asyncsim.gradients import build_gradients
-from asyncsim.local import Learner
+from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
-from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import First, Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
 from asyncsim.rows import read_rows, row, set_row, tree_row, write_rows
 
@@ -44,14 +42,14 @@ class Scratch(NamedTuple):
 
 
 def build_advance(
-    method: Method, problem: Problem, layout: Layout, flat: Flat, mesh: Mesh
+    method: Method, local: Callable[..., LocalResult], layout: Layout, mesh: Mesh
 ) -> Callable[[ReplayState, Any, Array, Pieces, Array], tuple[ReplayState, Records, First]]:
     """Return the jitted function that runs the first ``count`` of some planned pieces.
 
     Its arguments: the state (donated), the training data, the key of the problem's randomness, the pieces and their
     count. The number of pieces in ``Pieces`` is part of the compiled shape, ``count`` is not.
     """
-    advance = build_pieces(method, problem, layout, flat)
+    advance = build_pieces(method, local, layout)
     if layout.division.devices == 1:
         return jax.jit(advance, donate_argnums=0)
 
@@ -72,10 +70,11 @@ def build_advance(
     return on_all
 
 
-def build_pieces(method: Method, problem: Problem, layout: Layout, flat: Flat):
+def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layout):
     """Return the function of `build_advance` as each device runs it."""
     division = layout.division
-    gradients = build_gradients(method, problem, layout, flat)
+    recorded = (division.piece_size, *layout.of_members)
+    gradients = build_gradients(local, layout)
     commits = build_commits(method, layout)
 
     def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
@@ -90,18 +89,19 @@ def build_pieces(method: Method, problem: Problem, layout: Layout, flat: Flat):
             return state, scratch, losses, squares, first
 
         dtype, pieces_size = state.central.dtype, pieces.size.shape[0]
-        losses = jnp.zeros((pieces_size, division.lanes), dtype)
-        squares = Squares(*(jnp.zeros((pieces_size, division.piece_size), dtype) for _ in Squares._fields))
+        losses = jnp.zeros((pieces_size, division.lanes, *layout.of_members), dtype)
+        squares = Squares(*(jnp.zeros((pieces_size, *recorded), dtype) for _ in Squares._fields))
         empty = jnp.zeros_like(state.central)
         carry = (state, empty_scratch(state, data, key, pieces), losses, squares, First(empty, empty))
         state, _, losses, squares, first = jax.lax.fori_loop(0, count, run_piece, carry)
         return state, records(losses, division.total(squares)), first
 
     def records(losses: Array, squares: Squares) -> Records:
-        # Lanes in the order of commits.
-        losses = division.of_all(losses.T).reshape(division.devices, division.lanes, -1)
+        by_lane = division.of_all(jnp.swapaxes(losses, 0, 1))
+        by_lane = by_lane.reshape(division.devices, division.lanes, *by_lane.shape[1:])
+        in_order = jnp.moveaxis(by_lane, (2, 1, 0), (0, 1, 2))  # pieces, lanes, devices
         return Records(
-            loss=losses.transpose(2, 1, 0).reshape(-1, division.piece_size),
+            loss=in_order.reshape(-1, *recorded),
             update_norm=jnp.sqrt(squares.update),
             central_energy=squares.moved / 2,
             proxy_energy=squares.proxy / 2,
@@ -113,10 +113,10 @@ def build_pieces(method: Method, problem: Problem, layout: Layout, flat: Flat):
 
         vectors = rows(state.central[None])
         several = division.devices > 1
-        lanes = jnp.zeros((division.lanes, division.padded), vectors.dtype)
+        lanes = jnp.zeros((division.lanes, *layout.of_members, division.padded), vectors.dtype)
         learner = jax.tree.map(lambda leaf: rows(leaf, division.lanes), state.workers.learner)
         method_rows, memory, proxy = jax.tree.map(rows, tuple(state.workers[:3]))
-        squares = Squares(*(jnp.zeros(division.piece_size, vectors.dtype) for _ in Squares._fields))
+        squares = Squares(*(jnp.zeros(recorded, vectors.dtype) for _ in Squares._fields))
         return Scratch(
             read=vectors,
             start=vectors if method.resume else (),

@@ -1,7 +1,7 @@
 """The plan of a replay: a trace cut into pieces, as the arrays that the kernel runs over."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,16 @@ from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separat
 
 
 class Plan:
-    """The whole trace cut into pieces, and their arrays chunk by chunk."""
+    """The whole trace cut into pieces, and their arrays chunk by chunk.
+
+    ``seed`` is that of the minibatches; the members of an ensemble have one each.
+    """
 
     def __init__(
         self,
         trace: Trace,
         problem: Problem,
-        seed: int,
+        seed: int | Sequence[int],
         stops: np.ndarray,
         diagnose_every: int,
         dtype: Any,
@@ -43,9 +46,12 @@ class Plan:
         self._tuning = tuning(backend(), problem.parameter_count, devices)
         self._devices = devices
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
-        self._stops = np.searchsorted(self._cuts, np.r_[0, np.unique(stops)])
-        self._chunk = min(self._tuning.chunk, int(np.diff(self._stops).max()))
-        self._batches = problem.batch_indices(seed, trace.workers)
+        self.stops = stops
+        between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
+        self._chunk = min(self._tuning.chunk, int(between.max()))
+        seeds = [seed] if isinstance(seed, int) else seed
+        self.members = None if isinstance(seed, int) else len(seed)
+        self._batches = [problem.batch_indices(one, trace.workers) for one in seeds]
         self._columns = {
             name: trace.frame[name].to_numpy()
             for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
@@ -71,6 +77,7 @@ class Plan:
             separate_forms=self.waves.separate_forms,
             window=self._window,
             proxy_momentum=proxy_momentum,
+            members=self.members,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
@@ -133,11 +140,13 @@ class Plan:
         )
 
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
-        """Return the examples of each commit's minibatches, ``[pieces, piece_size, window, batch]``."""
-        if self._batches is None:
-            return np.zeros((*member.shape, self._window, 0), np.int32)
+        """Return the examples of each commit's minibatches, see `Pieces`."""
         commits = member[valid]
-        rows = self._batches.rows(self._columns["worker"][commits], self._columns["job"][commits], self._window)
+        worker, job = self._columns["worker"][commits], self._columns["job"][commits]
+        none = np.zeros((len(commits), self._window, 0), np.int32)
+        rows = np.stack([none if one is None else one.rows(worker, job, self._window) for one in self._batches], 1)
+        if self.members is None:
+            rows = rows[:, 0]
         padded = np.zeros((*member.shape, *rows.shape[1:]), np.int32)
         padded[valid] = rows
         return padded

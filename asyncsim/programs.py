@@ -13,6 +13,8 @@ from asyncsim.diagnosis import build_before, build_diagnose
 from asyncsim.division import DEVICES
 from asyncsim.flat import Flat, flatten
 from asyncsim.kernel import build_advance
+from asyncsim.local import build_local
+from asyncsim.members import Members, batched_local, batched_method, batched_state
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, initial_state, state_specs
@@ -26,10 +28,11 @@ class Program(NamedTuple):
     advance, before, diagnose : function
         See `asyncsim.kernel.build_advance` and `asyncsim.diagnosis`.
     evaluate : function
-        From a vector of parameters, the problem's state and data to a dict of scalars.
+        From the central variable, the problem's state, training and test data to a dict of numbers.
     initial_state : function
         `asyncsim.replay_state.initial_state` less its first two arguments, the result divided over the devices.
     flat : Flat
+    devices : tuple of jax.Device
     """
 
     advance: Callable[..., Any]
@@ -38,11 +41,40 @@ class Program(NamedTuple):
     evaluate: Callable[..., Any]
     initial_state: Callable[..., ReplayState]
     flat: Flat
+    devices: tuple[Any, ...]
 
 
 def compiled(method: Method, problem: Problem, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
     """Return the functions for this very method and problem: keep and reuse the objects to compile once."""
     return _build(_Same(method), _Same(problem), layout, dtype, devices)
+
+
+def compiled_ensemble(
+    members: Members, one: Method, problem: Problem, layout: Layout, dtype: Any, device: Any
+) -> Program:
+    """Return the functions for the members of an ensemble on one device, ``one`` being any of their methods.
+
+    They are compiled anew for each ensemble.
+    """
+    flat = _flatten(problem, layout, dtype)
+    method = batched_method(members, one)
+    local = batched_local(members, problem, layout.window, flat)
+    every = flat._replace(unravel=jax.vmap(flat.unravel))
+    evaluate = _evaluation(problem, flat)
+
+    def evaluate_all(central: Any, state: Any, train: Any, test: Any) -> Any:
+        # One after the other: what an evaluation holds at a time is sized for one.
+        return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
+
+    return Program(
+        advance=build_advance(method, local, layout, Mesh(np.array([device]), (DEVICES,))),
+        before=build_before(layout),
+        diagnose=build_diagnose(method, every),
+        evaluate=jax.jit(evaluate_all),
+        initial_state=functools.partial(batched_state, members, flat),
+        flat=flat,
+        devices=(device,),
+    )
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -73,29 +105,48 @@ class _Same:
 
 @functools.lru_cache(maxsize=32)
 def _build(method: _Same, problem: _Same, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
-    shapes = jax.eval_shape(problem.value.init, jax.random.key(0))
-    template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
-    flat = flatten(template, layout.division.padded)
+    flat = _flatten(problem.value, layout, dtype)
     mesh = Mesh(np.array(devices), (DEVICES,))
 
-    def initial(params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> ReplayState:
-        make = functools.partial(initial_state, method.value, flat, slots=slots, form_slots=form_slots, workers=workers)
+    def initial(params: Any, problem_state: Any, **sizes: int) -> ReplayState:
+        make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat, **sizes)
         if len(devices) == 1:
             return make(params, problem_state)
         specs = state_specs(jax.eval_shape(make, params, problem_state), layout.division)
         # Made where it will lie: no device ever holds the whole of it.
-        return jax.jit(make, out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))(
-            params, problem_state
-        )
+        lies = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+        return jax.jit(make, out_shardings=lies)(params, problem_state)
 
     return Program(
-        advance=build_advance(method.value, problem.value, layout, flat, mesh),
+        advance=build_advance(
+            method.value, build_local(method.value, problem.value, layout.window, flat), layout, mesh
+        ),
         before=build_before(layout),
         diagnose=build_diagnose(method.value, flat),
-        evaluate=jax.jit(lambda central, state, data: problem.value.evaluate(flat.unravel(central), state, data)),
+        evaluate=jax.jit(_evaluation(problem.value, flat)),
         initial_state=initial,
         flat=flat,
+        devices=devices,
     )
+
+
+def _flatten(problem: Problem, layout: Layout, dtype: Any) -> Flat:
+    shapes = jax.eval_shape(problem.init, jax.random.key(0))
+    template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
+    return flatten(template, layout.division.padded)
+
+
+def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
+    def evaluate(central: Any, state: Any, train: Any, test: Any) -> dict[str, Any]:
+        values = {
+            f"train_{name}": value for name, value in problem.evaluate(flat.unravel(central), state, train).items()
+        }
+        if test is not None:
+            found = problem.evaluate(flat.unravel(central), state, test)
+            values |= {f"test_{name}": value for name, value in found.items()}
+        return values
+
+    return evaluate
 
 
 @functools.lru_cache(maxsize=2)

@@ -29,6 +29,9 @@ class Layout(NamedTuple):
         Local steps of each commit.
     proxy_momentum : float
         Of the proxy that the replay keeps for methods without one.
+    members : int or None
+        Runs of an ensemble that are replayed as one: whatever is said to be a vector of shape ``[parameters]`` then has
+        shape ``[members, parameters]``, and a number recorded of a commit is one for each member.
     """
 
     division: Division
@@ -39,6 +42,12 @@ class Layout(NamedTuple):
     separate_forms: bool
     window: int
     proxy_momentum: float
+    members: int | None = None
+
+    @property
+    def of_members(self) -> tuple[int, ...]:
+        """Shape of what is a scalar for a single run."""
+        return () if self.members is None else (self.members,)
 
     @property
     def keeps_history(self) -> bool:
@@ -95,7 +104,7 @@ class Pieces(NamedTuple):
     form_offset: Array  # [piece_size], commits of this piece that the read for the message saw; -1: before this piece
     visit: Visit  # [piece_size]
     job: Array  # [piece_size]
-    rows: Array  # [piece_size, window, batch] examples
+    rows: Array  # [piece_size, window, batch] examples; in an ensemble [piece_size, members, window, batch]
     reads: ReadsOfPiece
     form_reads: ReadsOfPiece
 

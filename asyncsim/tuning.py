@@ -56,6 +56,11 @@ def tuning(backend: str, parameters: int, devices: int = 1) -> Tuning:
     return sizes._replace(piece_sizes=tuple(size * devices for size in sizes.piece_sizes))
 
 
+def batches_members(backend: str, parameters: int) -> bool:
+    """Return whether the runs of an ensemble are faster as one batch than one after the other."""
+    return backend != "cpu" or parameters < _FEW_PARAMETERS
+
+
 def current_devices(parameters: int) -> tuple[Any, ...]:
     """Return the devices to replay a problem of so many parameters on.
 

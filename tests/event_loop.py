@@ -172,7 +172,7 @@ def forced_deviation(replay, every: int) -> dict[str, float]:
         replay.advance(end)
         parts.append((begin, end, loop.run(begin, end)))
         worst = max(worst, deviation(np.asarray(replay.state.central)[: loop.central.size], loop.central))
-    recorded = replay.result([]).commits
+    recorded = replay.result().commits
     assert len(recorded) == ends[-1]
     found = {
         name: max(deviation(recorded[name].to_numpy()[begin:end], expected[name]) for begin, end, expected in parts)

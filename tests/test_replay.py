@@ -42,7 +42,7 @@ def unforced_deviation(trace, method, problem):
     replayed = Replay(trace, method, problem, precision="float64", diagnose_every=0)
     replayed.advance(len(trace))
     loop = EventLoop(trace, method, problem)
-    expected, found = loop.run(0, len(trace)), replayed.result([]).commits
+    expected, found = loop.run(0, len(trace)), replayed.result().commits
     central = np.asarray(replayed.state.central)[: loop.central.size]
     return max(deviation(central, loop.central), *(deviation(found[name], expected[name]) for name in RECORDED))
 
@@ -333,7 +333,7 @@ def test_divergence_stops_a_replay_that_is_advanced_by_hand():
     replayed = Replay(trace, methods.downpour(learning_rate=1e6), problem, precision="float64")
     replayed.advance(len(trace))
     assert replayed.diverged_at is not None and replayed.position == replayed.diverged_at + 1
-    assert len(replayed.result([]).commits) == replayed.position
+    assert len(replayed.result().commits) == replayed.position
 
 
 # Bad input

@@ -1,0 +1,179 @@
+"""Ensembles: seeds and hyper-parameter values that share a trace, replayed together."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.members import Members
+from asyncsim.methods.method import Method
+from asyncsim.plan import Plan
+from asyncsim.problems.problem import Problem
+from asyncsim.programs import compiled_ensemble
+from asyncsim.recording import Recording
+from asyncsim.run import Run
+from asyncsim.running import Running, problem_state, start, tensor_names
+from asyncsim.trace import Trace
+from asyncsim.tuning import backend, batches_members, current_devices
+from asyncsim.wave_replay import PRECISIONS, check_replay, evaluation_stops, replay, run_to_the_end
+
+
+def replay_ensemble(
+    trace: Trace,
+    factory: Callable[..., Method],
+    problem: Problem,
+    *,
+    seeds: Iterable[int] = (0,),
+    precision: str = "float32",
+    evaluate_every: int | None = None,
+    diagnose_every: int = 5,
+    proxy_momentum: float = 0.9,
+    progress: bool | None = None,
+    batched: bool | None = None,
+    **hyperparameters: Any,
+) -> list[Run]:
+    """Replay a trace once for every seed and every combination of hyper-parameter values.
+
+    Parameters
+    ----------
+    trace : Trace
+    factory : function
+        Makes the method from its hyper-parameters, `asyncsim.methods.gem` say.
+    problem : Problem
+    seeds : iterable of int
+    precision, evaluate_every, diagnose_every, proxy_momentum, progress
+        As in `asyncsim.replay`.
+    batched : bool, optional
+        Whether all runs are computed as one, in batches over them; by default where that is faster: on accelerators,
+        and on a CPU for problems of few parameters. Else they run one after the other.
+    **hyperparameters
+        Of the factory. A list, tuple or array holds the values to combine; any other value is the same for all. If
+        batched, values to combine are numbers that the factory passes on to arithmetic alone.
+
+    Returns
+    -------
+    list of Run
+        Seeds vary slowest, the hyper-parameter named last fastest. Each is the run that `replay` would give, up to the
+        order of floating-point sums. A run that diverges ends there, and the others go on.
+
+    Raises
+    ------
+    InputError
+        As `replay` does; no seeds or values; values to batch that are not numbers.
+
+    Examples
+    --------
+    >>> runs = asyncsim.replay_ensemble(trace, gem, digits(), seeds=range(3), learning_rate=[0.02, 0.05, 0.1])
+    """
+    grid = _grid(factory, list(seeds), hyperparameters)
+    for method in grid.methods:
+        check_replay(trace, method, problem, diagnose_every, proxy_momentum)
+    if batched is None:
+        batched = batches_members(backend(), problem.parameter_count)
+    if not batched:
+        # One object for each method, so that its seeds share what is compiled.
+        return [
+            replay(
+                trace,
+                method,
+                problem,
+                seed,
+                precision=precision,
+                evaluate_every=evaluate_every,
+                diagnose_every=diagnose_every,
+                proxy_momentum=proxy_momentum,
+                progress=progress,
+            )
+            for seed, method in grid.runs()
+        ]
+    with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
+        stops = evaluation_stops(trace, evaluate_every)
+        running = _running(trace, grid, problem, jnp.dtype(precision), stops, diagnose_every, float(proxy_momentum))
+        run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)
+        config = {"precision": precision, "proxy_momentum": proxy_momentum}
+        return [
+            recording.run(method, problem, params, {"seed": seed, **config})
+            for (seed, method), recording, params in zip(grid.runs(), running.recordings, running.params(), strict=True)
+        ]
+
+
+class _Grid(NamedTuple):
+    """The runs of an ensemble.
+
+    Attributes
+    ----------
+    factory : function
+        With the hyper-parameters that all share.
+    seeds : list of int
+    combinations : list of dict
+        The hyper-parameters that differ, by name.
+    methods : list of Method
+        One for each combination.
+    """
+
+    factory: Callable[..., Method]
+    seeds: list[int]
+    combinations: list[dict[str, Any]]
+    methods: list[Method]
+
+    def runs(self) -> list[tuple[int, Method]]:
+        return list(itertools.product(self.seeds, self.methods))
+
+    def members(self, dtype: Any) -> Members:
+        """Return the combinations, once for each seed, as arrays of shape ``[members]``."""
+        differing = {}
+        for name in self.combinations[0]:
+            values = [combination[name] for combination in self.combinations]
+            if not all(isinstance(value, int | float | np.number) for value in values):
+                raise InputError(
+                    f"{name} = {values!r}: values of one batch must be numbers; run them with batched=False"
+                )
+            differing[name] = jnp.tile(jnp.asarray(values, dtype), len(self.seeds))
+        return Members(self.factory, differing)
+
+
+def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dict[str, Any]) -> _Grid:
+    if not seeds:
+        raise InputError("seeds: none given; give at least one")
+    for seed in seeds:
+        require_count("seeds", seed, minimum=0)
+    differing = {name: list(value) for name, value in hyperparameters.items() if _is_many(value)}
+    for name, values in differing.items():
+        if not values:
+            raise InputError(f"{name}: no values given; give at least one")
+    shared = {name: value for name, value in hyperparameters.items() if name not in differing}
+    combinations = [dict(zip(differing, values, strict=True)) for values in itertools.product(*differing.values())]
+    factory = functools.partial(factory, **shared)
+    return _Grid(factory, seeds, combinations, [factory(**combination) for combination in combinations])
+
+
+def _is_many(value: Any) -> bool:
+    return (isinstance(value, Sequence) and not isinstance(value, str)) or getattr(value, "ndim", 0) == 1
+
+
+def _running(
+    trace: Trace, grid: _Grid, problem: Problem, dtype: Any, stops: np.ndarray, diagnose_every: int, momentum: float
+) -> Running:
+    """Return the replay of all members at its start."""
+    device = current_devices(problem.parameter_count)[0]
+    runs = grid.runs()
+    plan = Plan(trace, problem, [seed for seed, _ in runs], stops, diagnose_every, dtype, devices=1)
+    layout = plan.layout(grid.methods[0], problem, momentum)
+    program = compiled_ensemble(grid.members(dtype), grid.methods[0], problem, layout, dtype, device)
+    starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
+    key = jnp.stack([starts[seed][1] for seed, _ in runs])
+    state = program.initial_state(
+        params,
+        problem_state(problem, dtype),
+        slots=plan.waves.slots,
+        form_slots=plan.waves.form_slots,
+        workers=trace.workers,
+    )
+    names = tensor_names(starts[grid.seeds[0]][0])
+    return Running(problem, plan, program, state, key, dtype, [Recording(trace, names) for _ in runs])

@@ -1,0 +1,75 @@
+"""The members of an ensemble as one method on ``[members, parameters]``: what differs is batched, the rest shared."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from asyncsim.flat import Flat
+from asyncsim.local import Learner, LocalResult, build_local
+from asyncsim.methods.method import Array, Method, Visit
+from asyncsim.problems.problem import Problem
+from asyncsim.replay_state import ReplayState, WorkerRow, initial_state
+
+
+class Members(NamedTuple):
+    """Methods of one kind that differ in some hyper-parameters.
+
+    Attributes
+    ----------
+    make : function
+        From the hyper-parameters that differ, by name, to a Method.
+    differing : Mapping[str, Array]
+        Their values, each of shape ``[members]``.
+    """
+
+    make: Callable[..., Method]
+    differing: Mapping[str, Array]
+
+
+def batched_method(members: Members, one: Method) -> Method:
+    """Return the members' method, all but its optimizer; ``one`` is any of them."""
+
+    def over(name: str, has_visit: bool) -> Any:
+        if getattr(one, name) is None:
+            return None
+
+        def function(*arguments: Any) -> Any:
+            visit = arguments[-1:] if has_visit else ()
+            own = arguments[: len(arguments) - len(visit)]
+            return jax.vmap(lambda values, *own: getattr(members.make(**values), name)(*own, *visit))(
+                dict(members.differing), *own
+            )
+
+        return function
+
+    functions = {name: over(name, True) for name in ("message", "apply")}
+    functions |= {name: over(name, False) for name in ("resume", "origin", "proxy")}
+    return one._replace(**functions)
+
+
+def batched_local(members: Members, problem: Problem, window: int, flat: Flat) -> Callable[..., LocalResult]:
+    """Return the function of `asyncsim.local.build_local` for all members, each with its key and its examples."""
+
+    def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
+        def one(values: Any, key: Array, start: Array, learner: Learner, rows: Array) -> LocalResult:
+            return build_local(members.make(**values), problem, window, flat)(
+                data, key, start, learner, visit, job, rows
+            )
+
+        return jax.vmap(one)(dict(members.differing), keys, start, learner, rows)
+
+    return local
+
+
+#: Where the axis of members is: rows of workers and slots stay the leading axis.
+_AXES: Any = {"central": 0, "server": 0, "read": 1, "form": 1, "workers": WorkerRow(1, 1, 1, 1)}
+
+
+def batched_state(members: Members, flat: Flat, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
+    """Return the state at version zero; the parameters have a leading axis of members, the problem's state has none."""
+
+    def one(values: Any, params: Any) -> ReplayState:
+        return initial_state(members.make(**values), flat, params, problem_state, **sizes)
+
+    return jax.vmap(one, out_axes=ReplayState(**_AXES))(dict(members.differing), params)

@@ -1,0 +1,121 @@
+"""Ensembles: what is replayed together is what single replays give."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from cases import OWN, make_problem, make_trace, mean_of_four, stateful_problem
+from event_loop import RECORDED, deviation
+
+from asyncsim import InputError, methods, replay, replay_ensemble
+from asyncsim.methods import Method
+
+#: Relative, over a run short enough that GEM has not amplified round-off.
+TOLERANCE = 1e-9
+
+
+def assert_same(found, expected):
+    assert found.config == expected.config and found.diverged_at == expected.diverged_at
+    for table in ("commits", "evaluations", "diagnostics"):
+        ours, single = getattr(found, table), getattr(expected, table)
+        assert list(ours.columns) == list(single.columns) and len(ours) == len(single)
+        numbers = single.select_dtypes("number").columns
+        np.testing.assert_allclose(ours[numbers], single[numbers], rtol=TOLERANCE, atol=TOLERANCE)
+    ours, single = (jax.tree.leaves(run.params) for run in (found, expected))
+    assert max(map(deviation, ours, single)) < TOLERANCE
+
+
+def both(trace, factory, problem, **options):
+    options |= {"precision": "float64", "progress": False}
+    return [replay_ensemble(trace, factory, problem, batched=batched, **options) for batched in (True, False)]
+
+
+CASES = [
+    ("quadratic", "exchange", methods.gem, {"learning_rate": [0.05, 0.1], "kappa": [1.0, 2.0], "pi_max": None}),
+    ("quadratic", "prescribed", methods.downpour, {"learning_rate": np.array([0.01, 0.02])}),
+    ("digits", "write_then_read", methods.gem, {"momentum": (0.5, 0.9)}),
+    ("digits", "read_then_write, two visits", methods.adaptive_staleness, {}),
+]
+
+
+@pytest.mark.parametrize(("problem", "protocol", "factory", "values"), CASES)
+def test_members_are_single_replays(problem, protocol, factory, values):
+    trace = make_trace(protocol, commits=120)
+    for found, expected in zip(*both(trace, factory, make_problem(problem), seeds=[0, 3], **values), strict=True):
+        assert_same(found, expected)
+
+
+def test_order_and_configuration():
+    runs, singles = both(
+        make_trace(commits=60),
+        methods.gem,
+        make_problem("quadratic"),
+        seeds=(2, 0),
+        learning_rate=[0.1, 0.2],
+        kappa=3.0,
+    )
+    have = [(run.config["seed"], run.config["hyperparameters"]["learning_rate"]) for run in runs]
+    assert have == [(2, 0.1), (2, 0.2), (0, 0.1), (0, 0.2)]
+    assert {run.config["hyperparameters"]["kappa"] for run in runs} == {3.0}
+    one = replay(
+        make_trace(commits=60), methods.gem(0.2, kappa=3.0), make_problem("quadratic"), seed=2, precision="float64"
+    )
+    assert_same(runs[1], one)
+    assert_same(singles[1], one)
+
+
+@pytest.mark.parametrize("case", ["server state", "message with the central variable, and resume"])
+def test_own_factories(case, lenient):
+    make, protocol, window = OWN[case]
+    trace = make_trace(protocol, window, commits=120)
+    for found, expected in zip(*both(trace, make, make_problem("quadratic"), rate=[0.02, 0.05]), strict=True):
+        assert_same(found, expected)
+
+
+def test_a_local_optimizer_and_a_problem_with_state(lenient):
+    trace = make_trace(window=3, commits=120)
+
+    def factory(rate):
+        return Method("adam", {"rate": rate}, optax.adam(rate))
+
+    for found, expected in zip(*both(trace, factory, stateful_problem(), seeds=[0, 1], rate=[0.01, 0.02]), strict=True):
+        assert_same(found, expected)
+
+
+def test_members_that_diverge_end_and_the_others_go_on():
+    trace = make_trace(commits=400)
+    for runs in both(trace, methods.downpour, make_problem("quadratic"), learning_rate=[1e6, 0.01]):
+        assert runs[0].diverged_at is not None and len(runs[0].commits) == runs[0].diverged_at + 1
+        assert runs[1].status == "finished" and len(runs[1].commits) == 400
+    trace = make_trace(commits=100)
+    runs = replay_ensemble(trace, methods.downpour, make_problem("quadratic"), learning_rate=[1e8, 1e9], batched=True)
+    assert all(run.diverged_at is not None for run in runs)
+
+
+def test_in_single_precision():
+    runs = replay_ensemble(make_trace(commits=100), methods.gem, make_problem("quadratic"), seeds=range(4))
+    assert {run.params.dtype for run in runs} == {np.dtype("float32")}
+    assert {run.commits["loss"].dtype for run in runs} == {np.dtype("float32")}
+    assert len({run.commits["loss"].iloc[-1] for run in runs}) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": []}, "seeds: none given"),
+        ({"seeds": [0, -1]}, "seeds = -1: must be at least 0"),
+        ({"learning_rate": []}, "learning_rate: no values given"),
+        ({"learning_rate": [0.1, -1.0]}, "learning_rate = -1.0: must be above zero"),
+        ({"variant": ["program", "paper"], "batched": True}, "variant = .*: values of one batch must be numbers"),
+        ({"precision": "half"}, "precision = 'half'"),
+    ],
+)
+def test_what_cannot_be_run(options, message):
+    protocol = "read_then_write" if "variant" in options else "exchange"
+    with pytest.raises(InputError, match=message):
+        replay_ensemble(make_trace(protocol, commits=60), methods.gem, make_problem("quadratic"), **options)
+
+
+def test_recorded_columns_are_those_of_a_replay():
+    (run,) = replay_ensemble(make_trace(commits=60), mean_of_four, make_problem("quadratic"), batched=False)
+    assert set(RECORDED) <= set(run.commits.columns)
