@@ -25,8 +25,12 @@ from asyncsim.errors import InputError, require_choice
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 _COMMAND = "python -m asyncsim.study"
+_NO_CACHE = "--no-compilation-cache"
 _USAGE = f"""usage: {_COMMAND} NAME [options]
        {_COMMAND} NAME --help
+
+Compiled programs are kept in the user's cache folder, so that the next start need not compile;
+{_NO_CACHE} keeps none. JAX's own environment variables come first.
 
 studies:"""
 
@@ -109,9 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(overview())
             _warn_of(hidden())
         else:
-            name, *options = arguments
+            name, *options = (argument for argument in arguments if argument != _NO_CACHE)
             _warn_of({own: path for own, path in hidden().items() if own == name})
             study, config = configure(name, options)
+            if _NO_CACHE not in arguments:
+                keep_compiled()
             study.run(config)
     except InputError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
@@ -122,6 +128,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def keep_compiled() -> None:
+    """Have JAX keep what it compiles in the user's cache folder, from one process to the next.
+
+    It is told by its environment variables, so call this before JAX is imported; those that are set already stay.
+    """
+    import pooch
+
+    for name, value in (
+        ("JAX_COMPILATION_CACHE_DIR", str(Path(pooch.os_cache("asyncsim")) / "compiled")),
+        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
+        ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
+    ):
+        os.environ.setdefault(name, value)
 
 
 def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:

@@ -1,5 +1,7 @@
 """Strict JAX for all tests: no implicit promotion between types; one device unless a test asks for more."""
 
+import os
+
 import jax
 import pytest
 
@@ -22,3 +24,9 @@ def lenient():
     """JAX as a user has it: optax and schedules mix types."""
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Studies that tests start as processes of their own never write to the user's cache."""
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
