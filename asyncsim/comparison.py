@@ -53,6 +53,24 @@ def compare(
     return _write(folder, rows)
 
 
+def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]:
+    """Return the clusters that the methods are run on, each with the names of its methods.
+
+    First the one with the most workers; of several, the one of the most methods, then of the first method.
+    """
+    found: dict[Cluster, list[str]] = {}
+    for method in methods:
+        found.setdefault(meet(cluster, method.timing), []).append(method.name)
+    return dict(sorted(found.items(), key=lambda item: (item[0].workers, len(item[1])), reverse=True))
+
+
+def missing(config: StudyConfig, methods: list[Method], summary: pd.DataFrame) -> list[str]:
+    """Return the runs of a study that its summary lacks, as their folders are called."""
+    there = set(zip(summary["method"], summary["seed"], strict=True))
+    wanted = [(method.name, seed) for seed in range(config.seeds) for method in methods]
+    return [_run_name(*run) for run in wanted if run not in there]
+
+
 def meet(cluster: Cluster, timing: Timing) -> Cluster:
     """Return the cluster with what a method's timing needs, all else and all random numbers being equal."""
     needs: dict[str, Any] = {name: value for name, value in timing._asdict().items() if value is not None}
@@ -114,7 +132,7 @@ def _runs(
                 diagnose_every=config.diagnose_every * share,
                 proxy_momentum=config.momentum,
             )
-            run_path = run.save(folder / "runs" / f"{method.name}-seed{seed}")
+            run_path = run.save(folder / "runs" / _run_name(method.name, seed))
             yield {
                 "method": method.name,
                 "seed": seed,
@@ -127,6 +145,10 @@ def _runs(
                 "run_folder": str(run_path.relative_to(folder)),
                 "_seconds": time.perf_counter() - started,
             }
+
+
+def _run_name(method: str, seed: int) -> str:
+    return f"{method}-seed{seed}"
 
 
 def _write(folder: Path, rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -89,6 +89,35 @@ def draw_curves(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
     axes.set_xlabel("simulated time (s)" if against == "time" else "worker steps (commits per worker)")
 
 
+def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
+    """Return seconds per worker step, and the time of step zero, if they are the same all along for all methods.
+
+    The two horizontal axes then say the same: no point is further from its place than a hundredth of the axis.
+    """
+    known = [curve.time[np.isfinite(curve.time)] for curve in curves.values()]
+    steps = [curve.step[np.isfinite(curve.time)] for curve in curves.values()]
+    time, step = np.concatenate(known), np.concatenate(steps)
+    if np.ptp(time) == 0 or np.ptp(step) == 0:
+        return None
+    each, zero = (float(value) for value in np.polyfit(step, time, 1))
+    return (each, zero) if np.abs(zero + each * step - time).max() < 0.01 * time.max() else None
+
+
+def mark_beyond(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
+    """Say of each curve that leaves the axes at the top how far it goes."""
+    top, told = axes.get_ylim()[1], 0
+    for name, look in looks(curves).items():
+        curve = curves[name]
+        beyond = np.flatnonzero(np.nan_to_num(curve.mean, nan=-np.inf) > top)
+        if not len(beyond):
+            continue
+        x = (curve.time if against == "time" else curve.step)[beyond[-1]]
+        text = f"\u2191 {labels[name]} up to {np.nanmax(curve.mean):.0e}"
+        offset = (3, -4 - 9 * told)
+        axes.annotate(text, (x, top), offset, textcoords="offset points", va="top", fontsize=7, color=look.color)
+        told += 1
+
+
 def _binned(run: Run, quantity: Callable[[pd.DataFrame], np.ndarray], average: str, edges: np.ndarray) -> pd.DataFrame:
     """Return ``time`` and ``value`` of each bin; nan for those after the end of a run that diverged."""
     values = quantity(run.commits)

@@ -68,7 +68,12 @@ def replay_ensemble(
 
     Examples
     --------
-    >>> runs = asyncsim.replay_ensemble(trace, gem, digits(), seeds=range(3), learning_rate=[0.02, 0.05, 0.1])
+    >>> from asyncsim import Cluster, Gamma, methods, problems, replay_ensemble, simulate
+    >>> trace = simulate(Cluster(workers=4, compute=Gamma(mean=1.0, cv=0.2)), commits=40)
+    >>> problem = problems.quadratic(curvature=[0.1, 1.0])
+    >>> runs = replay_ensemble(trace, methods.gem, problem, seeds=range(2), learning_rate=[0.05, 0.1, 0.2])
+    >>> len(runs)
+    6
     """
     grid = _grid(factory, list(seeds), hyperparameters)
     for method in grid.methods:

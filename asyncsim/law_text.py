@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from asyncsim.errors import InputError, require_choice
+from asyncsim.errors import InputError, choices_like, require_choice
 
 #: A guard against ``[1] * 10**12``: more entries than any cluster has workers.
 _LONGEST_LIST = 1_000_000
@@ -118,7 +118,9 @@ def _repeat(left: Any, right: Any, text: str) -> list:
 
 
 def _look_up(name: str, table: Mapping[str, type]) -> type:
-    return table[require_choice("law", name.lower(), table)]
+    if name.lower() not in table:
+        raise InputError(f"{name!r}: unknown law; {choices_like(name.lower(), table)}")
+    return table[name.lower()]
 
 
 def _parameters(kind: Any) -> list[str]:

@@ -77,7 +77,10 @@ METHOD_LOOKS = {
     "sgd": Look(BLACK, ":", "SGD with momentum"),
 }
 #: Colours and lines left for methods that the table does not know.
-_FREE = [(color, line) for line in ("-", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))) for color in (ORANGE, PURPLE, SKY, GREY)]
+_COLORS = (ORANGE, PURPLE, SKY, GREY)
+_LINES = ((0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (2.5, 1)))
+# The first four differ in both: those who cannot see the colours see the lines.
+_FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in enumerate(_COLORS)]
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from asyncsim.expectations import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
+from asyncsim.phases import phases
 
 if TYPE_CHECKING:
     from asyncsim.trace import Trace
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 #: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
 _BARS = 50
 _BINS = 120
+#: A travelling reply: there, and paler than all that is done.
+_PALE = "#d9d9d9"
+#: A band that reaches so many times higher than the means would flatten them, and is not drawn.
+_FLATTENING = 2.5
 #: A histogram shows all but this share of the commits at its far end.
 _TAIL = 0.003
 
@@ -66,22 +71,21 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
 def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -> None:
     """Draw what the first workers do until there have been so many visits per worker: computing, waiting, served.
 
-    A stroke marks each commit. A worker of a prescribed trace may compute several jobs at once; they overlap.
+    A short stroke marks each commit. What no commit came of is drawn as well: a worker that is never served waits to
+    the end. A worker of a prescribed trace may compute several jobs at once; they overlap.
     """
     shown = min(workers, trace.workers)
     last = min(len(trace), max(1, round(visits * trace.workers))) - 1
     end = float(trace.frame["commit_time"].iloc[last])
-    frame = trace.frame[(trace.frame["worker"] < shown) & (trace.frame["start_time"] < end)]
-    busy = "computes" if _no_network(trace) else "computes, sends"
-    _bars(axes, frame, ("start_time", "arrive_time"), SKY, busy)
-    _bars(axes, frame, ("arrive_time", "serve_time"), ORANGE, "waits")
-    _bars(axes, frame, ("serve_time", "commit_time"), VERMILLION, "served")
-    if trace.source.separate_reads:
-        reads = frame[frame["job"] > 0]
-        _bars(axes, reads, ("read_arrive_time", "read_serve_time"), ORANGE)
-        _bars(axes, reads, ("read_serve_time", "read_time"), VERMILLION)
-    made, worker = frame["commit_time"], frame["worker"]
-    axes.vlines(made, worker - 0.42, worker + 0.42, color=BLACK, linewidth=0.9)
+    doing = phases(trace, shown)
+    _bars(axes, doing.back, end, _PALE, "reply travels")
+    _bars(axes, doing.away, end, SKY, "computes" if _no_network(trace) else "computes, sends")
+    _bars(axes, doing.waits, end, ORANGE, "waits")
+    # With an edge: most services are too short for their own width to be seen.
+    _bars(axes, doing.served, end, VERMILLION, "served", edge=0.7)
+    made = trace.frame[(trace.frame["worker"] < shown) & (trace.frame["commit_time"] <= end)]
+    worker = made["worker"]
+    axes.vlines(made["commit_time"], worker - 0.18, worker + 0.18, color=BLACK, linewidth=0.9, zorder=3)
     axes.plot([], [], color=BLACK, marker="|", linestyle="none", label="commits")
     axes.set_xlim(0, end)
     axes.set_ylim(shown - 0.4, -0.6)
@@ -92,7 +96,7 @@ def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=len(handles),
+        ncols=len(handles) if len(handles) < 5 else 3,
         borderaxespad=0,
         columnspacing=0.9,
         handlelength=1.1,
@@ -103,8 +107,8 @@ def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -
 def queue_length(axes: Axes, trace: "Trace") -> None:
     """Draw the visits at the server, waiting or in service, over time, with what theory says of their mean.
 
-    A long trace is drawn as means over short intervals with a band from least to most. A prescribed trace has no
-    server.
+    A long trace is drawn as means over short intervals, with a band from the least to the most in each unless it would
+    flatten the means. A prescribed trace has no server.
     """
     axes.set_xlabel("simulated time (s)")
     axes.set_ylabel("visits at the server")
@@ -116,14 +120,14 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
         axes.set(xlim=(0, trace.frame["commit_time"].iloc[-1]), ylim=(0, 1), yticks=[])
         return
     mean = float(in_system[:-1] @ np.diff(time)) / time[-1]
-    _draw_steps(axes, time, in_system, f"simulated: mean {_digits(mean)}")
+    top = _draw_steps(axes, time, in_system, f"mean {_digits(mean)}, most {in_system.max()}")
     expected = None if trace.cluster is None else queue_theory(trace.cluster)
     if expected is not None:
         least = "" if expected.law == "machine repairman" else "at least "
-        label = f"{expected.law}: mean {least}{_digits(expected.in_system)}"
+        label = f"long-run {expected.law}: mean {least}{_digits(expected.in_system)}"
         axes.axhline(expected.in_system, color=BLACK, linestyle="--", linewidth=1, label=label)
     axes.set_xlim(0, time[-1])
-    axes.set_ylim(0, max(in_system.max(), 0 if expected is None else expected.in_system) * 1.05)
+    axes.set_ylim(0, max(top, 0 if expected is None else expected.in_system) * 1.05)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     _legend_on_top(axes)
 
@@ -142,28 +146,31 @@ def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, la
         probability = theory.probability(k)
         possible = probability > 0
         marker = "o" if possible.sum() == 1 else ""
-        label = f"{theory.law}: mean {theory.mean:g}, std {_digits(theory.std or 0.0)}"
+        label = f"long-run {theory.law}: mean {theory.mean:g}, std {_digits(theory.std or 0.0)}"
         axes.plot(
             k[possible], probability[possible], color=BLACK, linewidth=1, marker=marker, markersize=3, label=label
         )
         return
-    shade: dict[str, Any] = {"color": BLACK, "alpha": 0.1, "linewidth": 0}
     if theory.mean is None:
         low, high = theory.mean_bounds
-        axes.fill_between([low, high], top, label=f"bounds of the mean: {low:g} to {high:g}", **shade)
+        label = f"long-run bounds of the mean: {low:g} to {high:g}"
+        axes.vlines([low, high], 0, top, color=BLACK, linewidth=1, linestyle="--", label=label)
         return
     name = "n" if theory.mean == workers else "n \u2212 1"
-    axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=f"conserved mean: {name} = {theory.mean:g}")
+    label = f"long-run conserved mean: {name} = {theory.mean:g}"
+    axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=label)
     if theory.std is not None:
-        limits = [max(0.0, theory.mean - theory.std), theory.mean + theory.std]
-        label = f"{theory.law}{'' if theory.queue_free else ', no queue'}: std {_digits(theory.std)}"
-        axes.fill_between(limits, top, label=label, **shade)
+        law = f"{theory.law}{'' if theory.queue_free else ', no queue'}"
+        # A bar across the mean, and not an area: its height would look like a density.
+        bar = axes.errorbar(theory.mean, 0.5 * top, xerr=theory.std, color=BLACK, linewidth=1, capsize=3)
+        bar.set_label(f"\u00b11 std, long-run {law}: std {_digits(theory.std)}")
 
 
-def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, label: str) -> None:
+def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, label: str) -> float:
+    """Draw a step function, a long one as means over intervals; return how far up there is something to see."""
     if len(time) <= 2 * _BINS:
-        axes.step(time, in_system, where="post", color=BLUE, linewidth=0.8, label=label)
-        return
+        axes.step(time, in_system, where="post", color=BLUE, linewidth=0.8, label=f"simulated: {label}")
+        return float(in_system.max())
     edges = np.linspace(0.0, time[-1], _BINS + 1)
     area = np.concatenate([[0.0], np.cumsum(in_system[:-1] * np.diff(time))])
     means = np.diff(np.interp(edges, time, area)) / np.diff(edges)
@@ -172,19 +179,26 @@ def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, label: str)
     values = in_system[np.searchsorted(time, points, side="right") - 1]
     first = np.searchsorted(points, edges[:-1])
     least, most = np.minimum.reduceat(values, first), np.maximum.reduceat(values, first)
-    axes.stairs(most, edges, baseline=least, fill=True, color=BLUE, alpha=0.2, linewidth=0, label="least to most")
+    each = f"{edges[1]:.2g} s"
+    drawn = most.max() <= _FLATTENING * means.max()
+    if drawn:
+        style: dict[str, Any] = {"color": BLUE, "alpha": 0.2, "linewidth": 0, "label": f"least to most within {each}"}
+        axes.stairs(most, edges, baseline=least, fill=True, **style)
+    label = f"simulated, means over {each}: {label}"
     axes.plot((edges[1:] + edges[:-1]) / 2, means, color=BLUE, linewidth=0.8, label=label)
+    return float(most.max() if drawn else means.max())
 
 
-def _bars(axes: Axes, frame: Any, interval: tuple[str, str], color: str, label: str | None = None) -> None:
-    begin, end = (frame[name].to_numpy() for name in interval)
-    lasting = end > begin
-    if not lasting.any():
+def _bars(axes: Axes, intervals: Any, until: float, color: str, label: str, edge: float = 0) -> None:
+    """Draw the intervals that begin before a time."""
+    intervals = intervals[intervals["begin"] < until]
+    if intervals.empty:
         return
-    begin, end, worker = begin[lasting], end[lasting], frame["worker"].to_numpy()[lasting]
+    worker, begin, end = (intervals[name].to_numpy() for name in ("worker", "begin", "end"))
     low, high = worker - 0.4, worker + 0.4
     corners = np.stack([begin, low, begin, high, end, high, end, low], axis=-1).reshape(-1, 4, 2)
-    axes.add_collection(PolyCollection(list(corners), facecolor=color, linewidth=0, label=label))
+    style: dict[str, Any] = {"facecolor": color, "edgecolor": color, "linewidth": edge, "label": label}
+    axes.add_collection(PolyCollection(list(corners), **style))
 
 
 def _no_network(trace: "Trace") -> bool:

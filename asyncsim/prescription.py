@@ -92,7 +92,11 @@ def _stated(staleness: Any, commits: int, seed: int) -> np.ndarray:
     """Return the staleness asked for, shape ``[commits]``, not yet clipped below by the start."""
     if isinstance(staleness, Sequence | np.ndarray) and not isinstance(staleness, str):
         return _listed(staleness, commits)
-    law = as_law("staleness", staleness)
+    try:
+        law = as_law("staleness", staleness)
+    except InputError as error:
+        # Laws speak of durations; here they are of versions.
+        raise InputError(str(error).replace("(seconds)", "(versions)").replace("of seconds", "of versions")) from None
     if isinstance(law, Constant):
         if law.value != round(law.value):
             raise InputError(

@@ -71,7 +71,9 @@ def compiled_ensemble(
         before=build_before(layout),
         diagnose=build_diagnose(method, every),
         evaluate=jax.jit(evaluate_all),
-        initial_state=functools.partial(batched_state, members, flat),
+        initial_state=jax.jit(
+            functools.partial(batched_state, members, flat), static_argnames=("slots", "form_slots", "workers")
+        ),
         flat=flat,
         devices=(device,),
     )
@@ -110,10 +112,10 @@ def _build(method: _Same, problem: _Same, layout: Layout, dtype: Any, devices: t
 
     def initial(params: Any, problem_state: Any, **sizes: int) -> ReplayState:
         make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat, **sizes)
+        # Compiled, so that no array is made twice; and made where it will lie, so that no device ever holds all of it.
         if len(devices) == 1:
-            return make(params, problem_state)
+            return jax.jit(make)(params, problem_state)
         specs = state_specs(jax.eval_shape(make, params, problem_state), layout.division)
-        # Made where it will lie: no device ever holds the whole of it.
         lies = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         return jax.jit(make, out_shardings=lies)(params, problem_state)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, require_free, require_path
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +55,13 @@ class Run:
     diverged_at: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Return one line; the tables and the parameters are thousands."""
+        what = " on ".join(str(self.config[name]) for name in ("method", "problem") if name in self.config)
+        ended = self.status if self.diverged_at is None else f"diverged at commit {self.diverged_at}"
+        seed = f", seed {self.config['seed']}" if "seed" in self.config else ""
+        return f"<Run{' of ' if what else ''}{what}: {counted(len(self.commits), 'commit')}, {ended}{seed}>"
+
     @property
     def status(self) -> str:
         """``"finished"`` or ``"diverged"``."""
@@ -67,9 +75,7 @@ class Run:
         InputError
             The folder exists already, or cannot be written.
         """
-        target = Path(path)
-        if target.exists():
-            raise InputError(f"path = {str(target)!r}: exists already; give another, or remove it first")
+        target = require_free("path", path)
         partial = target.with_name(f".{target.name}.partial")
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -109,7 +115,7 @@ class Run:
         """
         import pandas as pd
 
-        folder = Path(path)
+        folder = require_path("path", path)
         try:
             header = json.loads((folder / "run.json").read_text())
             if header.get("format") != FORMAT:

@@ -10,6 +10,8 @@ run: `asyncsim.bookkeeping` counts them from its record.
 """
 
 import gc
+import os
+import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,7 +33,13 @@ if TYPE_CHECKING:
     from asyncsim.trace import Trace
 
 
-def simulate(cluster: Cluster, commits: int, seed: int = 0) -> "Trace":
+#: Commits between two updates of the progress bar: a fraction of a second.
+_BLOCK = 20_000
+#: Memory (bytes) that a commit and a worker take at the least: the record and the columns; the durations drawn ahead.
+_BYTES = {"commit": 400, "worker": 1_000}
+
+
+def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> "Trace":
     """Run a cluster until so many commits have been applied.
 
     Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
@@ -47,6 +55,8 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0) -> "Trace":
     seed : int
         Names the random numbers. Every worker draws its own: adding a worker, or changing the
         discipline or another worker's law, leaves the durations that a worker draws as they are.
+    progress : bool, optional
+        Show a progress bar on standard error; by default if that is a terminal.
 
     Returns
     -------
@@ -56,15 +66,16 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0) -> "Trace":
     Raises
     ------
     InputError
-        A value that cannot be used.
+        A value that cannot be used, or a trace that does not fit into the memory of this machine.
     """
     if not isinstance(cluster, Cluster):
         raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
     commits = require_count("commits", commits)
     seed = require_count("seed", seed, minimum=0)
-    simulation = _Simulation(cluster, seed)
-    with _no_garbage_collection():
-        simulation.run(commits)
+    _require_memory(cluster, commits)
+    with _no_garbage_collection(), _progress(commits, progress) as told:
+        simulation = _Simulation(cluster, seed)
+        simulation.run(commits, told)
     return trace_of(
         cluster,
         seed,
@@ -86,6 +97,32 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]]:
+    """Yield what is told how many commits there are; a bar on standard error, if wanted."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda done: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=commits, desc="simulate", unit="commit", leave=False) as bar:
+        yield lambda done: bar.update(done - bar.n)
+
+
+def _require_memory(cluster: Cluster, commits: int) -> None:
+    """Raise InputError if a trace surely cannot be held, before hours have gone into it."""
+    needed = commits * _BYTES["commit"] + cluster.workers * _BYTES["worker"]
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return
+    if needed > there > 0:
+        raise InputError(
+            f"commits = {commits}: a trace of so many by {cluster.workers} workers needs at least "
+            f"{needed / 2**30:.3g} GiB of memory and this machine has {there / 2**30:.3g}; simulate fewer"
+        )
+
+
 class _Simulation:
     """One run: the record of its visits, and the steps that write it."""
 
@@ -99,13 +136,17 @@ class _Simulation:
         self.server = self._station(service, waiting_room(cluster.discipline, seed))
         self.start_time = array("d", [0.0]) * cluster.workers
 
-    def run(self, commits: int) -> None:
+    def run(self, commits: int, told: Callable[[int], None]) -> None:
+        """Go on until there are so many commits, telling how many there are now and then."""
         start = self._round()
         for index in range(self.cluster.workers):
             start(Worker(self.env, index))
-        step, record, length = self.env.step, self.commits, commits * len(COMMIT_RECORD)
-        while len(record) < length:
-            step()
+        step, record, width = self.env.step, self.commits, len(COMMIT_RECORD)
+        for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
+            length = stop * width
+            while len(record) < length:
+                step()
+            told(stop)
 
     def present(self) -> dict[str, np.ndarray]:
         """Return who waits at the server or is served, and since when."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim.cluster import Cluster, HeterogeneityWarning
-from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.errors import InputError, require_choice, require_count, require_fraction
 from asyncsim.laws import Law, parse
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ its own update is applied; write_then_read, two visits, between which others are
     steps: int = 200
     """Commits per worker, on average; a trace has steps * workers commits."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
-    """Methods to compare, of gem, downpour, adaptive_staleness, sgd; from Python also Method objects."""
+    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
     seeds: int = 3
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
 
@@ -136,6 +136,8 @@ its own update is applied; write_then_read, two visits, between which others are
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
         require_count("steps", self.steps)
+        # Also that of the proxy, whose name for it nobody has typed.
+        require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None:
             raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
         with warnings.catch_warnings():
@@ -172,18 +174,25 @@ its own update is applied; write_then_read, two visits, between which others are
         InputError
             An unknown method, one asked for twice, or a hyper-parameter outside its range.
         """
+        from asyncsim.method_check import check_fields
         from asyncsim.methods import METHODS, Method
 
         methods: list[Method] = []
         used: dict[str, set[str]] = {}
         for entry in split_names(self.methods):
             arguments = {}
-            if isinstance(entry, str):
+            if isinstance(entry, str) and ".py:" in entry:
+                factory = _own(entry)
+                # Its own defaults stand; the options that were changed reach it.
+                arguments = {name: value for name, value in self._arguments_of(factory).items() if self._changed(name)}
+                entry = _made(entry, factory, arguments)
+            elif isinstance(entry, str):
                 factory = METHODS[require_choice("methods", entry, METHODS)]
                 arguments = self._arguments_of(factory)
                 entry = factory(**arguments)
-            elif not isinstance(entry, Method):
+            if not isinstance(entry, Method):
                 raise InputError(f"methods = {entry!r}: must be a name, or a Method that methods.gem() returns")
+            check_fields(entry)
             methods.append(entry)
             used[entry.name] = set(arguments)
         if not methods:
@@ -244,10 +253,28 @@ its own update is applied; write_then_read, two visits, between which others are
         with jax.default_device(device):
             yield
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the results depend on, as values that JSON can hold; ``out`` is left out."""
+    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
+        """Return what the results depend on, as values that JSON can hold; ``out`` is left out.
+
+        Options of methods and problems stand where they count: in ``hyperparameters`` of each method and in
+        ``problem_config``, as these very objects have them. Of a method's functions only the name is kept.
+        """
+        import jax
+
+        from asyncsim.methods import METHODS
+        from asyncsim.problems import PROBLEMS
+        from asyncsim.trace import package_versions
+
+        elsewhere = _options_of([*METHODS.values(), *PROBLEMS.values()]) | {"out", "methods", "problem"}
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
-            field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self) if field.name != "out"
+            **{name: _plain(value) for name, value in own.items() if name not in elsewhere},
+            "proxy_momentum": self.momentum,
+            "methods": [method.name for method in methods],
+            "hyperparameters": {method.name: _plain(method.hyperparameters) for method in methods},
+            "problem": problem.name,
+            "problem_config": _plain(problem.config),
+            "versions": {**package_versions(), "jax": jax.__version__},
         }
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
@@ -274,12 +301,17 @@ its own update is applied; write_then_read, two visits, between which others are
             raise InputError(f"{option} = {value!r}: {error}") from None
 
     def _arguments_of(self, factory: Callable[..., Any]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in inspect.signature(factory).parameters if hasattr(self, name)}
+        options = {field.name for field in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in inspect.signature(factory).parameters if name in options}
+
+    def _changed(self, option: str) -> bool:
+        default = {field.name: field.default for field in dataclasses.fields(self)}[option]
+        return bool(getattr(self, option) != default)
 
     def _say_ignored(self, options: set[str], used: Mapping[str, set[str]]) -> None:
         """Say which options were changed although some of the methods, or the problem, ignore them."""
         for field in dataclasses.fields(self):
-            if field.name not in options or getattr(self, field.name) == field.default:
+            if field.name not in options or not self._changed(field.name):
                 continue
             ignoring = [name for name, names in used.items() if field.name not in names]
             if ignoring:
@@ -295,6 +327,31 @@ def split_names(names: Iterable[Any]) -> list[Any]:
     return entries
 
 
+def _own(entry: str) -> Callable[..., Any]:
+    """Return the function that ``FILE.py:NAME`` names."""
+    from asyncsim.study import load_file
+
+    text, _, name = entry.rpartition(":")
+    path = Path(text).absolute()
+    if not path.is_file():
+        raise InputError(f"methods = {entry!r}: there is no file {text}")
+    try:
+        module = load_file(f"asyncsim.own.{path.stem}", path)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"methods = {entry!r}: cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(getattr(module, name, None)):
+        raise InputError(f"methods = {entry!r}: {text} has no function {name}")
+    return getattr(module, name)
+
+
+def _made(entry: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        raise InputError(f"methods = {entry!r}: {error}; give every argument a default") from error
+    return factory(**arguments)
+
+
 def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:
     return {name for factory in factories for name in inspect.signature(factory).parameters}
 
@@ -302,11 +359,15 @@ def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Path | Law):
         return str(value)
-    if hasattr(value, "name"):
-        return value.name  # a Method, which is a tuple besides, or a Problem
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
-    return value.tolist() if hasattr(value, "tolist") else value  # NumPy's numbers
+    if hasattr(value, "tolist"):  # arrays, and NumPy's numbers
+        return value.tolist()
+    if callable(value):
+        return f"function {getattr(value, '__name__', type(value).__name__)}"
+    return value if isinstance(value, str | int | float | None) else repr(value)
 
 
 def _note(text: str) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.cluster import Cluster
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, require_free, require_path
 from asyncsim.results import write_whole
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +47,8 @@ COLUMNS = {
 
 
 @functools.cache
-def _package_versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that make traces."""
     from asyncsim import __version__
 
     packages = {name: metadata.version(name) for name in ("numpy", "pandas", "pyarrow", "simpy")}
@@ -81,7 +83,7 @@ class Source:
     separate_reads: bool = False
     seed: int = 0
     cluster: Cluster | None = None
-    versions: dict[str, str] = field(default_factory=lambda: dict(_package_versions()))
+    versions: dict[str, str] = field(default_factory=lambda: dict(package_versions()))
 
 
 def _no_open_reads() -> "pd.DataFrame":
@@ -158,7 +160,7 @@ class Trace:
         return len(self.frame)
 
     def __repr__(self) -> str:
-        return f"<Trace of {len(self)} commits by {self.workers} workers, {self.protocol}, seed {self.seed}>"
+        return f"<Trace of {len(self)} commits by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
 
     @property
     def workers(self) -> int:
@@ -221,15 +223,16 @@ class Trace:
         Raises
         ------
         InputError
-            The file cannot be written.
+            There is such a file already, or it cannot be written.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        path = require_free("path", path)
         table = pa.Table.from_pandas(self.frame[list(COLUMNS)], preserve_index=False)
         header = json.dumps(self._header(), sort_keys=True).encode()
         table = table.replace_schema_metadata({_METADATA: header})
-        return write_whole(Path(path), lambda partial: pq.write_table(table, partial))
+        return write_whole(path, lambda partial: pq.write_table(table, partial))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Trace":
@@ -242,7 +245,7 @@ class Trace:
         """
         import pandas as pd
 
-        path = Path(path)
+        path = require_path("path", path)
         table = _read_table(path)
         header = _read_header(path, table.schema.metadata)
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
+from asyncsim.method_check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.plan import Plan
 from asyncsim.problems.problem import Problem
@@ -185,6 +186,7 @@ def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, pro
             raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
     require_count("diagnose_every", diagnose_every, minimum=0)
     require_fraction("proxy_momentum", proxy_momentum)
+    check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
     _check_timing(method, trace)
     _check_outcomes(trace)
 

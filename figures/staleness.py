@@ -6,7 +6,8 @@ The data come from ``python -m asyncsim.study staleness``, which draws these fig
     python -m asyncsim.figures.staleness results/staleness     # installed
 
 ``staleness``: how stale commits are, and theory. ``loss``: minibatch loss against simulated time and worker steps.
-``energy``: central over proxy energy. ``queue``: the first visits, and the visits at the server over time.
+``energy``: central over proxy energy. ``queue``: the first visits, and the visits at the server over time; a row for
+each cluster where methods need different ones.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,17 +26,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim import look, plots
-from asyncsim.curves import DIVERGED, Curve, bins, curve_of, draw_curves, trace_length
+from asyncsim.cluster_text import parts
+from asyncsim.curves import (
+    DIVERGED,
+    Curve,
+    bins,
+    curve_of,
+    draw_curves,
+    mark_beyond,
+    steady_time,
+    trace_length,
+)
 from asyncsim.errors import InputError
-from asyncsim.laws import Constant, Law
 from asyncsim.run import Run
 from asyncsim.trace import Trace
+from asyncsim.wording import counted
 
 _REMEDY = "make one with: python -m asyncsim.study staleness --out FOLDER"
 #: Losses above so many times the first are cut off: a run that diverges would flatten all others.
 _CUT = 100.0
-#: Characters of a title in a column of the paper.
+#: Characters of a title in a column of the paper, and how titles are set.
 _TITLE_WIDTH = 50
+_TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
+#: Width of the losses in one panel (inches).
+_LOSS_WIDTH = 4.8
 
 
 class Timing(NamedTuple):
@@ -72,9 +87,10 @@ class Results(NamedTuple):
 
     @property
     def seeds(self) -> str:
-        """How many seeds there are."""
-        count = max(len(runs) for runs in self.runs.values())
-        return f"{count} seed{'s' if count > 1 else ''}"
+        """How many seeds there are; a study that was interrupted may have fewer of some methods."""
+        counts = [len(runs) for runs in self.runs.values()]
+        fewest = f"{min(counts)} to " if min(counts) < max(counts) else ""
+        return fewest + counted(max(counts), "seed")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -82,9 +98,14 @@ class Results(NamedTuple):
         labels = {name: one.label for name, one in look.looks(self.runs).items()}
         for timing in self.timings:
             if timing.workers != self.workers:
-                few = f"{timing.workers} worker{'s' if timing.workers > 1 else ''}"
+                few = counted(timing.workers, "worker")
                 labels |= {name: f"{labels[name]}, {few}" for name in timing.methods}
         return labels
+
+    @property
+    def asynchronous(self) -> list[Timing]:
+        """The timings of several workers; the first one if there are none."""
+        return [timing for timing in self.timings if timing.workers > 1] or self.timings[:1]
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
@@ -136,7 +157,7 @@ def read(folder: Path) -> Results:
 
 def staleness(results: Results) -> Figure:
     """Draw the histogram of the staleness with theory, for each timing that has any."""
-    timings = [timing for timing in results.timings if timing.workers > 1] or results.timings[:1]
+    timings = results.asynchronous
     columns = min(2, len(timings))
     rows = -(-len(timings) // columns)
     figure, panels = look.new_figure(look.SINGLE if columns == 1 else look.DOUBLE, 2.5 * rows, columns, rows)
@@ -146,28 +167,41 @@ def staleness(results: Results) -> Figure:
         plots.staleness_histogram(axes, timing.traces)
         if len(timings) > 1:
             axes.set_title(_wrapped(f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}", _TITLE_WIDTH))
-    setting = f"; {_cluster(timings[0].traces[0])}" if len(timings) == 1 else ""
-    _title(figure, f"{results.workers} workers, {results.seeds}{setting}")
+    setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
+    _title(figure, f"{setting}{results.seeds}")
     return figure
 
 
 def loss(results: Results) -> Figure:
-    """Draw the minibatch losses against simulated time and against worker steps, cut off far above the first."""
-    figure, panels = look.new_figure(look.DOUBLE, 2.7, 2, sharey=True)
+    """Draw the minibatch losses against simulated time and against worker steps, cut off far above the first.
+
+    One panel with both axes if a worker step takes the same time all along and for all methods, else one for each.
+    """
     curves = {name: curve_of(runs, _losses, "mean", results.workers) for name, runs in results.runs.items()}
+    steady = steady_time(curves)
+    if steady is None:
+        figure, panels = look.new_figure(look.DOUBLE, 2.7, 2, sharey=True)
+    else:
+        figure, panels = look.new_figure(_LOSS_WIDTH, 3.0)
     scale, *limits = _loss_axis(curves)
-    for axes, against in zip(panels, ("time", "step"), strict=True):
+    for axes, against in zip(panels, ("time", "step"), strict=False):
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
         draw_curves(axes, curves, results.labels, against)
     panels[0].set_ylabel("minibatch loss")
     panels[0].set_xlim(0, _longest_time(results))
-    _finish(figure, results, panels[0], "means")
+    mark_beyond(panels[0], curves, results.labels, "time")
+    if steady is not None:
+        each, zero = steady
+        ways: Any = (lambda time: (time - zero) / each, lambda step: zero + each * step)
+        second = panels[0].secondary_xaxis("top", functions=ways)
+        second.set_xlabel("worker steps (commits per worker)")
+    _finish(figure, results, panels[0], "mean")
     return figure
 
 
 def energy(results: Results) -> Figure:
-    """Draw the energy of the central variable over that of the proxy, and where the paper calls that stable."""
+    """Draw the energy of the central variable over that of the proxy, and where the two are equal."""
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
     curves = {name: curve_of(runs, _energy_ratios, "median", results.workers) for name, runs in results.runs.items()}
     axes.set_yscale("log")
@@ -175,19 +209,23 @@ def energy(results: Results) -> Figure:
     shown = shown[np.isfinite(shown) & (shown > 0)]
     axes.set_ylim(shown.min() / 2, shown.max() * 2)
     draw_curves(axes, curves, results.labels, "step")
-    axes.axhspan(axes.get_ylim()[0], 1, color=look.GREEN, alpha=0.12, linewidth=0, label="stable: ratio \u2264 1")
+    axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")
     axes.set_ylabel("central / proxy energy")
-    _finish(figure, results, axes, "medians")
+    _finish(figure, results, axes, "median")
     return figure
 
 
 def queue(results: Results) -> Figure:
-    """Draw the first visits and the visits at the server over time, of the first seed."""
-    trace = results.timings[0].traces[0]
-    figure, (left, right) = look.new_figure(look.DOUBLE, 2.7, 2)
-    plots.timeline(left, trace)
-    plots.queue_length(right, trace)
-    _title(figure, f"{trace.workers} workers, seed {trace.seed}; {_cluster(trace)}")
+    """Draw the first visits and the visits at the server over time, of the first seed; a row for each timing."""
+    timings = results.asynchronous
+    figure = Figure(figsize=(look.DOUBLE, 2.7 * len(timings)), layout="constrained")
+    for row, timing in zip(figure.subfigures(len(timings), 1, squeeze=False).flat, timings, strict=True):
+        trace = timing.traces[0]
+        left, right = row.subplots(1, 2)
+        plots.timeline(left, trace)
+        plots.queue_length(right, trace)
+        whose = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
+        row.suptitle(_wrapped(f"{whose}{_cluster(trace)}; seed\u00a0{trace.seed}", 2 * _TITLE_WIDTH), **_TITLE)
     return figure
 
 
@@ -211,14 +249,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[Timing]:
-    """Group methods by the clusters of their traces; every group with one trace per seed."""
-    groups: dict[Any, dict[str, set[str]]] = {}
+    """Group methods by the clusters of their traces, in order; every group with one trace per seed."""
+    groups: dict[Any, dict[str, list[str]]] = {}
     for row in rows.itertuples():
         cluster = traces[str(row.trace_file)].cluster
         group = groups.setdefault(cluster, {})
-        group.setdefault(str(row.trace_file), set()).add(str(row.method))
+        group.setdefault(str(row.trace_file), []).append(str(row.method))
     timings = [
-        Timing(tuple(sorted(set().union(*files.values()))), tuple(traces[name] for name in files))
+        Timing(tuple(dict.fromkeys(chain(*files.values()))), tuple(traces[name] for name in files))
         for files in groups.values()
     ]
     return sorted(timings, key=lambda timing: (timing.workers, len(timing.methods)), reverse=True)
@@ -253,24 +291,23 @@ def _longest_time(results: Results) -> float:
     return max(float(trace.frame["commit_time"].iloc[-1]) for timing in timings for trace in timing.traces)
 
 
-def _finish(figure: Figure, results: Results, axes: Axes, averages: str) -> None:
+def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
     """Add the title and the legend."""
     handles, labels = axes.get_legend_handles_labels()
     if any(run.diverged_at is not None for runs in results.runs.values() for run in runs):
         handles += axes.plot([], [], color=look.BLACK, **DIVERGED)
         labels.append("diverged")
-    columns = 2 if figure.get_figwidth() < look.DOUBLE else 5
+    columns = max(2, int(5 * figure.get_figwidth() / look.DOUBLE))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     commits = trace_length(results.runs[results.timings[0].methods[0]])
     steps = commits / bins(commits, results.workers) / results.workers
-    each = f"{averages} over {steps:.2g} worker step{'' if steps == 1 else 's'}"
+    each = f"each point the {average} of {steps:.2g} worker step{'' if steps == 1 else 's'}"
     seeds = results.seeds if results.seeds == "1 seed" else f"mean and range of {results.seeds}"
-    _title(figure, f"{results.config.get('problem', '')}, {results.workers} workers: {each}, {seeds}")
+    _title(figure, f"{results.config.get('problem', '')}, {counted(results.workers, 'worker')}; {seeds}; {each}")
 
 
 def _title(figure: Figure, text: str) -> None:
-    wrapped = _wrapped(text, _TITLE_WIDTH * figure.get_figwidth() / look.SINGLE)
-    figure.suptitle(wrapped, x=0.01, ha="left", fontsize=8)
+    figure.suptitle(_wrapped(text, _TITLE_WIDTH * figure.get_figwidth() / look.SINGLE), **_TITLE)
 
 
 def _labels(methods: Sequence[str]) -> str:
@@ -278,30 +315,22 @@ def _labels(methods: Sequence[str]) -> str:
 
 
 def _cluster(trace: Trace) -> str:
-    """Return what the cluster is, in a few words."""
-    cluster = trace.cluster
-    if cluster is None:
-        return trace.protocol
-    laws = {"compute": cluster.compute, "service": cluster.service, "latency": cluster.latency}
-    if cluster.latency == Constant(0.0):
-        del laws["latency"]
-    words = [f"{name}\u00a0{_law(law)}" for name, law in laws.items()]
-    words += [f"window {cluster.window}"] if cluster.window > 1 else []
-    words += [cluster.protocol.replace("_", " ")] if cluster.protocol != "exchange" else []
-    return ", ".join(words)
-
-
-def _law(law: Law | tuple[Law, ...]) -> str:
-    if isinstance(law, tuple):
-        return " or ".join(dict.fromkeys(_law(one) for one in law)) if len(set(law)) <= 3 else "of many laws"
-    return f"{law.value:g}\u00a0s" if isinstance(law, Constant) else str(law).replace(" ", "\u00a0")
+    """Return what the cluster is, to be broken between its parts, and between the laws of a list of them."""
+    if trace.cluster is None:
+        return f"{counted(trace.workers, 'worker')}, {trace.protocol}"
+    glued = (part.replace(" ", "\u00a0") for part in parts(trace.cluster))
+    return ", ".join(part.replace("\u00a0+", " +").replace("\u00a0and", " and") for part in glued)
 
 
 def _wrapped(text: str, width: float) -> str:
     """Break a text into as few lines as fit, of about the same length."""
-    lines = textwrap.wrap(text, int(width))
-    even = (textwrap.wrap(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
+    lines = _lines(text, int(width))
+    even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
     return "\n".join(next((found for found in even if len(found) == len(lines)), lines))
+
+
+def _lines(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,24 @@ One cluster is simulated for each seed and every method replays its trace with r
 measured and in theory, and how each method ended; writes traces, runs, a summary and figures.
 """
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim import results
+from asyncsim.cluster_text import describe
+from asyncsim.errors import InputError
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import StudyConfig
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.cluster import Cluster
     from asyncsim.expectations import QueueTheory, StalenessTheory
+    from asyncsim.methods import Method
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ def run(config: Config) -> Result:
     ------
     InputError
         An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
     from asyncsim.comparison import compare
@@ -54,36 +61,67 @@ def run(config: Config) -> Result:
         methods, problem = config.make_methods(), config.make_problem()
         cluster = config.make_cluster(message_bytes=problem.parameter_count * config.bytes_per_parameter)
         with results.new_folder(config.out, "staleness") as folder:
-            results.write_json(folder / "config.json", {"study": "staleness", **config.to_dict()})
-            summary = compare(config, cluster, methods, problem, folder)
-            figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py").draw(folder)
-    print(report(cluster, problem.name, summary))
-    print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {', '.join(path.name for path in figures)}")
+            record = {"study": "staleness", **config.record(methods, problem)}
+            results.write_json(folder / "config.json", record)
+            try:
+                summary = compare(config, cluster, methods, problem, folder)
+            except (KeyboardInterrupt, InputError):
+                _conclude_early(config, cluster, methods, folder, record)
+                raise
+            _conclude(cluster, methods, summary, folder, record)
     return Result(folder, summary)
 
 
-def report(cluster: "Cluster", problem: str, summary: "pd.DataFrame") -> str:
-    """Return the two tables that the study prints: the cluster against theory, and the methods side by side."""
-    alike = summary[~summary["own_trace"]]
+def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "pd.DataFrame") -> str:
+    """Return the tables that the study prints: each timing against theory, and the methods side by side."""
+    from asyncsim.comparison import timings
+
+    groups = timings(cluster, methods)
     lines = []
-    if len(alike):
-        traces = alike.drop_duplicates("trace_file")
-        lines = [f"{_cluster_line(cluster)}, {len(traces)} trace{'s' if len(traces) > 1 else ''}"]
-        lines += [
-            f"  {name:<24} {measured:<24} {theory}" for name, measured, theory in _against_theory(cluster, traces)
-        ]
-        lines.append("")
-    seeds = summary["seed"].nunique()
-    lines.append(f"{problem}, {f'mean over {seeds} seeds' if seeds > 1 else 'one seed'}")
-    return "\n".join([*lines, _method_table(summary)])
+    for timing, names in groups.items():
+        traces = summary[summary["method"].isin(names)].drop_duplicates("trace_file")
+        if len(traces):
+            whose = f" of {', '.join(names)}" if len(groups) > 1 else ""
+            lines += [f"{describe(timing)}; {counted(len(traces), 'trace')}{whose}"]
+            rows = _table(timing, traces)
+            lines += [f"  {name:<24} {measured:<24} {known}".rstrip() for name, measured, known in rows]
+            lines.append("")
+    return "\n".join([*lines, f"{problem}, {_averaged(summary)}", _method_table(summary)])
 
 
-def _cluster_line(cluster: "Cluster") -> str:
-    laws = f"compute {cluster.compute}" if not isinstance(cluster.compute, tuple) else "compute one law per worker"
-    return f"{cluster.workers} workers, {cluster.protocol}, {laws}, service {cluster.service}"
+def _conclude(
+    cluster: "Cluster", methods: "list[Method]", summary: "pd.DataFrame", folder: Path, record: dict[str, Any]
+) -> None:
+    """Draw the figures and print the tables of the runs that there are."""
+    figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py").draw(folder)
+    print(report(cluster, methods, record["problem"], summary))
+    print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {', '.join(path.name for path in figures)}")
 
 
-def _against_theory(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:
+def _conclude_early(
+    config: Config, cluster: "Cluster", methods: "list[Method]", folder: Path, record: dict[str, Any]
+) -> None:
+    """Say in the folder which runs are missing, and conclude with those that are there, as far as the disk allows."""
+    import pandas as pd
+
+    from asyncsim.comparison import missing
+
+    if not (folder / results.SUMMARY).exists():
+        return
+    summary = pd.read_csv(folder / results.SUMMARY)
+    with contextlib.suppress(InputError):
+        results.write_json(folder / "config.json", {**record, "incomplete": missing(config, methods, summary)})
+        _conclude(cluster, methods, summary, folder, record)
+
+
+def _averaged(summary: "pd.DataFrame") -> str:
+    seeds, diverged = summary["seed"].nunique(), (summary["status"] == "diverged").any()
+    if seeds == 1:
+        return "one seed"
+    return f"means over the seeds that finished, of {seeds}" if diverged else f"means over {seeds} seeds"
+
+
+def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:
     """Return name, measured value and theory of each quantity of the traces."""
     from asyncsim.expectations import queue_theory, staleness_theory, think_time
     from asyncsim.theory import saturation_bound
@@ -97,7 +135,7 @@ def _against_theory(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[st
         (
             "staleness, mean",
             f"{mean['trace.staleness_mean']:.2f}",
-            f"{low:g} (conserved)" if low == high else f"{low:g} to {high:g} (bounds)",
+            f"{low:g} (conserved)" if low == high else f"{low:g} to {high:g} (bounds of the mean)",
         ),
         (
             "staleness, std",
@@ -105,12 +143,11 @@ def _against_theory(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[st
             _spread(expected),
         ),
     ]
+    fastest = ""
     if think is not None and cluster.service.mean > 0:
-        visits = 2 if cluster.separate_reads else 1
-        bound = saturation_bound(cluster.workers, think, visits * cluster.service.mean)
-        rows.append(
-            ("throughput (commits/s)", f"{mean['trace.throughput']:.2f}", f"at most {bound:.2f} (saturation, long run)")
-        )
+        demand = cluster.service.mean * (2 if cluster.separate_reads else 1)
+        fastest = f"at most {saturation_bound(cluster.workers, think, demand):.2f} (saturation bound)"
+    rows.append(("throughput (commits/s)", f"{mean['trace.throughput']:.2f}", fastest))
     rows.append(
         (
             "server utilisation",
@@ -119,7 +156,8 @@ def _against_theory(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[st
         )
     )
     rows.append(("mean wait (s)", f"{mean['trace.wait_mean']:.4f}", ""))
-    return [("", "measured", "theory"), *rows]
+    # A short trace may well lie beyond what holds in the long run.
+    return [("", "measured", "theory, in the long run"), *rows]
 
 
 def _spread(expected: "StalenessTheory") -> str:
@@ -146,7 +184,9 @@ def _method_table(summary: "pd.DataFrame") -> str:
     }
     shown = [name for name in columns if name in summary]
     by_method = summary.groupby("method", sort=False)
-    table = by_method[shown].mean().rename(columns=columns)
+    # One population for all columns: the seeds that finished.
+    finished = summary[shown].where(summary["status"] == "finished")
+    table = finished.groupby(summary["method"], sort=False).mean().rename(columns=columns)
     runs = by_method["status"].agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}")
     table.insert(0, "diverged", runs)
     return table.reset_index().to_string(index=False, float_format="{:#.3g}".format, na_rep="-")

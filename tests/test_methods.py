@@ -116,8 +116,8 @@ def test_factories_name_and_explain_what_they_take(name):
 
 
 BAD = {
-    "learning_rate": [0, -0.1, math.nan, math.inf, "fast", None],
-    "momentum": [-0.1, 1, 1.5, math.nan, "heavy"],
+    "learning_rate": [0, -0.1, math.nan, math.inf, "fast", "0.1", True, None],
+    "momentum": [-0.1, 1, 1.5, math.nan, "heavy", "0.9"],
     "kappa": [-1, math.nan, math.inf, "high"],
     "pi_max": [0, -1, math.nan, "none"],
     "variant": ["printed", "", None, 1],
@@ -134,6 +134,12 @@ def test_factories_refuse_what_cannot_be_used(name):
             with pytest.raises(InputError, match="^" + parameter + " = ") as error:
                 factory(**{parameter: value})
             assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("rate", [-1, 0, "0.1", None])
+def test_steps_uphill_are_refused(rate):
+    with pytest.raises(InputError, match=r"^learning_rate = "):
+        methods.gradient_steps(rate)
 
 
 def test_an_unknown_variant_hears_of_the_nearest():

@@ -60,6 +60,17 @@ def test_python_blocks_run(tmp_path, monkeypatch):
     assert any(isinstance(value, asyncsim.Run) for value in names.values())
 
 
+def test_the_own_study_runs(tmp_path, monkeypatch, capsys):
+    (text,) = [block.text for block in blocks() if "fragment" in block.info and "def run(config)" in block.text]
+    monkeypatch.chdir(tmp_path)
+    Path("studies").mkdir()
+    Path("studies/mine.py").write_text(text)
+    assert study.main(["mine", "--workers", "3"]) == 0
+    assert 0 < float(capsys.readouterr().out) < 4
+    assert study.main([]) == 0
+    assert "  mine        Say how stale a cluster is.\n" in capsys.readouterr().out
+
+
 def test_commands_can_be_read(capsys):
     found = commands()
     assert any(options[:1] == ["staleness"] for options in found)

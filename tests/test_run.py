@@ -58,6 +58,22 @@ def test_what_is_saved_comes_back(tmp_path, name):
     assert (loaded.config, loaded.diverged_at, loaded.status) == (run.config, run.diverged_at, run.status)
 
 
+def test_a_run_shows_itself_in_one_line():
+    run = make_run(diverged_at=2)
+    assert repr(run) == "<Run of gem: 3 commits, diverged at commit 2, seed 3>"
+    run = make_run()
+    run.config = {}
+    assert repr(run) == "<Run: 3 commits, finished>"
+    run.config = {"method": "gem", "problem": "digits", "seed": 0}
+    assert repr(run) == "<Run of gem on digits: 3 commits, finished, seed 0>"
+
+
+def test_what_is_not_a_path():
+    for use in (make_run().save, Run.load):
+        with pytest.raises(InputError, match=r"path = 3: must be a path"):
+            use(3)
+
+
 def test_status():
     assert make_run().status == "finished"
     assert make_run(diverged_at=0).status == "diverged"

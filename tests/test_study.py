@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, Run, Trace, methods, problems, study
+from asyncsim import Cluster, InputError, Run, Trace, methods, problems, simulate, study
 from asyncsim.law_text import name_of
 from asyncsim.laws import Gamma
 from asyncsim.methods import METHODS
@@ -69,6 +69,17 @@ def own_study(name: str, text: str) -> Path:
 
 
 # The list and the help
+
+
+def test_the_package_says_how_to_start(told):
+    ended = python("-m", "asyncsim")
+    assert (ended.returncode, ended.stdout.splitlines()) == (0, told()[1])
+
+
+def test_the_package_lists_what_it_offers():
+    import asyncsim
+
+    assert {name for name in dir(asyncsim) if not name.startswith("__")} == set(asyncsim.__all__)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -159,13 +170,16 @@ def test_methods_from_python_may_be_one_name():
         ("staleness --learning-rate 0", "learning_rate = 0.0: must be above zero"),
         ("staleness --learning-rate -1", "learning_rate = -1.0: must be above zero"),
         ("staleness --learning-rate nan", "learning_rate = nan: must be finite"),
-        ("staleness --momentum 1", "momentum = 1.0: must be below one"),
+        ("staleness --momentum 1", "error: momentum = 1.0: must be below one"),
+        ("staleness --methods downpour --momentum 1", "error: momentum = 1.0: must be below one"),
+        ("staleness --methods mine.py:damped", "methods = 'mine.py:damped': there is no file mine.py"),
         ("staleness --kappa -1", "kappa = -1.0: must be zero or above"),
         ("staleness --pi-max 0", "pi_max = 0.0: must be above zero"),
         ("staleness --compute 0", "compute = constant(value=0): a local step must take some time"),
         ("staleness --compute -1", "compute = '-1': constant: value = -1.0: must be zero or above (seconds)"),
         ("staleness --compute gamma(mean=0,cv=1)", "compute = 'gamma(mean=0,cv=1)': gamma: mean = 0.0: must be above"),
         ("staleness --compute gama(mean=1,cv=1)", "did you mean 'gamma'? choose from constant, exponential, "),
+        ("staleness --compute gama(1,1)", "compute = 'gama(1,1)': 'gama': unknown law; did you mean 'gamma'?"),
         ("staleness --compute gamma(mean=1)", "gamma: cv missing; write gamma(mean=..., cv=...)"),
         ("staleness --compute gamma(", "compute = 'gamma('"),
         ("staleness --compute pareto(mean=1,shape=1)", "the mean is infinite; the shape must be above 1"),
@@ -186,11 +200,6 @@ def test_methods_from_python_may_be_one_name():
         ("staleness --problem mnist --dropout 1", "dropout = 1.0: must be below 1"),
         ("staleness --out /dev/null", "out = '/dev/null': exists and is not an empty folder; give another"),
         ("staleness --out /dev/null/x", "out = '/dev/null/x': cannot be written: Not a directory; give a folder"),
-        ("throughput --tasks trce", "tasks = 'trce': unknown; did you mean 'trace'? choose from trace, growth, "),
-        ("throughput --tasks", "tasks: none given; choose from trace, growth, "),
-        ("throughput --tasks digits --method gme", "method = 'gme': unknown; did you mean 'gem'?"),
-        ("throughput --workers 0", "workers = 0: must be at least 1"),
-        ("throughput --repeats 0", "repeats = 0: must be at least 1"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(told, empty_folder, arguments, message):
@@ -250,6 +259,50 @@ def test_device_that_is_not_there(told, empty_folder, monkeypatch):
 def test_methods_of_another_kind(methods):
     with pytest.raises(InputError, match=r"must be a name, or a Method that methods\.gem\(\) returns"):
         Config(methods=methods).make_methods()
+
+
+def test_a_method_that_cannot_be_a_folder():
+    with pytest.raises(InputError, match="method: name = 'a/b'"):
+        Config(methods=(methods.downpour()._replace(name="a/b"),)).make_methods()
+
+
+MINE = """
+from asyncsim.methods import Method, gradient_steps
+
+def damped(learning_rate=0.01, patience=10):
+    return Method("damped", {"learning_rate": learning_rate, "patience": patience}, gradient_steps(learning_rate))
+
+def needs(patience):
+    return damped(patience=patience)
+
+def other():
+    return 3
+"""
+
+
+def test_a_method_of_an_own_file(capsys):
+    Path("mine.py").write_text(MINE)
+    (method,) = Config(methods="mine.py:damped").make_methods()
+    assert method.hyperparameters == {"learning_rate": 0.01, "patience": 10}
+    method, _ = Config(methods=("mine.py:damped", "gem"), learning_rate=0.1, kappa=2.0).make_methods()
+    assert method.hyperparameters == {"learning_rate": 0.1, "patience": 10}
+    assert capsys.readouterr().err == "note: --kappa changes nothing for damped\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("mine.py:dampd", "mine.py has no function dampd"),
+        ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
+        ("mine.py:other", "methods = 3: must be a name, or a Method"),
+        ("broken.py:damped", "cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_own_file_without_a_method(entry, message):
+    Path("mine.py").write_text(MINE)
+    Path("broken.py").write_text("1 / 0\n")
+    with pytest.raises(InputError, match=re.escape(message)):
+        Config(methods=entry).make_methods()
 
 
 def test_problem_of_another_kind():
@@ -384,6 +437,8 @@ def test_study_prints_tables_and_says_where(small_run):
     assert ended.returncode == 0, ended.stderr
     out = ended.stdout
     assert all(word in out for word in ("staleness, mean", "theory", "test accuracy", "energy ratio", "diverged"))
+    cluster = "2 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, served fifo; 1 trace"
+    assert out.splitlines()[0] == cluster and "\ndigits, one seed\n" in out
     assert [name for name in Config().methods if name not in out] == []
     assert "\nwrote results/staleness: config.json, traces, runs, summary.csv, " in out
     assert len(ended.stderr.splitlines()) == 3 and "[3/3] adaptive_staleness, seed 0: loss" in ended.stderr
@@ -424,17 +479,19 @@ def test_second_run_on_the_digits_writes_the_same_bytes(small_run, tmp_path):
 
 
 def test_double_precision_on_a_chosen_device(told):
+    before = jax.config.jax_default_device
     code, _, err = told("staleness", *TOY, "--x64", "--device=cpu", "--out=mine")
     assert code == 0, err
     run = Run.load("mine/runs/downpour-seed0")
     assert run.config["precision"] == "float64" and run.params.dtype == np.float64
-    assert not jax.config.jax_enable_x64 and jax.config.jax_default_device is None
+    assert not jax.config.jax_enable_x64 and jax.config.jax_default_device is before
 
 
 def test_device_holds_inside_the_block_only():
-    with Config(device="cpu").computing_device():
-        assert jax.config.jax_default_device == jax.devices("cpu")[0]
-    assert jax.config.jax_default_device is None
+    with jax.default_device(jax.devices()[-1]):
+        with Config(device="cpu").computing_device():
+            assert jax.config.jax_default_device == jax.devices("cpu")[0]
+        assert jax.config.jax_default_device == jax.devices()[-1]
 
 
 def test_study_from_python(tmp_path, capsys):
@@ -460,22 +517,71 @@ def test_study_from_python(tmp_path, capsys):
     written = json.loads((result.folder / "config.json").read_text())
     assert written["compute"] == ["gamma(mean=1, cv=0.2)", "exponential(1)", 2.0]
     assert (written["workers"], written["methods"], written["problem"]) == (3, ["mine", "downpour"], "quadratic")
-    assert written["data_dir"] == str(tmp_path / "data") and "out" not in written
+    assert written["problem_config"] == {"curvature": [1.0, 0.1], "noise": 0.0, "start": 1.0}
+    assert written["hyperparameters"] == {"mine": {"learning_rate": 0.02}, "downpour": {"learning_rate": 0.05}}
+    assert written["versions"]["jax"] == jax.__version__ and "numpy" in written["versions"]
+    # What these objects do not use is not written, least of all with its default.
+    assert not {"out", "data_dir", "curvature", "noise", "learning_rate", "kappa"} & set(written)
     assert capsys.readouterr().err.count("note: --data-dir changes nothing for quadratic") == 1
 
 
-def test_throughput_with_two_workers(told):
-    code, out, err = told("throughput", "--workers=2", "--quick", "--repeats=1", "--tasks=trace", "--out=mine")
+def printed(told, *options: str) -> str:
+    code, out, err = told("staleness", *options, "--problem=quadratic", "--out=mine")
     assert code == 0, err
-    assert list(pd.read_csv("mine/summary.csv")["contender"]) == ["simulate", "usual SimPy model"]
-    assert out[-1] == "wrote mine: summary.csv, turns.csv"
+    return "\n".join(out)
 
 
-@pytest.mark.full
-def test_throughput_of_everything_with_two_workers(told):
-    code, _, err = told("throughput", "--workers=2", "--quick", "--repeats=1", "--out=mine")
-    assert code == 0, err
-    assert set(pd.read_csv("mine/summary.csv")["task"]) == {"trace", "growth", "digits", "quadratic"}
+def test_each_timing_has_a_table_that_says_whose(told):
+    out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem,sgd", "--variant=paper")
+    heads = [line.rpartition(", served fifo; ")[::2] for line in out.splitlines() if "; 1 trace" in line]
+    assert [head for _, head in heads] == ["1 trace of downpour", "1 trace of gem", "1 trace of sgd"]
+    assert ["exchange" in text for text, _ in heads] == [True, False, True]
+    assert "read_then_write in one visit" in heads[1][0] and heads[2][0].startswith("1 worker, ")
+    assert out.count("staleness, mean") == out.count("throughput (commits/s)") == 3
+    assert out.count("theory, in the long run") == 3
+
+
+def test_workers_unlike_each_other_are_counted_and_have_a_throughput(told):
+    options = ["--compute=[gamma(1,0.2)]*2+[constant(3)]", "--latency=[0.1,0.2]", "--window=2", "--bandwidth=1e3"]
+    out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour", *options)
+    assert out.splitlines()[0] == (
+        "3 workers, compute 2 \u00d7 gamma(mean=1, cv=0.2) + 1 \u00d7 3 s, window 2, service 0.005 s, "
+        "latency 0.1 s up and 0.2 s down, 16 bytes at 1000 bytes/s each, exchange, served fifo; 1 trace"
+    )
+    assert re.search(r"throughput \(commits/s\) +\d", out)
+
+
+def test_means_are_of_the_seeds_that_finished():
+    staleness = study.load("staleness")
+    rows = [
+        {"status": "finished", "final_loss": 1.0, "simulated_seconds": 200.0},
+        {"status": "finished", "final_loss": 2.0, "simulated_seconds": 202.0},
+        {"status": "diverged", "final_loss": np.nan, "simulated_seconds": 20.0},
+    ]
+    trace = {"trace.commits": 3, "trace.warm_up": 1, "trace.throughput": 1.0, "trace.utilisation": 0.5}
+    trace |= {"trace.staleness_mean": 1.0, "trace.staleness_std": 0.0, "trace.wait_mean": 0.0}
+    common = [{"method": "downpour", "seed": seed, "trace_file": seed, **trace} for seed in range(3)]
+    summary = pd.DataFrame([one | row for one, row in zip(common, rows, strict=True)])
+    lines = staleness.report(Cluster(2, 1.0), [methods.downpour()], "digits", summary).splitlines()
+    assert "digits, means over the seeds that finished, of 3" in lines
+    assert lines[-1].split() == ["downpour", "1", "of", "3", "1.50", "201.", "1.00"]
+
+
+# While a trace is simulated
+
+
+def test_a_simulation_shows_how_far_it_is(capsys):
+    trace = simulate(Cluster(2, "exponential(1)"), 45_000, progress=True)
+    assert "simulate" in (bar := capsys.readouterr().err) and "/45000" in bar.replace("45.0k", "45000")
+    assert simulate(Cluster(2, "exponential(1)"), 45_000).frame.equals(trace.frame)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("workers", "commits"), [(2, 10**14), (10**11, 1)])
+def test_a_trace_that_memory_cannot_hold(workers, commits):
+    message = rf"commits = {commits}: a trace of so many by {workers} workers needs at least .* GiB of memory"
+    with pytest.raises(InputError, match=message):
+        simulate(Cluster(workers, 1.0), commits)
 
 
 # What is left when it ends early
@@ -501,8 +607,10 @@ def stop_at(monkeypatch, number: int, error: BaseException) -> None:
 def test_interrupted_study_keeps_and_tells_finished_runs(told, monkeypatch):
     stop_at(monkeypatch, 2, KeyboardInterrupt())
     code, out, err = told("staleness", *TWO)
-    assert (code, out) == (130, [])
+    assert code == 130 and any(line.startswith("downpour") or " downpour " in line for line in out)
     assert err[-1] == "interrupted: what was finished is in mine"
+    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == ["adaptive_staleness-seed0"]
+    assert {"staleness.png", "loss.png", "energy.pdf", "queue.pdf"} <= {path.name for path in Path("mine").iterdir()}
     summary = pd.read_csv("mine/summary.csv")
     assert list(summary["method"]) == ["downpour"]
     assert [path.name for path in Path("mine/runs").iterdir()] == ["downpour-seed0"]
@@ -528,7 +636,7 @@ def test_disk_that_fills_leaves_only_whole_runs(told, monkeypatch, empty_folder,
 
     monkeypatch.setattr(Run, "_write", filling)
     code, out, err = told("staleness", *TWO)
-    assert (code, out) == (2, [])
+    assert code == 2 and bool(out) == (number == 2)
     assert err[-1].startswith("error: ") and "No space left on device" in err[-1]
     if number == 1:
         assert list(empty_folder.iterdir()) == []

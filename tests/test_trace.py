@@ -149,19 +149,32 @@ def test_a_failed_save_leaves_nothing(trace, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_save_keeps_the_older_file(trace, tmp_path, monkeypatch):
-    path = trace.save(tmp_path / "trace.parquet")
-    before = path.read_bytes()
-
+def test_an_interrupted_save_is_in_nobodys_way(trace, tmp_path, monkeypatch):
     def interrupted(table, where):
         where.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pq, "write_table", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        trace.save(path)
-    assert [file.name for file in tmp_path.iterdir()] == ["trace.parquet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trace.save(tmp_path / "trace.parquet")
+    assert list(tmp_path.iterdir()) == []
+    trace.save(tmp_path / "trace.parquet")
+
+
+def test_traces_are_never_written_over(trace, tmp_path):
+    path = trace.save(tmp_path / "trace.parquet")
+    before = path.read_bytes()
+    for there in (path, tmp_path):
+        with pytest.raises(InputError, match=r"path = .*: exists already; give another, or remove it first"):
+            TRACES["exchange"].save(there)
     assert path.read_bytes() == before
+
+
+def test_what_is_not_a_path(trace):
+    for use in (trace.save, Trace.load):
+        with pytest.raises(InputError, match=r"path = 3: must be a path"):
+            use(3)
 
 
 def test_a_path_that_cannot_be_written(trace, tmp_path):

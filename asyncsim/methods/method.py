@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from asyncsim.methods.checks import require_rate
+
 Array = jax.Array
 State = Any  #: any tree of arrays, ``()`` for none
 Schedule = Callable[["Visit"], Array]
@@ -133,7 +135,13 @@ def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformat
     ----------
     learning_rate : float or function
         A schedule is a function of the Visit, ``lambda visit: 0.1 / (1 + visit.worker_step / 100)`` say.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero.
     """
+    require_rate("learning_rate", learning_rate)
 
     def update(gradients, state, params=None, *, visit=None, **_):
         rate = learning_rate(visit) if callable(learning_rate) else learning_rate

@@ -1,0 +1,68 @@
+"""What a cluster is, in one line: the same words in tables and in titles."""
+
+from asyncsim.cluster import Cluster
+from asyncsim.laws import Constant, Law
+from asyncsim.wording import counted
+
+#: More different laws than these are told by their number and their means.
+_MOST_LAWS = 3
+#: A law written longer than this is told by its mean.
+_LONGEST_LAW = 40
+
+
+def describe(cluster: Cluster) -> str:
+    """Return what a cluster is: ``100 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, fifo``.
+
+    What takes no time and what is one only (the network, the window) is left out.
+    """
+    return ", ".join(parts(cluster))
+
+
+def parts(cluster: Cluster) -> list[str]:
+    """Return the parts of `describe`, for lines that break between them."""
+    return [
+        counted(cluster.workers, "worker"),
+        f"compute {_compute(cluster)}",
+        *([f"window {cluster.window}"] if cluster.window > 1 else []),
+        f"service {_law(cluster.service)}",
+        *_network(cluster),
+        _protocol(cluster),
+        f"served {cluster.discipline}",
+    ]
+
+
+def _compute(cluster: Cluster) -> str:
+    laws = [cluster.compute] if isinstance(cluster.compute, Law) else cluster.compute
+    distinct = list(dict.fromkeys(laws))
+    if len(distinct) == 1:
+        return _law(distinct[0])
+    if len(distinct) <= _MOST_LAWS:
+        return " + ".join(f"{laws.count(law)} \u00d7 {_law(law)}" for law in distinct)
+    means = [law.mean for law in distinct]
+    return f"{len(distinct)} different laws of means {min(means):.3g} to {max(means):.3g} s"
+
+
+def _network(cluster: Cluster) -> list[str]:
+    up, down = cluster.latency_up, cluster.latency_down
+    told = []
+    if up != down:
+        told.append(f"latency {_law(up)} up and {_law(down)} down")
+    elif up != Constant(0.0):
+        told.append(f"latency {_law(up)} each way")
+    if cluster.bandwidth is not None and cluster.message_bytes is not None:
+        share = "shared" if cluster.shared_bandwidth else "each"
+        told.append(f"{cluster.message_bytes:.4g} bytes at {cluster.bandwidth:.4g} bytes/s {share}")
+    return told
+
+
+def _protocol(cluster: Cluster) -> str:
+    if cluster.protocol == "read_then_write":
+        return f"{cluster.protocol} in {'one visit' if cluster.exclusive else 'two visits'}"
+    return cluster.protocol
+
+
+def _law(law: Law) -> str:
+    if isinstance(law, Constant):
+        return f"{law.value:g} s"
+    text = str(law)
+    return text if len(text) <= _LONGEST_LAW else f"{text.partition('(')[0]}(...) of mean {law.mean:.3g} s"

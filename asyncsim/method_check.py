@@ -1,0 +1,215 @@
+"""A method checked before its replay, by the shapes that its functions return.
+
+Nothing is computed: the functions are traced once with shapes in the place of arrays. What is wrong is told in the
+terms of `asyncsim.methods.Method`, not in those of the compiled loop that would fail later.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from asyncsim.errors import InputError
+from asyncsim.methods.method import Applied, Array, Method, Timing, Visit
+from asyncsim.wording import counted
+
+#: What each function is called with.
+_CALLS = {
+    "init_worker": "init_worker(central)",
+    "init_server": "init_server(central)",
+    "init_memory": "init_memory(central)",
+    "resume": "resume(worker, read)",
+    "message": "message(worker, update, start, central, visit)",
+    "apply": "apply(server, central, message, memory, visit)",
+    "origin": "origin(worker, read)",
+    "proxy": "proxy(worker)",
+}
+_OPTIONAL = ("resume", "origin", "proxy")
+
+
+def check_method(method: Method, params: Any) -> None:
+    """Raise InputError unless a method's functions take what they are given and return what they must.
+
+    Parameters
+    ----------
+    method : Method
+    params : tree of arrays or ShapeDtypeStruct
+        The problem's initial parameters; only their shapes are used.
+
+    Raises
+    ------
+    InputError
+        Naming the method and the function, what it returned, and what it should.
+    """
+    check_fields(method)
+    kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
+    central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
+    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": central.dtype}
+    scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
+    visit = Visit(**scalars)
+    _check_optimizer(method, params, visit)
+    worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
+    if method.resume is not None:
+        _require_vector(method, "resume", _call(method, "resume", worker, central), central)
+    if method.origin is not None:
+        _require_vector(method, "origin", _call(method, "origin", worker, central), central)
+    message = _check_message(method, worker, central, visit)
+    if method.proxy is not None:
+        _require_vector(method, "proxy", _call(method, "proxy", worker), central)
+    _check_apply(method, server, central, message, memory, visit)
+
+
+def check_fields(method: Method) -> None:
+    """Raise InputError unless the fields of a method are of their kinds: what can be seen without a problem."""
+    check_name(method.name)
+    if not isinstance(method.hyperparameters, Mapping):
+        raise InputError(f"{method.name}.hyperparameters = {method.hyperparameters!r}: must be a dict")
+    if not isinstance(method.timing, Timing):
+        raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
+    for name, call in _CALLS.items():
+        function = getattr(method, name)
+        if not callable(function) and not (function is None and name in _OPTIONAL):
+            raise InputError(f"{method.name}.{name} = {function!r}: must be a function, {call}")
+    if not all(callable(getattr(method.optimizer, name, None)) for name in ("init", "update")):
+        raise InputError(
+            f"{method.name}.optimizer = {method.optimizer!r}: must be an optax.GradientTransformation; for plain "
+            "gradient descent asyncsim.methods.gradient_steps(learning_rate)"
+        )
+
+
+def check_name(name: Any) -> None:
+    """Raise InputError unless a method's name can be that of a folder."""
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise InputError(f"method: name = {name!r}: must be a text of one line")
+    if name.startswith(".") or set(name) & set('/\\:*?"<>|'):
+        raise InputError(f'method: name = {name!r}: names folders and files; leave out any of / \\ : * ? " < > |')
+
+
+def _check_optimizer(method: Method, params: Any, visit: Visit) -> None:
+    optimizer = optax.with_extra_args_support(method.optimizer)
+    state = _traced(f"{method.name}.optimizer.init(params)", optimizer.init, params)
+    call = f"{method.name}.optimizer.update(gradients, state, params, visit=visit)"
+    result = _traced(call, lambda *given: optimizer.update(*given[:3], visit=given[3]), params, state, params, visit)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise InputError(f"{call} returned {_told(result)}: must return the steps and the new state")
+    _require_alike(call, "the steps, of the tree of the parameters", result[0], params)
+    _require_alike(call, "the state, of the tree of optimizer.init(params)", result[1], state)
+
+
+def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> Any:
+    result = _call(method, "message", worker, central, central, central, visit)
+    if not isinstance(result, tuple) or len(result) != 3:
+        raise InputError(
+            f"{_named(method, 'message')} returned {_told(result)}: must return three things, the message, the "
+            "worker's state and a dict of diagnostics ({} for none)"
+        )
+    message, after, diagnostics = result
+    _require_alike(_named(method, "message"), "the worker's state, as init_worker made it", after, worker)
+    if not isinstance(diagnostics, Mapping):
+        raise InputError(
+            f"{_named(method, 'message')} returned {_told(diagnostics)} for the diagnostics: must be a dict"
+        )
+    for name, value in diagnostics.items():
+        if getattr(value, "shape", None) != central.shape:
+            raise InputError(
+                f"{_named(method, 'message')} returned {_told(value)} for the diagnostic {name!r}: must be "
+                f"a vector of shape {_shape(central)}"
+            )
+    return message
+
+
+def _check_apply(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:
+    call = _named(method, "apply")
+    applied = _call(method, "apply", server, central, message, memory, visit)
+    if not isinstance(applied, Applied):
+        raise InputError(f"{call} returned {_told(applied)}: must return Applied(central, server, memory)")
+    _require_vector(method, "apply", applied.central, central, "the central variable, ")
+    _require_alike(call, "the server's state, as init_server made it", applied.server, server)
+    _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
+
+
+def _call(method: Method, name: str, *given: Any) -> Any:
+    return _traced(_named(method, name), getattr(method, name), *given)
+
+
+def _traced(call: str, function: Callable[..., Any], *given: Any) -> Any:
+    """Return what a function returns, as shapes; an error of its own is told with its name."""
+    try:
+        inspect.signature(function).bind(*given)
+    except TypeError:
+        takes = f"takes {inspect.signature(function)}"
+        expected = counted(len(given), "argument")
+        raise InputError(f"{call}: {takes}; it is called with {expected}, in this order") from None
+    except ValueError:  # a built-in without a signature
+        pass
+    try:
+        return _shapes_of_results(function, given)
+    except InputError:
+        raise
+    except Exception as error:
+        told = (str(error).splitlines() or [""])[0]
+        raise InputError(f"{call}: failed: {type(error).__name__}: {told}") from error
+
+
+def _shapes_of_results(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    """Return the shapes of what a function returns; leaves that are no arrays, None or text, as they are."""
+    kept: list[Any] = []
+
+    def arrays(*arguments: Any) -> list[Array]:
+        leaves, tree = jax.tree.flatten(function(*arguments))
+        traced = [isinstance(leaf, jax.Array | int | float | complex) or hasattr(leaf, "dtype") for leaf in leaves]
+        kept[:] = [tree, traced, [None if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True)]]
+        return [jnp.asarray(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
+
+    shapes = iter(jax.eval_shape(arrays, *given))
+    tree, traced, others = kept
+    return jax.tree.unflatten(tree, [next(shapes) if t else other for t, other in zip(traced, others, strict=True)])
+
+
+def _require_vector(method: Method, name: str, found: Any, central: Any, what: str = "") -> None:
+    if getattr(found, "shape", None) != central.shape or found.dtype != central.dtype:
+        raise InputError(
+            f"{_named(method, name)} returned {what}{_told(found)}: must be a vector like the central variable, "
+            f"{_told(central)}"
+        )
+
+
+def _require_alike(call: str, what: str, found: Any, expected: Any) -> None:
+    """Raise InputError unless two trees agree in structure, shapes and types."""
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (found, expected)]
+    same = structures[0] == structures[1]
+    if same:
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+        same = all(hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
+    if not same:
+        raise InputError(f"{call} returned {_told(found)} for {what}: must be {_told(expected)}")
+
+
+def _named(method: Method, name: str) -> str:
+    return f"{method.name}.{_CALLS[name]}"
+
+
+def _told(tree: Any) -> str:
+    """Return a tree in one line, its arrays as ``float32[parameters]``."""
+
+    def leaf(value: Any) -> Any:
+        return _Text(f"{value.dtype}{_shape(value)}") if hasattr(value, "dtype") else value
+
+    return " ".join(str(jax.tree.map(leaf, tree)).split())
+
+
+def _shape(value: Any) -> str:
+    return str(list(value.shape))
+
+
+class _Text(str):
+    """A text that shows itself without quotation marks."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)

@@ -1,0 +1,134 @@
+"""Methods checked before a replay: each message names the function, what it returned and what it should."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from asyncsim import InputError, methods, problems
+from asyncsim.method_check import check_fields, check_method
+from asyncsim.methods import METHODS, Applied, add, gradient_steps, send_update
+
+PROBLEM = problems.digits(hidden=(3,))
+PARAMS = jax.eval_shape(PROBLEM.init, jax.random.key(0))
+SIZE = PROBLEM.parameter_count
+APPLY = r"damped\.apply\(server, central, message, memory, visit\)"
+MESSAGE = r"damped\.message\(worker, update, start, central, visit\)"
+
+
+def damped(**fields):
+    return methods.downpour()._replace(name="damped", **fields)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_methods_pass(name):
+    check_method(METHODS[name](), PARAMS)
+
+
+def test_states_of_any_tree_pass(lenient):
+    def message(worker, update, start, central, visit):
+        return {"u": update, "when": visit.time}, [worker[0] + 1, None], {"size": jnp.abs(update) > 1}
+
+    def apply(server, central, message, memory, visit):
+        return Applied(central + message["u"], {"n": server["n"] + 1}, (memory[0] + message["u"],))
+
+    method = damped(
+        optimizer=optax.adam(1e-3),
+        message=message,
+        apply=apply,
+        init_worker=lambda central: [0, None],
+        init_server=lambda central: {"n": jnp.int32(0)},
+        init_memory=lambda central: (jnp.zeros_like(central),),
+        resume=lambda worker, read: read,
+    )
+    check_method(method, PARAMS)
+    check_method(method, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), PARAMS))
+
+
+def test_nothing_is_computed():
+    def apply(server, central, message, memory, visit):
+        assert isinstance(central, jax.core.Tracer)
+        return add(server, central, message, memory, visit)
+
+    check_method(damped(apply=apply), PARAMS)
+
+
+WRONG = {
+    "shape": (
+        {"apply": lambda s, c, m, k, v: Applied(c[:3], s, k)},
+        rf"{APPLY} returned the central variable, float32\[3\]: must be a vector like .*, float32\[{SIZE}\]",
+    ),
+    "type": (
+        {"apply": lambda s, c, m, k, v: Applied(c.astype(jnp.float16), s, k)},
+        rf"{APPLY} returned the central variable, float16",
+    ),
+    "tuple": (
+        {"apply": lambda s, c, m, k, v: (c + m, s, k)},
+        rf"{APPLY} returned \(float32\[{SIZE}\], \(\), \(\)\): must return Applied\(central, server, memory\)",
+    ),
+    "nothing": ({"apply": lambda s, c, m, k, v: None}, rf"{APPLY} returned None: must return Applied"),
+    "server not passed on": (
+        {"apply": lambda s, c, m, k, v: Applied(c + m), "init_server": lambda c: {"n": 0}},
+        rf"{APPLY} returned \(\) for the server's state, as init_server made it: must be \{{'n': int32\[\]\}}",
+    ),
+    "memory not passed on": (
+        {"apply": lambda s, c, m, k, v: Applied(c + m, s), "init_memory": lambda c: c},
+        rf"{APPLY} returned \(\) for the memory of the worker",
+    ),
+    "arguments": (
+        {"apply": lambda server, central: Applied(central)},
+        rf"{APPLY}: takes \(server, central\); it is called with 5 arguments, in this order",
+    ),
+    "its own error": (
+        {"apply": lambda s, c, m, k, v: Applied(c + jnp.ones(3))},
+        rf"{APPLY}: failed: TypeError: add got incompatible shapes",
+    ),
+    "update alone": (
+        {"message": lambda w, u, s, c, v: u},
+        rf"{MESSAGE} returned float32\[{SIZE}\]: must return three things",
+    ),
+    "worker's state": (
+        {"message": lambda w, u, s, c, v: (u, u, {})},
+        rf"{MESSAGE} returned float32\[{SIZE}\] for the worker's state, as init_worker made it: must be \(\)",
+    ),
+    "no diagnostics": (
+        {"message": lambda w, u, s, c, v: (u, w, None)},
+        rf"{MESSAGE} returned None for the diagnostics: must be a dict",
+    ),
+    "scalar diagnostic": (
+        {"message": lambda w, u, s, c, v: (u, w, {"size": u.sum()})},
+        rf"{MESSAGE} returned float32\[\] for the diagnostic 'size': must be a vector of shape \[{SIZE}\]",
+    ),
+    "init": ({"init_server": lambda: ()}, r"damped\.init_server\(central\): takes \(\); it is called with 1 argument,"),
+    "resume": ({"resume": lambda w, read: read[0]}, r"damped\.resume\(worker, read\) returned float32\[\]: must be a"),
+    "proxy": ({"proxy": lambda w: w}, r"damped\.proxy\(worker\) returned \(\): must be a vector"),
+    "origin": ({"origin": lambda w, read: None}, r"damped\.origin\(worker, read\) returned None: must be a vector"),
+    "rate for an optimizer": (
+        {"optimizer": 0.05},
+        r"damped\.optimizer = 0\.05: must be an optax\.GradientTransformation; .*gradient_steps\(learning_rate\)",
+    ),
+    "optimizer without a state": (
+        {"optimizer": optax.GradientTransformation(lambda p: (), lambda g, s, p=None: g)},
+        r"damped\.optimizer\.update\(gradients, state, params, visit=visit\) returned .*: must return the steps and",
+    ),
+    "not a function": ({"apply": 3}, r"damped\.apply = 3: must be a function, apply\(server, "),
+    "not a timing": ({"timing": None}, r"damped\.timing = None: must be an asyncsim\.methods\.Timing"),
+    "hyperparameters": ({"hyperparameters": None}, r"damped\.hyperparameters = None: must be a dict"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(name):
+    fields, message = WRONG[name]
+    with pytest.raises(InputError, match=message):
+        check_method(damped(**fields), PARAMS)
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\\b", "", " ", ".hidden", "a\nb", "a:b", None, 3])
+def test_a_name_is_that_of_a_folder(name):
+    with pytest.raises(InputError, match=r"method: name = "):
+        check_fields(methods.gem()._replace(name=name))
+
+
+def test_names_with_spaces_are_fine():
+    check_fields(methods.Method("gem, kappa = 2 (mine)", {}, gradient_steps(0.1), message=send_update))
