@@ -11,14 +11,10 @@ from jax.flatten_util import ravel_pytree
 
 from asyncsim.cluster import Cluster
 from asyncsim.delays import delays
-from asyncsim.flat import flatten
-from asyncsim.kernel import initial_state, read_rows
-from asyncsim.local import build_local
 from asyncsim.methods import Method, Visit
-from asyncsim.plan import Plan
 from asyncsim.problems import Problem
+from asyncsim.problems.batches import BatchIndices
 from asyncsim.streams import Streams
-from asyncsim.trace import Trace
 
 
 def usual_model(cluster: Cluster, commits: int, seed: int = 0) -> np.ndarray:
@@ -56,15 +52,52 @@ def usual_model(cluster: Cluster, commits: int, seed: int = 0) -> np.ndarray:
     return np.array(visits[:commits])
 
 
+class Events:
+    """The heap of an event loop: whose computation ends next, and when.
+
+    Delays are drawn from the compute law before the loop; the server is instantaneous.
+    """
+
+    def __init__(self, cluster: Cluster, commits: int, seed: int = 0):
+        streams = Streams(seed, "usual")
+        count = 2 * commits // cluster.workers + 64
+        self._times = [law.sample(streams.generator(i), count) for i, law in enumerate(cluster.compute_laws)]
+        self._heap = [(times[0], i) for i, times in enumerate(self._times)]
+        heapq.heapify(self._heap)
+
+    def next(self) -> int:
+        """Return the worker whose computation ends next."""
+        return self._heap[0][1]
+
+    def start(self, job: int) -> None:
+        """Let that worker start its next job."""
+        now, worker = self._heap[0]
+        heapq.heapreplace(self._heap, (now + self._times[worker][job], worker))
+
+
+class Minibatches:
+    """The examples of each job, drawn once for all runs: an epoch's shuffling is no part of a short run's time."""
+
+    def __init__(self, problem: Problem, seed: int = 0):
+        self._problem, self._seed = problem, seed
+        self._of_workers: dict[int, BatchIndices | None] = {}
+
+    def of(self, workers: int) -> BatchIndices | None:
+        """Return the minibatches of so many workers; None for a problem without data."""
+        if workers not in self._of_workers:
+            self._of_workers[workers] = self._problem.batch_indices(self._seed, workers)
+        return self._of_workers[workers]
+
+
 class UsualLoop:
     """A heap of events, one jitted gradient and one jitted update per event, separate arrays per worker.
 
-    Delays are drawn from the compute law when a computation starts; the server is instantaneous. Made once, so that
-    compilation can be left out of the measurement.
+    Made once, so that compilation can be left out of the measurement.
     """
 
-    def __init__(self, cluster: Cluster, method: Method, problem: Problem, seed: int = 0):
-        self.cluster, self.method, self.problem, self.seed = cluster, method, problem, seed
+    def __init__(self, method: Method, problem: Problem, seed: int = 0):
+        self.method, self.seed = method, seed
+        self.minibatches = Minibatches(problem, seed)
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed)))
         self.start, unravel = ravel_pytree(params)
         self.data = jax.tree.map(jnp.asarray, problem.train)
@@ -88,24 +121,18 @@ class UsualLoop:
 
         self.gradient, self.update = gradient, update
 
-    def run(self, commits: int) -> Any:
+    def run(self, cluster: Cluster, commits: int) -> Any:
         """Run some commits from the start; return the central variable and the losses."""
-        n = self.cluster.workers
-        streams = Streams(self.seed, "usual")
-        batches = self.problem.batch_indices(self.seed, n)
-        times = [
-            law.sample(streams.generator(i), 2 * commits // n + 64) for i, law in enumerate(self.cluster.compute_laws)
-        ]
+        n = cluster.workers
+        events, batches = Events(cluster, commits, self.seed), self.minibatches.of(n)
         key = jax.random.key(self.seed)
         central, server = self.start, self.method.init_server(self.start)
         starts, reads, jobs = [central] * n, [0] * n, [0] * n
-        workers = [self.method.init_worker(central) for _ in range(n)]
-        memories = [self.method.init_memory(central) for _ in range(n)]
-        events = [(times[i][0], i) for i in range(n)]
-        heapq.heapify(events)
+        # Nothing is changed in place, so all may begin with the same arrays.
+        workers, memories = [self.method.init_worker(central)] * n, [self.method.init_memory(central)] * n
         losses = []
         for commit in range(commits):
-            now, i = events[0]
+            i = events.next()
             facts = np.array([commit - reads[i], i, jobs[i], commit], np.int32)
             rows = batches.rows([i], [jobs[i]])[0, 0] if batches is not None else None
             loss, step = self.gradient(starts[i], self.data, rows, key, facts)
@@ -114,56 +141,9 @@ class UsualLoop:
             )
             losses.append(loss)
             starts[i], reads[i], jobs[i] = central, commit + 1, jobs[i] + 1
-            heapq.heapreplace(events, (now + times[i][jobs[i]], i))
+            events.start(jobs[i])
         return jax.block_until_ready((central, losses))
 
 
 def _visit(facts: Any) -> Visit:
     return Visit(facts[0], facts[1], facts[2], facts[3], time=jnp.float32(0), local_steps=jnp.int32(1))
-
-
-class GradientsAlone:
-    """The gradients of a replay and nothing else: the same function, pieces and batches, parameters per worker.
-
-    Attributes
-    ----------
-    amount : int
-        Gradients that one `run` computes.
-    """
-
-    def __init__(self, trace: Trace, method: Method, problem: Problem, seed: int = 0):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed)))
-        plan = Plan(trace, problem, seed, np.array([len(trace)]), 0, jnp.dtype("float32"))
-        layout, flat = plan.layout(trace, problem, proxy_momentum=0.0), flatten(params)
-        local = build_local(method, problem, trace.window, flat)
-        self.state = initial_state(method, flat, params, (), plan.waves.slots, 0, trace.workers)
-        self.data = jax.tree.map(jnp.asarray, problem.train)
-        self.key = jax.random.key(seed)
-        self.chunks = [(pieces, len(starts) - 1) for starts, pieces in plan.chunks(0, len(trace))]
-        self.amount = len(trace)
-
-        @jax.jit
-        def gradients(state, data, key, pieces, count):
-            def one_piece(index, carry):
-                total, scratch = carry
-                piece = jax.tree.map(lambda leaf: leaf[index], pieces)
-                read = read_rows(state.read, piece.slot, piece.size, scratch)
-                rows = jax.tree.map(lambda leaf: leaf[: layout.piece_size], state.workers)
-                arguments = (rows, read, piece.visit, piece.job, piece.rows)
-                if layout.one_by_one:
-                    results = jax.lax.map(lambda one: local(data, key, *one), arguments)
-                else:
-                    results = jax.vmap(lambda *one: local(data, key, *one))(*arguments)
-                return total + jnp.sum(results.update[:, 0]) + results.update[0], read
-
-            empty = jnp.zeros((layout.piece_size, state.central.size), state.central.dtype)
-            return jax.lax.fori_loop(0, count, one_piece, (jnp.zeros_like(state.central), empty))[0]
-
-        self.gradients = gradients
-
-    def run(self) -> Any:
-        """Compute all gradients once."""
-        results = [
-            self.gradients(self.state, self.data, self.key, pieces, np.int32(count)) for pieces, count in self.chunks
-        ]
-        return jax.block_until_ready(results)

@@ -1,68 +1,96 @@
-"""How fast simulation and replay are, against the model and the loop one would write by hand.
+"""How fast simulation and replay are, against the loops one would write by hand and the gradients alone.
 
-Both sides of each comparison run in this one process, in turns, several times; the ratio of each turn is what counts.
+All sides of a comparison run in this one process, in turns, several times; the ratios within each turn are what counts.
+The gradients alone, in the best of several batchings and without any update, are the limit of what a replay can reach.
+Prints rates, ratios, costs and how near the machine's ceilings all this comes; writes tables and a figure.
 """
 
+import importlib.util
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim import results
-from asyncsim.cluster import Cluster
 from asyncsim.errors import InputError, require_choice, require_count
-from asyncsim.study import load_file
+from asyncsim.study import load_file, shipped
 from asyncsim.study_config import split_names
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TASKS = ("trace", "growth", "digits", "quadratic", "mnist")
+TASKS = ("trace", "growth", "quadratic", "digits", "cnn", "mlp")
+METHODS = ("downpour", "gem")
+#: The thesis' network takes 19 MB a vector: with more workers than this its state outgrows most machines.
+MOST_MLP_WORKERS = 100
+#: Turns that --quick makes at most.
+QUICK_REPEATS = 2
+#: The tables in the order in which they are printed; the summary is written last, as it makes the folder a result.
+TABLES = ("machine", "sweep", "turns", "costs", "memory", "roofline", "ratios", "growth", "bars", "summary")
 
 
 @dataclass(frozen=True)
 class Config:
     """Options of the throughput study."""
 
-    tasks: tuple[str, ...] = ("trace", "growth", "digits", "quadratic")
-    """What to measure: trace, growth, digits, quadratic, mnist; separated by spaces or commas."""
-    workers: int = 100
-    """Workers of the cluster."""
-    method: str = "gem"
-    """Method of digits and mnist; the quadratic runs DOWNPOUR."""
+    tasks: tuple[str, ...] = ("trace", "quadratic", "digits", "cnn")
+    """What to measure: trace, growth (simulation alone), quadratic, digits, cnn (the GEM paper's network), mlp (the
+    thesis' network); separated by spaces or commas."""
+    workers: tuple[int, ...] = (10, 100)
+    """Workers of the clusters, each a case of its own. mlp has at most 100."""
+    methods: tuple[str, ...] = METHODS
+    """Methods that are replayed: downpour, gem."""
     repeats: int = 5
     """Turns of each comparison."""
     quick: bool = False
-    """Fewer commits: an answer within a minute."""
+    """Only the most workers, two short turns, few sizes in the sweep, no ensemble: a rough answer in a minute."""
+    memory: bool = False
+    """Also replay each case in a process of its own and measure its memory."""
     data_dir: Path | None = None
-    """Folder that holds mnist/; else ASYNCSIM_DATA, else downloaded to the cache."""
+    """Folder that holds mnist/ (cnn, mlp). None: random images of MNIST's shapes, which take as long."""
     out: Path | None = None
     """Folder for the results, new or empty; None: results/throughput, then results/throughput-2, ..."""
 
 
-class Contender(NamedTuple):
-    """One side of a comparison.
+class Result(NamedTuple):
+    """What the study returns.
 
     Attributes
     ----------
-    name : str
-    amount : int
-        How many visits or commits one call of ``run`` makes.
-    run : function
+    folder : Path
+        Where everything was written.
+    tables : dict of pandas.DataFrame
+        By the names of their files: ``summary``, ``ratios``, ``bars``, ...
     """
 
-    name: str
-    amount: int
-    run: Callable[[], Any]
-
-
-class Result(NamedTuple):
-    """What the study returns: its folder, and one row per task and contender."""
-
     folder: Path
-    summary: "pd.DataFrame"
+    tables: "dict[str, pd.DataFrame]"
+
+
+class Tables:
+    """The tables so far, written after each case, so that Ctrl-C keeps those that are finished."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.of: dict[str, pd.DataFrame] = {}
+
+    def add(self, name: str, rows: "pd.DataFrame") -> "pd.DataFrame":
+        """Append rows to a table; return the rows."""
+        import pandas as pd
+
+        self.of[name] = pd.concat([self.of[name], rows], ignore_index=True) if name in self.of else rows
+        return rows
+
+    def write(self) -> None:
+        """Write all, with what follows from the others."""
+        bars = _private("bars")
+        if "machine" in self.of:
+            backend = self.of["machine"]["backend"].iloc[0]
+            self.of["growth"] = bars.growth(self.of["summary"])
+            self.of["bars"] = bars.bars(self.of["ratios"], self.of["summary"], self.of.get("memory"), backend)
+        for name in TABLES:
+            if name in self.of and len(self.of[name]):
+                results.write_csv(self._folder / f"{name}.csv", self.of[name])
 
 
 def run(config: Config) -> Result:
@@ -73,146 +101,136 @@ def run(config: Config) -> Result:
     InputError
         An option that cannot be used, or a folder that cannot be written.
     """
-    tasks = [require_choice("tasks", task, TASKS) for task in split_names(config.tasks)]
-    if not tasks:
-        raise InputError(f"tasks: none given; choose from {', '.join(TASKS)}")
-    require_count("repeats", config.repeats)
-    require_count("workers", config.workers)
-    import pandas as pd
-
-    turns: list[pd.DataFrame] = []
-    summaries: list[pd.DataFrame] = []
+    tasks, methods = _check(config)
     with results.new_folder(config.out, "throughput") as folder:
+        results.write_json(folder / "config.json", {"study": "throughput", **_plain(config)})
+        tables = Tables(folder)
         for task in tasks:
-            turns.append(measure(_TASKS[task](config), config.repeats, task))
-            summaries.append(summarise(turns[-1]))
-            print(summaries[-1].to_string(index=False), flush=True)
-            # Written after each task, so that Ctrl-C keeps those that are finished.
-            summary = pd.concat(summaries, ignore_index=True)
-            results.write_csv(folder / "turns.csv", pd.concat(turns, ignore_index=True))
-            results.write_csv(folder / "summary.csv", summary)
-    print(f"\nwrote {folder}: summary.csv, turns.csv")
-    return Result(folder, summary)
+            if task in ("trace", "growth"):
+                _measure_simulation(task, config, tables)
+            else:
+                _measure_replay(task, methods, config, tables)
+        for name in ("growth", "bars"):
+            if name in tables.of and len(tables.of[name]):
+                _show(name, tables.of[name])
+        figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py").draw(folder)
+    written = [f"{name}.csv" for name in TABLES if name in tables.of and len(tables.of[name])]
+    print(f"\nwrote {folder}: config.json, {', '.join([*written, *(path.name for path in figures)])}")
+    return Result(folder, tables.of)
 
 
-def measure(contenders: Sequence[Contender], repeats: int, task: str) -> "pd.DataFrame":
-    """Let the contenders run in turns, after one run each that is not counted (compilation).
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per turn and contender: ``task``, ``turn``, ``contender``, ``per_second``, and ``ratio`` to the last
-        contender in the same turn.
-    """
-    import pandas as pd
-
-    for contender in contenders:
-        contender.run()
-    rows = []
-    for turn in range(repeats):
-        rates = {}
-        for contender in contenders:
-            started = time.perf_counter()
-            contender.run()
-            rates[contender.name] = contender.amount / (time.perf_counter() - started)
-        base = rates[contenders[-1].name]
-        rows += [(task, turn, name, rate, rate / base) for name, rate in rates.items()]
-        print(f"{task}: turn {turn + 1} of {repeats}", file=sys.stderr, flush=True)
-    return pd.DataFrame(rows, columns=["task", "turn", "contender", "per_second", "ratio"])
-
-
-def summarise(turns: "pd.DataFrame") -> "pd.DataFrame":
-    """Return each contender's median rate and ratio over the turns, with the ratio's smallest and largest."""
-    table = turns.groupby(["task", "contender"], sort=False).agg(
-        per_second=("per_second", "median"),
-        ratio=("ratio", "median"),
-        ratio_min=("ratio", "min"),
-        ratio_max=("ratio", "max"),
-    )
-    return table.round({"per_second": 0, "ratio": 2, "ratio_min": 2, "ratio_max": 2}).reset_index()
+def _check(config: Config) -> tuple[list[str], list[str]]:
+    """Return the tasks and the methods; say aloud what is left out."""
+    tasks = [require_choice("tasks", task, TASKS) for task in split_names(config.tasks)]
+    methods = [require_choice("methods", method, METHODS) for method in split_names(config.methods)]
+    workers = [config.workers] if isinstance(config.workers, int) else config.workers
+    for name, values, choices in (("tasks", tasks, TASKS), ("methods", methods, METHODS)):
+        if not values:
+            raise InputError(f"{name}: none given; choose from {', '.join(choices)}")
+        if len(set(values)) < len(values):
+            raise InputError(f"{name} = {', '.join(values)}: one comes twice; give each once")
+    if not workers:
+        raise InputError("workers: none given; give at least one number")
+    for count in workers:
+        require_count("workers", count)
+    if len(set(workers)) < len(workers):
+        raise InputError(f"workers = {', '.join(map(str, workers))}: one comes twice; give each once")
+    require_count("repeats", config.repeats)
+    if "mlp" in tasks and min(workers) > MOST_MLP_WORKERS:
+        raise InputError(f"workers = {min(workers)}: mlp is measured with at most {MOST_MLP_WORKERS}; give fewer")
+    if not set(tasks) & {"cnn", "mlp"} and config.data_dir is not None:
+        _note("--data-dir changes nothing for these tasks")
+    if set(tasks) - {"trace", "growth"} and importlib.util.find_spec("torch") is None:
+        _note("PyTorch is not installed: its rows are left out")
+    return tasks, methods
 
 
-def _cluster(workers: int, service: float = 0.005) -> Cluster:
-    from asyncsim.laws import Constant, Gamma
-
-    return Cluster(workers=workers, compute=Gamma(mean=1.0, cv=0.2), service=Constant(service))
-
-
-def _trace(config: Config) -> list[Contender]:
-    """Visits per second against the usual SimPy model, the drawing of the times included."""
-    from asyncsim.simulation import simulate
-
-    cluster, visits = _cluster(config.workers), 20_000 if config.quick else 100_000
-    baselines = _baselines()
-    return [
-        Contender("simulate", visits, lambda: simulate(cluster, visits)),
-        Contender("usual SimPy model", visits, lambda: baselines.usual_model(cluster, visits)),
-    ]
+def _workers(config: Config, task: str) -> list[int]:
+    """Return the numbers of workers that a task is measured with."""
+    workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
+    if task == "mlp" and max(workers) > MOST_MLP_WORKERS:
+        _note(f"mlp is measured with at most {MOST_MLP_WORKERS} workers: with more its state is too large")
+        workers = [count for count in workers if count <= MOST_MLP_WORKERS]
+    return [max(workers)] if config.quick else workers
 
 
-def _growth(config: Config) -> list[Contender]:
-    """Visits per second as the cluster grows, ten visits a worker at the largest size."""
-    from asyncsim.simulation import simulate
-
-    sizes = (100, 1_000, 10_000) if config.quick else (100, 1_000, 10_000, 100_000)
-    visits = 10 * sizes[-1]
-
-    def contender(workers: int) -> Contender:
-        cluster = _cluster(workers, service=0.5 / workers)
-        return Contender(f"{workers} workers", visits, lambda: simulate(cluster, visits))
-
-    return [contender(workers) for workers in reversed(sizes)]
-
-
-def _digits(config: Config) -> list[Contender]:
-    from asyncsim.problems import digits
-
-    return _replay_against_loop(config, config.method, digits(), 2_000 if config.quick else 10_000)
+def _measure_simulation(task: str, config: Config, tables: Tables) -> None:
+    """Measure the making of traces: beside the usual model, or on clusters that grow."""
+    cases, turns = _private("cases"), _private("turns")
+    scale = cases.QUICK if config.quick else cases.FULL
+    if task == "growth":
+        measured = turns.measure(turns.Case(task, 0), cases.growth_contenders(scale), _repeats(config))
+        measured["workers"] = measured["contender"].astype(int)
+        _keep(measured.assign(contender="simulate"), tables)
+        return
+    for workers in _workers(config, task):
+        measured = turns.measure(turns.Case(task, workers), cases.trace_contenders(workers, scale), _repeats(config))
+        tables.add("ratios", turns.ratios(measured))
+        _keep(measured, tables)
 
 
-def _quadratic(config: Config) -> list[Contender]:
-    import numpy as np
-
-    from asyncsim.problems import quadratic
-
-    problem = quadratic(curvature=np.geomspace(0.01, 1, 16), noise=0.1)
-    return _replay_against_loop(config, "downpour", problem, 20_000 if config.quick else 100_000)
-
-
-def _mnist(config: Config) -> list[Contender]:
-    """Replay the paper's network on MNIST, against its gradients alone and the usual loop."""
-    from asyncsim.problems import mnist
-
-    return _replay_against_loop(config, config.method, mnist(data_dir=config.data_dir), 100 if config.quick else 500)
-
-
-def _replay_against_loop(config: Config, name: str, problem: Any, commits: int) -> list[Contender]:
-    from asyncsim.methods import METHODS
-    from asyncsim.simulation import simulate
-
-    method = METHODS[require_choice("method", name, METHODS)](learning_rate=0.005)
-    cluster = _cluster(config.workers, service=0.0)
-    trace = simulate(cluster, commits)
-    baselines = _baselines()
-    loop = baselines.UsualLoop(cluster, method, problem)
-    gradients = baselines.GradientsAlone(trace, method, problem)
-    return [
-        Contender("replay", commits, lambda: _replay(trace, method, problem)),
-        Contender("gradients alone", gradients.amount, gradients.run),
-        Contender("usual loop", commits, lambda: loop.run(commits)),
-    ]
+def _measure_replay(task: str, methods: list[str], config: Config, tables: Tables) -> None:
+    """Measure a task's replays, one case after the other: for each number of workers the sweep, then the methods."""
+    cases, chosen, turns, machine = (_private(name) for name in ("cases", "tasks", "turns", "machine"))
+    if "machine" not in tables.of:
+        _show("machine", tables.add("machine", machine.machine()))
+    problem = chosen.make_problem(task, config.data_dir)
+    scale = cases.QUICK if config.quick else cases.FULL
+    workers = _workers(config, task)
+    for count in workers:
+        print(f"{task}, {count} workers: gradients alone", file=sys.stderr, flush=True)
+        bench = cases.Bench(task, problem, count, scale)
+        _show("sweep", tables.add("sweep", bench.sweep()))
+        ceilings = tables.of["machine"]
+        _show("roofline", tables.add("roofline", machine.roofline(task, count, problem, bench.limit, ceilings)))
+        for name in methods:
+            case = turns.Case(task, count, name)
+            replaying, contenders = bench.contenders(chosen.make_method(name, max(workers)))
+            measured = turns.measure(case, contenders, _repeats(config))
+            costs = replaying.costs(case, measured)
+            if config.memory:
+                memory = _private("memory").measure(case, replaying.commits, config.data_dir)
+                _show("memory", tables.add("memory", memory))
+            _show("costs", tables.add("costs", costs))
+            tables.add("ratios", turns.ratios(measured))
+            _keep(measured, tables)
+            _show("ratios", turns.ratios(measured))
 
 
-def _replay(trace: Any, method: Any, problem: Any) -> None:
-    """Replay with the default diagnostics; evaluations on all data are no part of the loop that it is compared with."""
-    from asyncsim.wave_replay import Replay
-
-    replay = Replay(trace, method, problem)
-    replay.advance(len(trace))
-
-
-def _baselines() -> Any:
-    return load_file("asyncsim.studies._baselines", Path(__file__).parent / "_baselines.py")
+def _keep(measured: "pd.DataFrame", tables: Tables) -> None:
+    """Keep the turns of a case, and print their rates."""
+    tables.add("turns", measured)
+    _show("summary", tables.add("summary", _private("turns").summarise(measured)))
+    tables.write()
 
 
-_TASKS = {"trace": _trace, "growth": _growth, "digits": _digits, "quadratic": _quadratic, "mnist": _mnist}
+def _repeats(config: Config) -> int:
+    return min(config.repeats, QUICK_REPEATS) if config.quick else config.repeats
+
+
+def _show(name: str, table: "pd.DataFrame") -> None:
+    """Print a table, with the case as its title if it is of one."""
+    columns = [column for column in ("task", "workers", "method") if column in table]
+    one_case = name not in ("growth", "bars") and len(columns) > 1 and len(table[columns].drop_duplicates()) == 1
+    title = f"{name}: {_private('turns').Case(*table[columns].iloc[0])}" if one_case else name
+    shown = table.drop(columns=columns) if one_case else table
+    print(f"\n{title}\n{shown.to_string(index=False, float_format=_number, na_rep='-')}", flush=True)
+
+
+def _number(value: float) -> str:
+    """Return a number with three digits, or more before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}"
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+    return {name: value for name, value in values.items() if name != "out"}
+
+
+def _private(name: str) -> Any:
+    """Import one of this study's own modules, which need JAX, only when it is needed."""
+    return load_file(f"asyncsim.studies._{name}", Path(__file__).parent / f"_{name}.py")
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

@@ -1,0 +1,202 @@
+"""Figure of the throughput study, from the folder of results that it wrote.
+
+The data come from ``python -m asyncsim.study throughput``, which draws this figure itself. To draw it again::
+
+    python -m figures.throughput results/throughput              # in a clone
+    python -m asyncsim.figures.throughput results/throughput     # installed
+
+``throughput``: how many commits (or visits, or gradients) each contender makes per second, by task, workers and method.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+
+from asyncsim import look
+from asyncsim.errors import InputError
+
+_REMEDY = "make one with: python -m asyncsim.study throughput --out FOLDER"
+_COLUMNS = ["task", "workers", "method", "contender", "per_second", "per_second_min", "per_second_max"]
+#: Most panels in a row.
+_PANELS = 4
+
+
+class Mark(NamedTuple):
+    """How a contender is drawn: a limit as a line across, the others as points."""
+
+    color: str
+    line: Any = None
+
+
+#: Contenders in the order of the legend; one that is not here is grey.
+_MARKS = {
+    "gradients alone": Mark(look.BLACK, "-"),
+    "gradients alone, PyTorch": Mark(look.GREY, "--"),
+    "ensemble of 32": Mark(look.PURPLE),
+    "replay": Mark(look.BLUE),
+    "replay and simulation": Mark(look.SKY),
+    "usual loop": Mark(look.ORANGE),
+    "usual loop, PyTorch": Mark(look.VERMILLION),
+    "simulate": Mark(look.BLUE),
+    "usual SimPy model": Mark(look.ORANGE),
+}
+#: Markers of the methods; tasks without a method have the first one.
+_MARKERS = {"": "o", "downpour": "o", "gem": "D"}
+_TITLES = {"trace": "simulation", "growth": "simulation", "cnn": "CNN on MNIST", "mlp": "MLP on MNIST"}
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw the figure of a folder of results, into the folder.
+
+    Returns
+    -------
+    list of Path
+        A PNG and a PDF.
+
+    Raises
+    ------
+    InputError
+        There are no results, or they are incomplete, or a file cannot be written.
+    """
+    folder = Path(folder)
+    summary = read(folder)
+    with look.style():
+        return look.save(throughput(summary), folder / "throughput")
+
+
+def read(folder: Path) -> pd.DataFrame:
+    """Read the summary of the study.
+
+    Raises
+    ------
+    InputError
+        There is none, or it is incomplete.
+    """
+    if not folder.is_dir():
+        raise InputError(f"folder = {str(folder)!r}: no such folder; {_REMEDY}")
+    try:
+        summary = pd.read_csv(folder / "summary.csv", keep_default_na=False)[_COLUMNS]
+        summary = summary.astype({name: float for name in _COLUMNS if name.startswith("per_second")})
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"folder = {str(folder)!r}: no results of the throughput study ({error}); {_REMEDY}"
+        ) from error
+    if summary.empty:
+        raise InputError(f"folder = {str(folder)!r}: nothing was finished; {_REMEDY}")
+    return summary
+
+
+def throughput(summary: pd.DataFrame) -> Figure:
+    """Draw the rates: a panel for each task, medians with the range from turn to turn."""
+    tasks = list(dict.fromkeys(summary["task"]))
+    columns = min(_PANELS, len(tasks))
+    rows = -(-len(tasks) // columns)
+    width = look.SINGLE if columns == 1 else look.DOUBLE
+    figure, panels = look.new_figure(width, 2.1 * rows + 0.7, columns, rows)
+    for axes in panels[len(tasks) :]:
+        axes.remove()
+    for index, (axes, task) in enumerate(zip(panels, tasks, strict=False)):
+        _panel(axes, summary[summary["task"] == task])
+        axes.set_title(_TITLES.get(task, task))
+        if index % columns == 0:
+            axes.set_ylabel("visits or commits per second")
+    _legend(figure, summary, 2 if columns == 1 else 4)
+    return figure
+
+
+def _panel(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw one task: groups of points by workers, in them the contenders side by side."""
+    groups, contenders = sorted(rows["workers"].unique()), _in_order(rows["contender"])
+    points = [name for name in contenders if _mark(name).line is None]
+    places = [(name, method) for name in points for method in _methods(rows, name)]
+    offsets = dict(zip(places, _spread(len(places)), strict=True))
+    limits = rows[~rows["contender"].isin(points)].groupby(["contender", "workers"])["per_second"].median()
+    for (name, workers), rate in limits.items():
+        mark, at = _mark(name), groups.index(workers)
+        axes.hlines(rate, at - 0.42, at + 0.42, color=mark.color, linestyle=mark.line, linewidth=1)
+    for row in rows[rows["contender"].isin(points)].itertuples():
+        mark = _mark(str(row.contender))
+        x = groups.index(row.workers) + offsets[row.contender, row.method]
+        axes.vlines(x, row.per_second_min, row.per_second_max, color=mark.color, linewidth=1)
+        marker = _MARKERS.get(str(row.method), "s")
+        axes.plot(x, row.per_second, marker, color=mark.color, markersize=3.5, markeredgewidth=0)
+    axes.set_yscale("log")
+    axes.set_ylim(rows["per_second_min"].min() / 1.6, rows["per_second_max"].max() * 1.6)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0,)))
+    if np.log10(rows["per_second_max"].max() / rows["per_second_min"].min()) < 1.5:
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", color=look.GREY, alpha=0.25, linewidth=0.4)
+    axes.set_xlim(-0.55, len(groups) - 0.45)
+    axes.set_xticks(range(len(groups)), [f"{workers:,}" for workers in groups])
+    axes.set_xlabel("workers")
+
+
+def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
+    """Add the legend of contenders, and of the methods if there are several."""
+    handles = []
+    for name in _in_order(summary["contender"]):
+        mark = _mark(name)
+        style: dict[str, Any] = {"marker": "o", "linestyle": "none"} if mark.line is None else {"linestyle": mark.line}
+        handles.append(Line2D([], [], color=mark.color, markersize=3.5, label=name, **style))
+    methods = [name for name in dict.fromkeys(summary["method"]) if name]
+    if len(methods) > 1:
+        for name, one in look.looks(methods).items():
+            marker = _MARKERS.get(name, "s")
+            handles.append(
+                Line2D([], [], color=look.BLACK, marker=marker, markersize=3.5, linestyle="none", label=one.label)
+            )
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def _mark(contender: str) -> Mark:
+    if contender.endswith(" devices"):
+        return Mark(look.GREEN, "-.")
+    return _MARKS.get(contender, Mark(look.GREY))
+
+
+def _in_order(contenders: pd.Series) -> list[str]:
+    """Return the contenders as the table of marks has them, then the others."""
+    found = list(dict.fromkeys(contenders))
+    known = list(_MARKS)
+    return sorted(found, key=lambda name: known.index(name) if name in known else len(known))
+
+
+def _methods(rows: pd.DataFrame, contender: str) -> list[str]:
+    return list(dict.fromkeys(rows.loc[rows["contender"] == contender, "method"]))
+
+
+def _spread(count: int) -> list[float]:
+    """Return so many places around zero, within a group's width."""
+    return [0.0] if count == 1 else np.linspace(-0.36, 0.36, count).tolist()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the figure of a folder; return the exit code (2 for bad input)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m figures.throughput", description="Draw the figure of a throughput study."
+    )
+    parser.add_argument("folder", help="what `python -m asyncsim.study throughput` wrote")
+    try:
+        for path in draw(parser.parse_args(arguments).folder):
+            print(path)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

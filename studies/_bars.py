@@ -1,0 +1,151 @@
+"""What the replay is to reach, and whether it did."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Columns of the table of bars.
+COLUMNS = ("measure", "workers", "method", "measured", "bar", "verdict")
+#: The GEM paper's run with 100 workers on MNIST: one epoch.
+_PAPER_COMMITS = 93_800
+_GIB = 2**30
+
+
+class Bar(NamedTuple):
+    """A bar for a ratio of rates, at least.
+
+    Attributes
+    ----------
+    task : str
+    workers : tuple of int
+    ratio : str
+        As in ``ratios.csv``.
+    bar : float
+    on_cpu : bool
+        Whether it is meant for CPUs, or for an accelerator.
+    """
+
+    task: str
+    workers: tuple[int, ...]
+    ratio: str
+    bar: float
+    on_cpu: bool = True
+
+
+RATIO_BARS = (
+    Bar("digits", (100,), "replay / gradients alone", 0.68),
+    Bar("cnn", (10, 100), "replay / gradients alone", 0.90),
+    Bar("digits", (100,), "replay / usual loop", 2.2),
+    Bar("quadratic", (100,), "replay / usual loop", 10.0),
+    Bar("quadratic", (100,), "ensemble of 32 / usual loop", 30.0),
+    Bar("cnn", (10, 100), "gradients alone / gradients alone, PyTorch", 1.5),
+    Bar("cnn", (100,), "replay / usual loop, PyTorch", 1.5),
+    Bar("cnn", (100,), "replay / usual loop", 2.5),
+    Bar("cnn", (100,), "replay / gradients alone", 0.6, on_cpu=False),
+)
+#: By task, the most that a gradient's cost may grow from 10 to 1,000 workers.
+_GROWTH_BARS, _FEW, _MANY = {"digits": 1.3, "cnn": 1.3}, 10, 1_000
+_MEMORY_BAR, _PROCESS_BAR, _PAPER_SECONDS = 1.25, 8.0, 5.0
+
+
+def bars(
+    ratios: "pd.DataFrame", summary: "pd.DataFrame", memory: "pd.DataFrame | None", backend: str
+) -> "pd.DataFrame":
+    """Return the bars for what was measured.
+
+    Parameters
+    ----------
+    ratios, summary, memory : pandas.DataFrame
+        As the study writes them; ``memory`` only if it was measured.
+    backend : str
+        ``"cpu"`` or another.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``measure``, ``workers``, ``method``, ``measured``, ``bar`` and ``verdict``: met, or by how much it is missed.
+    """
+    import pandas as pd
+
+    rows = _ratio_rows(ratios, backend == "cpu")
+    if backend == "cpu":
+        rows += _growth_rows(summary)
+    else:
+        rows += _paper_rows(summary)
+    if memory is not None:
+        rows += _memory_rows(memory)
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def growth(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return how much more a replayed gradient costs with the most workers than with the fewest, at equal commits.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``task``, ``method``, ``fewest`` and ``most`` workers, and ``growth``: the ratio of the times per commit.
+    """
+    import pandas as pd
+
+    rows = []
+    replays = summary[summary["contender"] == "replay"]
+    for (task, method), group in replays.groupby(["task", "method"], sort=False):
+        rates = group.set_index("workers")["per_second"].sort_index()
+        if len(rates) > 1:
+            rows.append((task, method, rates.index[0], rates.index[-1], rates.iloc[0] / rates.iloc[-1]))
+    return pd.DataFrame(rows, columns=["task", "method", "fewest", "most", "growth"])
+
+
+def _ratio_rows(ratios: "pd.DataFrame", on_cpu: bool) -> list[tuple]:
+    rows = []
+    for bar in RATIO_BARS:
+        if bar.on_cpu != on_cpu:
+            continue
+        found = ratios[(ratios["task"] == bar.task) & (ratios["ratio"] == bar.ratio)]
+        for row in found[found["workers"].isin(bar.workers)].itertuples():
+            measured = float(row.median)
+            text = f"{bar.task}: {bar.ratio}"
+            rows.append((text, row.workers, row.method, measured, f">= {bar.bar:g}", _at_least(measured, bar.bar)))
+    return rows
+
+
+def _growth_rows(summary: "pd.DataFrame") -> list[tuple]:
+    rows = []
+    for row in growth(summary[summary["workers"].isin((_FEW, _MANY))]).itertuples():
+        bar = _GROWTH_BARS.get(str(row.task))
+        if bar is not None:
+            text = f"{row.task}: time per commit, {_MANY} / {_FEW} workers"
+            rows.append((text, _MANY, row.method, row.growth, f"<= {bar:g}", _at_most(float(row.growth), bar)))
+    return rows
+
+
+def _paper_rows(summary: "pd.DataFrame") -> list[tuple]:
+    found = summary[(summary["task"] == "cnn") & (summary["workers"] == 100) & (summary["contender"] == "replay")]
+    rows = []
+    for row in found.itertuples():
+        seconds = _PAPER_COMMITS / float(row.per_second)
+        text = f"cnn: {_PAPER_COMMITS:,} commits at the replay's rate (s)"
+        rows.append((text, 100, row.method, seconds, f"<= {_PAPER_SECONDS:g}", _at_most(seconds, _PAPER_SECONDS)))
+    return rows
+
+
+def _memory_rows(memory: "pd.DataFrame") -> list[tuple]:
+    rows = []
+    for row in memory.itertuples():
+        if (row.task, row.workers) == ("mlp", 100):
+            text, measured, bar = "mlp: peak memory / workers' state", float(row.memory_ratio), _MEMORY_BAR
+        elif (row.task, row.workers) == ("cnn", 1_000):
+            text, measured, bar = "cnn: peak memory (GiB)", float(row.peak_bytes) / _GIB, _PROCESS_BAR
+        else:
+            continue
+        rows.append((text, row.workers, row.method, measured, f"<= {bar:g}", _at_most(measured, bar)))
+    return rows
+
+
+def _at_least(measured: float, bar: float) -> str:
+    return "met" if measured >= bar else f"missed by {1 - measured / bar:.0%}"
+
+
+def _at_most(measured: float, bar: float) -> str:
+    return "met" if measured <= bar else f"missed by {measured / bar - 1:.0%}"

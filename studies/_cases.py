@@ -1,0 +1,301 @@
+"""Who runs in turns in each case of the throughput study, and for how long."""
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from asyncsim.ensemble import replay_ensemble
+from asyncsim.methods import METHODS, Method
+from asyncsim.problems import Problem, quadratic
+from asyncsim.simulation import simulate
+from asyncsim.study import load_file
+from asyncsim.trace import Trace
+from asyncsim.wave_replay import Replay
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_here = Path(__file__).parent
+_baselines = load_file("asyncsim.studies._baselines", _here / "_baselines.py")
+_gradients = load_file("asyncsim.studies._gradients", _here / "_gradients.py")
+_tasks = load_file("asyncsim.studies._tasks", _here / "_tasks.py")
+_turns = load_file("asyncsim.studies._turns", _here / "_turns.py")
+
+#: Commits by which the wave's mean length is found, per worker.
+_WAVE_STEPS = 20
+#: Runs of an ensemble.
+SEEDS = 32
+#: Clusters of the task `growth`.
+_GROWTH = (100, 1_000, 10_000, 100_000)
+
+
+class Scale(NamedTuple):
+    """How long everything takes.
+
+    Attributes
+    ----------
+    turn, sweep : float
+        Seconds of a contender's turn, and of each batching of the sweep.
+    visits : int
+        Of a trace of the task `trace`.
+    quick : bool
+    """
+
+    turn: float
+    sweep: float
+    visits: int
+    quick: bool
+
+
+FULL, QUICK = Scale(1.0, 0.3, 100_000, False), Scale(0.1, 0.05, 20_000, True)
+
+
+class Bench:
+    """A task on a cluster of so many workers: the problem, the swept gradients, and the loops to compare with."""
+
+    def __init__(self, task: str, problem: Problem, workers: int, scale: Scale):
+        self.task, self.problem, self.workers, self.scale = task, problem, workers, scale
+        self.cluster = _tasks.cluster(workers, service=0.0)
+        seconds, trace = _timed(lambda: simulate(self.cluster, _WAVE_STEPS * workers))
+        self._simulated_per_second = len(trace) / seconds
+        self.mean_wave = _gradients.mean_wave(trace.frame["worker"].to_numpy())
+        self.gradients = _gradients.GradientsAlone(problem, workers)
+        self._torch: Any = _pytorch() if has_torch() else None
+        self._torch_gradients: Any = self._torch.TorchGradients(problem, workers) if self._torch else None
+
+    def sweep(self) -> "pd.DataFrame":
+        """Time the gradients alone in pieces of several sizes; the best is the limit from then on.
+
+        PyTorch's too, with one thread and with all, as more may be slower: of these it uses the better from then on.
+
+        Returns
+        -------
+        pandas.DataFrame
+            ``task``, ``workers``, ``piece_size``, ``way``, ``per_second`` and ``best`` (of ours, and of PyTorch's).
+        """
+        import pandas as pd
+
+        swept = self.gradients.sweep(self.mean_wave, self.scale.sweep, self.scale.quick)
+        rows = [(*batching, rate) for batching, rate in swept]
+        table = pd.DataFrame(rows, columns=["piece_size", "way", "per_second"])
+        self.limit = float(table["per_second"].max())
+        table["best"] = table["per_second"] == self.limit
+        if self._torch:
+            table = pd.concat([table, self._sweep_threads()], ignore_index=True)
+        return table.assign(task=self.task, workers=self.workers)[["task", "workers", *table.columns]]
+
+    def _sweep_threads(self) -> "pd.DataFrame":
+        """Return the rates of PyTorch's gradients by its number of threads, and let it use the better one."""
+        import pandas as pd
+
+        rates = {}
+        for count in self._torch.thread_counts():
+            self._torch.use_threads(count)
+            rates[count] = _turns.calibrate(self._torch_gradients.run, self.scale.sweep) / self.scale.sweep
+        best = max(rates, key=rates.__getitem__)
+        self._torch.use_threads(best)
+        rows = [(1, f"PyTorch, threads: {count}", rate, count == best) for count, rate in rates.items()]
+        return pd.DataFrame(rows, columns=["piece_size", "way", "per_second", "best"])
+
+    @property
+    def commits(self) -> int:
+        """Commits of a replay that takes no longer than a turn, with simulation, if it is as fast as it can be."""
+        seconds_each = 1 / self.limit + 1 / self._simulated_per_second
+        return max(1, round(self.scale.turn / seconds_each))
+
+    def contenders(self, method: Method) -> tuple["Replaying", list[Any]]:
+        """Return who runs in turns for a method, and the first of them, the replay."""
+        replaying = Replaying(self, method)
+        loop = _baselines.UsualLoop(method, self.problem)
+        found = [
+            _turns.Contender("replay", replaying.commits, replaying.run),
+            _turns.Contender("replay and simulation", replaying.commits, replaying.run_with_simulation),
+            self._calibrated("usual loop", lambda commits: loop.run(self.cluster, commits)),
+            *self._limits(),
+        ]
+        if self._torch:
+            found.append(self._torch_loop(self._torch.TorchLoop(method, self.problem)))
+            found.append(self._calibrated("gradients alone, PyTorch", self._torch_gradients.run))
+        if self.task == "quadratic" and not self.scale.quick:
+            ensemble = Ensemble(self, method)
+            found.append(_turns.Contender(f"ensemble of {SEEDS}", ensemble.commits, ensemble.run))
+        return replaying, found
+
+    def _limits(self) -> list[Any]:
+        """Return the gradients alone on one device, and on all if there are more."""
+        found = []
+        for devices in sorted({1, len(self.gradients.devices)}):
+            amount = self.gradients.amount(round(self.limit * self.scale.turn), devices=devices)
+            name = "gradients alone" if devices == 1 else f"gradients alone, {devices} devices"
+
+            def run(count: int, devices: int = devices) -> float:
+                return self.gradients.run(count, devices=devices)
+
+            found.append(_turns.Contender(name, amount, run))
+        return found
+
+    def _torch_loop(self, loop: Any) -> Any:
+        def run(commits: int) -> Any:
+            started = time.perf_counter()
+            loop.run(self.cluster, commits)
+            seconds = time.perf_counter() - started
+            return _turns.Took(commits, seconds - loop.setup_seconds, loop.setup_seconds)
+
+        return self._calibrated("usual loop, PyTorch", run)
+
+    def _calibrated(self, name: str, run: Callable[[int], Any]) -> Any:
+        return _turns.Contender(name, _turns.calibrate(run, self.scale.turn), run)
+
+
+class Replaying:
+    """The replays of a case, all of one trace, made anew in every turn.
+
+    A turn is a sample of a long run. What happens once a run, however long, is reported apart as its set-up: making
+    the state, and the first commits of the workers, which draw their first epochs. The planning of the trace, which
+    grows with its length, belongs to the turn.
+
+    Attributes
+    ----------
+    commits : int
+        Of the trace: one per worker before the turn, and the turn's.
+    trace_seconds, planning_seconds : float
+        Of making the trace, and of its plan.
+    """
+
+    def __init__(self, bench: Bench, method: Method):
+        self._bench, self._method = bench, method
+        self._first = bench.workers
+        self.commits = self._first + bench.commits
+        self.trace_seconds, self._trace = _timed(lambda: simulate(bench.cluster, self.commits))
+        self.planning_seconds = self._planning_seconds()
+        #: Of whole calls of `run`: the first one compiles.
+        self.whole_seconds: list[float] = []
+
+    def run(self, commits: int) -> Any:
+        """Replay the trace, with the default diagnostics and without evaluations."""
+        began = time.perf_counter()
+        replay = Replay(self._trace, self._method, self._bench.problem, stops=np.array([self._first, commits]))
+        made = time.perf_counter()
+        replay.advance(self._first)
+        jax.block_until_ready(replay.state)
+        started = time.perf_counter()
+        replay.advance(commits)
+        jax.block_until_ready(replay.state)
+        ended = time.perf_counter()
+        self.whole_seconds.append(ended - began)
+        share = 1 - self._first / commits
+        setup = made - began - self.planning_seconds
+        return _turns.Took(
+            replay.position - self._first, ended - started + share * self.planning_seconds, max(0.0, setup)
+        )
+
+    def run_with_simulation(self, commits: int) -> None:
+        """Do all that a user waits for, from the cluster to the last commit."""
+        trace = simulate(self._bench.cluster, commits)
+        replay = Replay(trace, self._method, self._bench.problem, stops=np.array([self._first, commits]))
+        replay.advance(self._first)
+        replay.advance(commits)
+        jax.block_until_ready(replay.state)
+
+    def costs(self, case: Any, turns: "pd.DataFrame") -> "pd.DataFrame":
+        """Return a row with the case, and what is paid once: compiling, the set-up, the trace and its plan (s).
+
+        Compiling takes less where JAX's cache has the program from an earlier start.
+        """
+        import pandas as pd
+
+        first, *warm = self.whole_seconds
+        row = {
+            **case._asdict(),
+            "commits": self.commits,
+            "compile_seconds": first - float(np.median(warm)),
+            "setup_seconds": turns.loc[turns["contender"] == "replay", "setup_seconds"].median(),
+            "trace_seconds": self.trace_seconds,
+            "planning_seconds": self.planning_seconds,
+        }
+        return pd.DataFrame([row])
+
+    def _planning_seconds(self) -> float:
+        """Return how much longer a replay of one parameter takes to make than one of a short trace: its plan."""
+        toy = quadratic([1.0])
+
+        def least_seconds(trace: Trace) -> float:
+            stops = np.array([len(trace)])
+            return min(_timed(lambda: Replay(trace, self._method, toy, stops=stops))[0] for _ in range(3))
+
+        short = simulate(self._bench.cluster, self._first)
+        return max(0.0, least_seconds(self._trace) - least_seconds(short))
+
+
+class Ensemble:
+    """Replays of many seeds at once.
+
+    Every call of `asyncsim.replay_ensemble` may compile anew, and always makes its state; so a turn is a long call
+    less one of an eighth of its commits.
+    """
+
+    def __init__(self, bench: Bench, method: Method):
+        self._problem, self._factory = bench.problem, METHODS[method.name]
+        self._learning_rate = method.hyperparameters["learning_rate"]
+        self._long, self._short = (simulate(bench.cluster, max(1, bench.commits // share)) for share in (1, 8))
+        #: Over all seeds.
+        self.commits = SEEDS * (len(self._long) - len(self._short))
+
+    def run(self, commits: int) -> Any:
+        """Replay all, with an evaluation at both ends."""
+        short, _ = _timed(lambda: self._replay(self._short))
+        long, _ = _timed(lambda: self._replay(self._long))
+        # Where compilation takes so long that nothing can be said of the rest, the rate is too low.
+        seconds = long - short if long > short else long
+        return _turns.Took(commits, seconds, long - seconds)
+
+    def _replay(self, trace: Trace) -> None:
+        replay_ensemble(
+            trace,
+            self._factory,
+            self._problem,
+            seeds=range(SEEDS),
+            evaluate_every=len(trace),
+            progress=False,
+            learning_rate=self._learning_rate,
+        )
+
+
+def trace_contenders(workers: int, scale: Scale) -> list[Any]:
+    """Return `simulate` and the usual SimPy model, the drawing of the times included."""
+    model = _tasks.cluster(workers, service=0.5 / workers)
+    return [
+        _turns.Contender("simulate", scale.visits, lambda visits: simulate(model, visits)),
+        _turns.Contender("usual SimPy model", scale.visits, lambda visits: _baselines.usual_model(model, visits)),
+    ]
+
+
+def growth_contenders(scale: Scale) -> list[Any]:
+    """Return `simulate` on clusters that grow, named by their workers, ten visits a worker on the largest."""
+    sizes = _GROWTH[:-1] if scale.quick else _GROWTH
+
+    def contender(workers: int) -> Any:
+        model = _tasks.cluster(workers, service=0.5 / workers)
+        return _turns.Contender(str(workers), 10 * sizes[-1], lambda visits: simulate(model, visits))
+
+    return [contender(workers) for workers in sizes]
+
+
+def has_torch() -> bool:
+    """Return whether PyTorch is installed."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def _pytorch() -> Any:
+    return load_file("asyncsim.studies._pytorch", _here / "_pytorch.py")
+
+
+def _timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    started = time.perf_counter()
+    result = run()
+    return time.perf_counter() - started, result
