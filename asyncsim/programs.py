@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.diagnosis import build_before, build_diagnose
-from asyncsim.division import DEVICES
+from asyncsim.division import DEVICES, Division
 from asyncsim.flat import Flat, flatten
 from asyncsim.kernel import build_advance
 from asyncsim.local import build_local
@@ -71,9 +71,7 @@ def compiled_ensemble(
         before=build_before(layout),
         diagnose=build_diagnose(method, every),
         evaluate=jax.jit(evaluate_all),
-        initial_state=jax.jit(
-            functools.partial(batched_state, members, flat), static_argnames=("slots", "form_slots", "workers")
-        ),
+        initial_state=_make_in_place(functools.partial(batched_state, members, flat)),
         flat=flat,
         devices=(device,),
     )
@@ -109,16 +107,7 @@ class _Same:
 def _build(method: _Same, problem: _Same, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
     flat = _flatten(problem.value, layout, dtype)
     mesh = Mesh(np.array(devices), (DEVICES,))
-
-    def initial(params: Any, problem_state: Any, **sizes: int) -> ReplayState:
-        make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat, **sizes)
-        # Compiled, so that no array is made twice; and made where it will lie, so that no device ever holds all of it.
-        if len(devices) == 1:
-            return jax.jit(make)(params, problem_state)
-        specs = state_specs(jax.eval_shape(make, params, problem_state), layout.division)
-        lies = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-        return jax.jit(make, out_shardings=lies)(params, problem_state)
-
+    make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
     return Program(
         advance=build_advance(
             method.value, build_local(method.value, problem.value, layout.window, flat), layout, mesh
@@ -126,10 +115,32 @@ def _build(method: _Same, problem: _Same, layout: Layout, dtype: Any, devices: t
         before=build_before(layout),
         diagnose=build_diagnose(method.value, flat),
         evaluate=jax.jit(_evaluation(problem.value, flat)),
-        initial_state=initial,
+        initial_state=_make_in_place(make) if len(devices) == 1 else _make_divided(make, layout.division, mesh),
         flat=flat,
         devices=devices,
     )
+
+
+def _make_in_place(make: Callable[..., ReplayState], **options: Any) -> Callable[..., ReplayState]:
+    """Return the function compiled, so that no array is made twice."""
+    return jax.jit(make, static_argnames=("slots", "form_slots", "workers"), **options)
+
+
+def _make_divided(make: Callable[..., ReplayState], division: Division, mesh: Mesh) -> Callable[..., ReplayState]:
+    """Return the function compiled to make each array where it will lie: no device ever holds all of it."""
+
+    @functools.cache
+    def compiled_for(sizes: tuple[tuple[str, int], ...], structure: Any, shapes: tuple[Any, ...]):
+        arguments = jax.tree.unflatten(structure, shapes)
+        specs = state_specs(jax.eval_shape(functools.partial(make, **dict(sizes)), *arguments), division)
+        return _make_in_place(make, out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
+
+    def made(*arguments: Any, **sizes: int) -> ReplayState:
+        leaves, structure = jax.tree.flatten(arguments)
+        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        return compiled_for(tuple(sizes.items()), structure, shapes)(*arguments, **sizes)
+
+    return made
 
 
 def _flatten(problem: Problem, layout: Layout, dtype: Any) -> Flat:
