@@ -22,7 +22,7 @@ from asyncsim.gradients import build_gradients
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import First, Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
-from asyncsim.rows import read_rows, row, set_row, tree_row, write_rows
+from asyncsim.rows import here, read_rows, row, set_row, tree_row, write_rows
 
 
 class Scratch(NamedTuple):
@@ -130,23 +130,18 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
     def one_piece(state: ReplayState, scratch: Scratch, data: Any, key: Array, piece: Pieces):
         worker, count = piece.visit.worker, piece.size
         read = read_rows(state.read, piece.slot, count, scratch.read, division.position)
-        start: Any = starts(state, read, worker, count, scratch.start) if method.resume else read
+        start: Any = read
+        if method.resume is not None:
+            start = read_starts(method, state.workers.method, read, piece, scratch.start, division.position)
         lanes = division.to_lanes(start, count, scratch.lanes)
         own = division.own(worker)
         learner = read_rows(state.workers.learner, own, division.own_count(count), scratch.learner)
         results = gradients.run(data, key, lanes, learner, piece, scratch.results)
         update = division.to_shards(results.update, count, scratch.shards)
-        central, server, new_read, committed = commits(state, piece, read, start, update, scratch.committed)
-        form = state.form
-        if layout.keeps_history:
-            history = jnp.concatenate([state.central[None], committed.central])
-            new_read = _write_separate(new_read, history, piece.reads)
-            form = _write_separate(form, history, piece.form_reads)
-        rows = WorkerRow(committed.method, committed.memory, committed.proxy, learner=())
-        workers = write_rows(state.workers._replace(learner=()), rows, worker, count)
+        state, committed = finish_piece(layout, commits, state, piece, read, start, update, scratch.committed)
         learnt = division.of_all(results.learner)
         learners = write_rows(state.workers.learner, learnt, worker, count, division.position)
-        state = ReplayState(central, server, new_read, form, workers._replace(learner=learners))
+        state = state._replace(workers=state.workers._replace(learner=learners))
         scratch = Scratch(
             read=read,
             start=start if method.resume else (),
@@ -158,18 +153,43 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
         )
         return state, scratch, results.loss.astype(read.dtype), First(start[0], update[0])
 
-    def starts(state: ReplayState, read: Array, worker: Array, count: Array, into: Array) -> Array:
-        """Return where the workers whose replicas live on start from."""
-        resume: Any = method.resume
-
-        def one(i, into):
-            at = division.position(i)
-            start = resume(tree_row(state.workers.method, worker[i]), row(read, at))
-            return set_row(into, start, at)
-
-        return jax.lax.fori_loop(0, count, one, into)
-
     return advance
+
+
+def finish_piece(
+    layout: Layout,
+    commits: Callable[..., Any],
+    state: ReplayState,
+    piece: Pieces,
+    read: Array,
+    start: Array,
+    update: Array,
+    scratch: Committed,
+) -> tuple[ReplayState, Committed]:
+    """Commit a piece's updates; write what the commits leave and what separate reads saw."""
+    central, server, new_read, committed = commits(state, piece, read, start, update, scratch)
+    form = state.form
+    if layout.keeps_history:
+        history = jnp.concatenate([state.central[None], committed.central])
+        new_read = _write_separate(new_read, history, piece.reads)
+        form = _write_separate(form, history, piece.form_reads)
+    rows = WorkerRow(committed.method, committed.memory, committed.proxy, learner=())
+    workers = write_rows(state.workers._replace(learner=()), rows, piece.visit.worker, piece.size)
+    workers = workers._replace(learner=state.workers.learner)
+    return ReplayState(central, server, new_read, form, workers), committed
+
+
+def read_starts(
+    method: Method, workers: Any, read: Array, piece: Pieces, into: Array, position: Callable[[Any], Any] = here
+) -> Array:
+    """Return where the workers whose replicas live on start from, ordered as what they read."""
+    resume: Any = method.resume
+
+    def one(i, into):
+        at = position(i)
+        return set_row(into, resume(tree_row(workers, piece.visit.worker[i]), row(read, at)), at)
+
+    return jax.lax.fori_loop(0, piece.size, one, into)
 
 
 def _write_separate(array: Array, history: Array, reads: ReadsOfPiece) -> Array:

@@ -30,6 +30,7 @@ class Plan:
         diagnose_every: int,
         dtype: Any,
         devices: int,
+        ahead: bool = False,
     ):
         self.waves = find_waves(trace)
         commits = len(trace)
@@ -43,8 +44,8 @@ class Plan:
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
         kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        self._tuning = tuning(backend(), problem.parameter_count, devices)
-        self._devices = devices
+        self._tuning = tuning(backend(), problem.parameter_count, devices, ahead)
+        self._devices, self._ahead = 1 if ahead else devices, ahead
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self.stops = stops
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
@@ -77,8 +78,14 @@ class Plan:
             separate_forms=self.waves.separate_forms,
             window=self._window,
             proxy_momentum=proxy_momentum,
+            ahead=self._ahead,
             members=self.members,
         )
+
+    @property
+    def mean_piece(self) -> float:
+        """Commits of a piece, on average."""
+        return float(self._cuts[-1] / (len(self._cuts) - 1))
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
         """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays.
@@ -101,7 +108,7 @@ class Plan:
             return pieces * (size + self._tuning.piece_overhead)
 
         size = min(self._tuning.piece_sizes, key=cost)
-        return size, cut(self.waves, size, kinds, max(size, self._most), starts)
+        return size, cut(self.waves, size, kinds, max(size, self._most), starts, self._ahead)
 
     def _room(self, reads: Reads) -> int:
         return max(self.piece_size, self._most) if len(reads.position) else 0

@@ -29,6 +29,8 @@ class Layout(NamedTuple):
         Local steps of each commit.
     proxy_momentum : float
         Of the proxy that the replay keeps for methods without one.
+    ahead : bool
+        Whether one device computes the gradients of a piece while another commits the piece before.
     members : int or None
         Runs of an ensemble that are replayed as one: whatever is said to be a vector of shape ``[parameters]`` then has
         shape ``[members, parameters]``, and a number recorded of a commit is one for each member.
@@ -42,6 +44,7 @@ class Layout(NamedTuple):
     separate_forms: bool
     window: int
     proxy_momentum: float
+    ahead: bool = False
     members: int | None = None
 
     @property

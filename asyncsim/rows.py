@@ -23,11 +23,12 @@ def tree_row(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda leaf: row(leaf, index), tree)
 
 
-def _here(index: Any) -> Any:
+def here(index: Any) -> Any:
+    """Return the index itself: rows lie in the order of commits."""
     return index
 
 
-def read_rows(tree: Any, index: Array, count: Array, into: Any, position: Callable[[Any], Any] = _here) -> Any:
+def read_rows(tree: Any, index: Array, count: Array, into: Any, position: Callable[[Any], Any] = here) -> Any:
     """Read the first ``count`` rows that the index names, to their positions; the others are what ``into`` held."""
 
     def read(i, rows):
@@ -36,7 +37,7 @@ def read_rows(tree: Any, index: Array, count: Array, into: Any, position: Callab
     return jax.lax.fori_loop(0, count, read, into)
 
 
-def write_rows(tree: Any, rows: Any, index: Array, count: Array, position: Callable[[Any], Any] = _here) -> Any:
+def write_rows(tree: Any, rows: Any, index: Array, count: Array, position: Callable[[Any], Any] = here) -> Any:
     """Write the first ``count`` rows, found at their positions, to where the index says."""
 
     def write(i, tree):

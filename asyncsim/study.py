@@ -116,8 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name, *options = (argument for argument in arguments if argument != _NO_CACHE)
             _warn_of({own: path for own, path in hidden().items() if own == name})
             study, config = configure(name, options)
-            if _NO_CACHE not in arguments:
-                keep_compiled()
+            set_up_jax(keep_compiled=_NO_CACHE not in arguments)
             study.run(config)
     except InputError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
@@ -130,11 +129,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def keep_compiled() -> None:
-    """Have JAX keep what it compiles in the user's cache folder, from one process to the next.
+def set_up_jax(keep_compiled: bool = True) -> None:
+    """Give JAX two devices on a CPU of several cores, and a folder of the user's cache to keep what it compiles.
 
     It is told by its environment variables, so call this before JAX is imported; those that are set already stay.
     """
+    if (os.cpu_count() or 1) > 1:
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+    if not keep_compiled:
+        return
     import pooch
 
     for name, value in (

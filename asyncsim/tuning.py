@@ -35,6 +35,9 @@ class Tuning(NamedTuple):
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
 
+#: Parameters of all workers together above which no array is made twice: a gigabyte for three vectors a worker.
+_MUCH_STATE = 90_000_000
+
 # CPU: two cores; a quadratic of 16 parameters (few), the perceptron of digits and MNIST's network (many), 10 and 100
 # workers. A batched gradient of many parameters is no quicker there than one after the other, and larger pieces leave
 # the cache.
@@ -42,11 +45,17 @@ _CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, together=8, chun
 _CPU_MANY = Tuning(piece_sizes=(1, 2), piece_overhead=0.5, together=2, chunk=512)
 #: On each of several devices of a CPU, where a piece has to pay for two exchanges.
 _CPU_LANES = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=1.0, together=2, chunk=512)
+#: On a CPU with one device for the gradients and one for the commits.
+_CPU_AHEAD = Tuning(piece_sizes=(16,), piece_overhead=1.0, together=4, chunk=256)
+#: Commits that a piece must have on average for two devices to be quicker than one, which needs no exchange.
+AHEAD_PIECE = 8
 _ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, together=32, chunk=256)
 
 
-def tuning(backend: str, parameters: int, devices: int = 1) -> Tuning:
+def tuning(backend: str, parameters: int, devices: int = 1, ahead: bool = False) -> Tuning:
     """Return the sizes for a JAX backend ("cpu", "gpu", "tpu"), a problem of so many parameters and some devices."""
+    if ahead:
+        return _CPU_AHEAD
     if backend != "cpu":
         sizes = _ACCELERATOR
     elif devices > 1:
@@ -56,23 +65,36 @@ def tuning(backend: str, parameters: int, devices: int = 1) -> Tuning:
     return sizes._replace(piece_sizes=tuple(size * devices for size in sizes.piece_sizes))
 
 
+def computes_ahead(devices: tuple[Any, ...], parameters: int, workers: int, in_turn: bool) -> bool:
+    """Return whether one of two devices of a CPU is to compute gradients ahead of the other's commits.
+
+    Not if memory counts, as each device then has room for the vectors of all workers; nor if a single gradient is work
+    for several cores, as of convolutions.
+    """
+    suits = parameters >= _FEW_PARAMETERS and workers * parameters < _MUCH_STATE and not in_turn
+    return suits and len(devices) == 2 and devices[0].platform == "cpu"
+
+
 def batches_members(backend: str, parameters: int) -> bool:
     """Return whether the runs of an ensemble are faster as one batch than one after the other."""
     return backend != "cpu" or parameters < _FEW_PARAMETERS
 
 
-def current_devices(parameters: int) -> tuple[Any, ...]:
+def current_devices(parameters: int, workers: int, in_turn: bool) -> tuple[Any, ...]:
     """Return the devices to replay a problem of so many parameters on.
 
     All that JAX has of its default kind; only the chosen one if the user has set a default device, and only the first
-    if there is too little work to divide.
+    if there is too little work to divide, or on a CPU with two if neither could be ahead of the other.
     """
     # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
     (device,) = jnp.zeros(()).devices()
     config: Any = jax.config
     if config.jax_default_device is not None or parameters < _FEW_PARAMETERS:
         return (device,)
-    return tuple(jax.local_devices(backend=device.platform))
+    devices = tuple(jax.local_devices(backend=device.platform))
+    if len(devices) == 2 and device.platform == "cpu" and not computes_ahead(devices, parameters, workers, in_turn):
+        return (device,)
+    return devices
 
 
 def backend() -> str:

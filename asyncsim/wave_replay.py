@@ -20,7 +20,7 @@ from asyncsim.replay_state import ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
-from asyncsim.tuning import current_devices
+from asyncsim.tuning import AHEAD_PIECE, computes_ahead, current_devices
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -130,9 +130,16 @@ class Replay:
         self.trace, self.method, self.problem = trace, method, problem
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
-        devices = tuple(devices or current_devices(problem.parameter_count))
+        size = (problem.parameter_count, trace.workers, problem.map_on_cpu)
+        devices = tuple(devices or current_devices(*size))
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
-        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))
+        plan: Plan | None = None
+        if computes_ahead(devices, *size):
+            plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), ahead=True)
+            if plan.mean_piece < AHEAD_PIECE:
+                plan, devices = None, devices[:1]
+        if plan is None:
+            plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))
         layout = plan.layout(method, problem, float(proxy_momentum))
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)
@@ -149,7 +156,7 @@ class Replay:
     @property
     def state(self) -> ReplayState:
         """The replay between two pieces."""
-        return self.running.state
+        return self.running.whole_state()
 
     @property
     def position(self) -> int:

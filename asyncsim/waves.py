@@ -80,7 +80,14 @@ def separate_reads(position: np.ndarray, slot: np.ndarray) -> Reads:
     return Reads(position[order], slot[order])
 
 
-def cut(waves: Waves, piece_size: int, reads: tuple[Reads, ...], reads_size: int, starts: np.ndarray):
+def cut(
+    waves: Waves,
+    piece_size: int,
+    reads: tuple[Reads, ...],
+    reads_size: int,
+    starts: np.ndarray,
+    ahead: bool = False,
+):
     """Cut the trace into pieces, greedily.
 
     Parameters
@@ -92,6 +99,9 @@ def cut(waves: Waves, piece_size: int, reads: tuple[Reads, ...], reads_size: int
         Most separate reads of each tuple's entry in a piece.
     starts : int array
         Positions at which a piece has to start.
+    ahead : bool
+        Whether a piece's gradients are computed while the piece before it is committed: it then depends on no commit of
+        that one either, except at ``starts``. Where there is no such commit, a piece is empty.
 
     Returns
     -------
@@ -108,9 +118,18 @@ def cut(waves: Waves, piece_size: int, reads: tuple[Reads, ...], reads_size: int
         padded = np.r_[kind.position, np.full(reads_size + 1, commits + 1)]
         end = np.minimum(end, padded[made + reads_size] - 1)
     following = end.tolist()
-    cuts, at = [0], 0
+    if not ahead:
+        cuts, at = [0], 0
+        while at < commits:
+            at = following[at]
+            cuts.append(at)
+        return np.array(cuts)
+    computable = np.searchsorted(waves.depends_on, position, side="right").tolist()
+    restarts = {0, *forced.tolist()}
+    cuts, before, at = [0], 0, 0
     while at < commits:
-        at = following[at]
+        stop = following[at] if at in restarts else min(following[at], computable[before])
+        before, at = at, max(at, stop)
         cuts.append(at)
     return np.array(cuts)
 
