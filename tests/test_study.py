@@ -648,7 +648,14 @@ def test_disk_that_fills_leaves_only_whole_runs(told, monkeypatch, empty_folder,
 
 @pytest.mark.full
 def test_control_c(tmp_path):
-    command = [sys.executable, "-m", "asyncsim.study", "staleness", "--workers", "10", "--steps", "2000"]
+    # A job that a shell started in the background ignores interrupts, and so would what it starts.
+    program = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from asyncsim import study
+sys.exit(study.main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", program, "staleness", "--workers", "10", "--steps", "2000"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*command, "--methods", "downpour", "gem"],
