@@ -59,7 +59,8 @@ def replay(
     proxy_momentum : float
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
-        Among which the work is divided; by default all that JAX has of its kind, if there is enough to divide.
+        Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
+        is enough to divide (on a CPU with two: if one can compute gradients ahead of the other's commits).
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -131,7 +132,7 @@ class Replay:
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
         size = (problem.parameter_count, trace.workers, problem.map_on_cpu)
-        devices = tuple(devices or current_devices(*size))
+        devices = current_devices(*size) if devices is None else _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
         plan: Plan | None = None
         if computes_ahead(devices, *size):
@@ -212,6 +213,16 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
             running.evaluate()
             if running.over:
                 break
+
+
+def _require_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
+    found = tuple(devices) if isinstance(devices, Sequence) else ()
+    kinds = {device.platform for device in found if isinstance(device, jax.Device)}
+    if len(kinds) != 1 or len(set(found)) < len(found) or not all(isinstance(one, jax.Device) for one in found):
+        raise InputError(
+            f"devices = {devices!r}: must be one or more different devices of one kind, as in jax.devices()"
+        )
+    return found
 
 
 def _check_timing(method: Method, trace: Trace) -> None:

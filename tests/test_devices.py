@@ -16,7 +16,7 @@ from cases import (
 )
 from event_loop import forced_deviation
 
-from asyncsim import replay
+from asyncsim import InputError, replay
 from asyncsim.division import Division
 from asyncsim.tuning import computes_ahead, current_devices
 from asyncsim.wave_replay import Replay
@@ -209,6 +209,17 @@ def test_gems_diagnostics_ahead(ahead, monkeypatch):
     monkeypatch.undo()
     one = replay(trace, method, problem, devices=devices(1), **options)
     np.testing.assert_allclose(two.diagnostics["value"], one.diagnostics["value"], atol=1e-9)
+
+
+@pytest.mark.parametrize("given", [[], [3], 2, "cpu"])
+def test_what_is_no_device(given):
+    with pytest.raises(InputError, match=r"devices = .*: must be one or more different devices"):
+        replay(make_trace(commits=20), make_method("gem"), make_problem("quadratic"), devices=given)
+
+
+def test_a_device_given_twice():
+    with pytest.raises(InputError, match="different devices"):
+        replay(make_trace(commits=20), make_method("gem"), make_problem("quadratic"), devices=devices(1) * 2)
 
 
 def test_who_is_ahead():
