@@ -3,8 +3,9 @@
 import dataclasses
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,17 +28,49 @@ if TYPE_CHECKING:
 FINAL_SHARE = 0.1
 
 
-def compare(
-    config: StudyConfig, cluster: Cluster, methods: list[Method], problem: Problem, folder: Path
-) -> pd.DataFrame:
-    """Replay every method on one trace per seed, and write traces, runs and ``summary.csv`` as they finish.
+class Cell(NamedTuple):
+    """A cluster, and the methods and the problem that are run on it: one point of a study's grid.
 
-    Methods that need another timing than the cluster's get a trace of their own, from the same random streams.
+    Attributes
+    ----------
+    name : str
+        Of its folders inside ``traces`` and ``runs``; empty for a study of one cell.
+    values : mapping
+        What sets it apart from the others, as columns of the summary.
+    config : StudyConfig
+        With its seeds, its length and what is recorded.
+    cluster : Cluster
+    methods : list of Method
+    problem : Problem
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    config: StudyConfig
+    cluster: Cluster
+    methods: list[Method]
+    problem: Problem
+
+    @property
+    def wanted(self) -> list[str]:
+        """The folders of its runs, in the order of computing."""
+        return [self.folder_of(method, seed) for seed in range(self.config.seeds) for method in self.methods]
+
+    def folder_of(self, method: Method, seed: int) -> str:
+        """Return the folder of a run, inside that of the study."""
+        return (Path("runs", self.name) / f"{method.name}-seed{seed}").as_posix()
+
+
+def compare(cells: Sequence[Cell], folder: Path) -> pd.DataFrame:
+    """Replay every method of each cell on one trace per seed; write traces, runs and ``summary.csv`` as they finish.
+
+    Methods that need another timing than the cluster's get a trace of their own, from the same random streams. Cells
+    of one cluster share their traces.
 
     Returns
     -------
     pandas.DataFrame
-        One row per method and seed; a run that diverged is a row with that status.
+        One row per cell, method and seed; a run that diverged is a row with that status.
 
     Raises
     ------
@@ -45,11 +78,13 @@ def compare(
         A file cannot be written.
     """
     rows: list[dict[str, Any]] = []
-    total = config.seeds * len(methods)
-    for row in _runs(config, cluster, methods, problem, folder):
-        rows.append(row)
-        _write(folder, rows)
-        print(f"[{len(rows)}/{total}] {_told(row)}", file=sys.stderr, flush=True)
+    total = sum(len(cell.wanted) for cell in cells)
+    traces = _Traces(folder)
+    for cell in cells:
+        for row in _runs(cell, traces, folder):
+            rows.append(row)
+            _write(folder, rows)
+            print(f"[{len(rows)}/{total}] {_told(cell, row)}", file=sys.stderr, flush=True)
     return _write(folder, rows)
 
 
@@ -64,11 +99,10 @@ def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]
     return dict(sorted(found.items(), key=lambda item: (item[0].workers, len(item[1])), reverse=True))
 
 
-def missing(config: StudyConfig, methods: list[Method], summary: pd.DataFrame) -> list[str]:
-    """Return the runs of a study that its summary lacks, as their folders are called."""
-    there = set(zip(summary["method"], summary["seed"], strict=True))
-    wanted = [(method.name, seed) for seed in range(config.seeds) for method in methods]
-    return [_run_name(*run) for run in wanted if run not in there]
+def missing(cells: Sequence[Cell], summary: pd.DataFrame) -> list[str]:
+    """Return the folders of the runs that a study's summary lacks."""
+    there = set(summary["run_folder"])
+    return [name for cell in cells for name in cell.wanted if name not in there]
 
 
 def meet(cluster: Cluster, timing: Timing) -> Cluster:
@@ -103,52 +137,65 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     }
 
 
-def _runs(
-    config: StudyConfig, cluster: Cluster, methods: list[Method], problem: Problem, folder: Path
-) -> "Iterator[dict[str, Any]]":
+class _Traces:
+    """The traces of a study: each is simulated and written once, the last one is at hand."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._paths: dict[tuple[Cluster, int, int], Path] = {}
+        self._last: tuple[tuple[Cluster, int, int], Trace] | None = None
+
+    def get(self, cluster: Cluster, commits: int, seed: int, name: Path) -> tuple[Trace, str]:
+        """Return a trace and its file inside the study's folder, which has this name if it is new."""
+        key = (cluster, commits, seed)
+        if self._last is None or self._last[0] != key:
+            self._last = key, simulate(cluster, commits=commits, seed=seed)
+        trace = self._last[1]
+        if key not in self._paths:
+            self._paths[key] = trace.save(self._folder / "traces" / name.with_suffix(".parquet"))
+        return trace, self._paths[key].relative_to(self._folder).as_posix()
+
+
+def _runs(cell: Cell, traces: _Traces, folder: Path) -> "Iterator[dict[str, Any]]":
+    config, cluster = cell.config, cell.cluster
     for seed in range(config.seeds):
-        traces: dict[Cluster, tuple[Trace, Path]] = {}
-        for method in methods:
+        for method in cell.methods:
             needed = meet(cluster, method.timing)
-            if needed not in traces:
-                name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
-                if needed != cluster and seed == 0:
-                    print(f"note: {method.name} needs {_needs(method.timing)}: it gets its own traces", file=sys.stderr)
-                # The same number of gradients for all.
-                commits = config.commits * cluster.window // needed.window
-                trace = simulate(needed, commits=commits, seed=seed)
-                traces[needed] = trace, trace.save(folder / "traces" / f"{name}.parquet")
-            trace, trace_path = traces[needed]
+            name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
+            if needed != cluster and seed == 0:
+                print(f"note: {method.name} needs {_needs(method.timing)}: it gets its own traces", file=sys.stderr)
+            # The same number of gradients for all.
+            commits = config.commits * cluster.window // needed.window
+            trace, trace_file = traces.get(needed, commits, seed, Path(cell.name, name))
             # Worker steps of the study's cluster, in those of the trace at hand.
             share = max(1, cluster.workers // needed.workers)
             started = time.perf_counter()
             run = replay(
                 trace,
                 method,
-                problem,
+                cell.problem,
                 seed=seed,
                 precision=config.precision,
                 evaluate_every=None if config.evaluate_every is None else config.evaluate_every * share,
                 diagnose_every=config.diagnose_every * share,
+                diagnose_energy=config.diagnose_energy,
                 proxy_momentum=config.momentum,
             )
-            run_path = run.save(folder / "runs" / _run_name(method.name, seed))
+            run.save(folder / cell.folder_of(method, seed))
             yield {
+                **cell.values,
+                "workers": cluster.workers,
                 "method": method.name,
                 "seed": seed,
                 **outcome(run, trace),
                 **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
                 **{f"trace.{name}": value for name, value in trace.summary().items()},
-                "workers": needed.workers,
+                "own_workers": needed.workers,
                 "own_trace": needed != cluster,
-                "trace_file": str(trace_path.relative_to(folder)),
-                "run_folder": str(run_path.relative_to(folder)),
+                "trace_file": trace_file,
+                "run_folder": cell.folder_of(method, seed),
                 "_seconds": time.perf_counter() - started,
             }
-
-
-def _run_name(method: str, seed: int) -> str:
-    return f"{method}-seed{seed}"
 
 
 def _write(folder: Path, rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -162,6 +209,7 @@ def _needs(timing: Timing) -> str:
     return ", ".join(f"{name} = {value}" for name, value in timing._asdict().items() if value is not None)
 
 
-def _told(row: dict[str, Any]) -> str:
+def _told(cell: Cell, row: dict[str, Any]) -> str:
     how = f"diverged at commit {row['diverged_at']}" if row["status"] == "diverged" else f"loss {row['final_loss']:.3g}"
-    return f"{row['method']}, seed {row['seed']}: {how}, in {row['_seconds']:.1f} s"
+    where = "".join(f"{name} {value}, " for name, value in cell.values.items())
+    return f"{where}{row['method']}, seed {row['seed']}: {how}, in {row['_seconds']:.1f} s"

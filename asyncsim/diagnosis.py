@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.flat import Flat
-from asyncsim.methods.method import Array, Method, State
+from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.replay_state import First, Layout, Pieces, ReplayState
 
 if TYPE_CHECKING:
@@ -17,13 +17,35 @@ if TYPE_CHECKING:
 #: Quantiles of each diagnostic that are recorded.
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 COLUMNS = ("commit", "quantity", "tensor", "quantile", "value")
+_ENERGIES = ("central_energy", "proxy_energy")
 
 
 class Formed(NamedTuple):
-    """What a commit's message is formed with besides its update; vectors of shape ``[parameters]``."""
+    """What a commit meets besides its update; vectors of shape ``[parameters]``.
+
+    Attributes
+    ----------
+    worker : tree
+        The method's state on the worker.
+    central : Array
+        The central variable that the message is formed with.
+    applied : Applying
+        ``()`` unless energies are diagnosed.
+    """
 
     worker: State
     central: Array
+    applied: Any
+
+
+class Applying(NamedTuple):
+    """What a commit's energies depend on besides its message."""
+
+    server: State
+    central: Array
+    memory: State
+    read: Array
+    proxy: State
 
 
 def build_before(layout: Layout):
@@ -36,18 +58,34 @@ def build_before(layout: Layout):
         central = state.central
         if layout.separate_forms:
             central = jnp.where(pieces.form_offset[0, 0] < 0, state.form[pieces.form_slot[0, 0]], central)
-        return Formed(jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], state.workers.method), central)
+        workers = state.workers._replace(learner=())
+        row = jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], workers)
+        applied: Any = ()
+        if layout.diagnose_energy:
+            applied = Applying(state.server, state.central, row.memory, state.read[pieces.slot[0, 0]], row.proxy)
+        return Formed(row.method, central, applied)
 
     return jax.jit(before)
 
 
-def build_diagnose(method: Method, flat: Flat):
+def build_diagnose(method: Method, flat: Flat, layout: Layout):
     """Return the jitted function that gives the diagnostics of the first commit of some pieces, tensor by tensor."""
 
     def diagnose(formed: Formed, first: First, pieces: Pieces) -> dict[str, list[Array]]:
         visit = jax.tree.map(lambda leaf: leaf[0, 0], pieces.visit)
-        diagnostics = method.message(formed.worker, first.update, first.start, formed.central, visit)[2]
-        return {name: jax.tree.leaves(flat.unravel(value)) for name, value in diagnostics.items()}
+        message, worker, diagnostics = method.message(formed.worker, first.update, first.start, formed.central, visit)
+        found = dict(diagnostics)
+        if layout.diagnose_energy:
+            found |= dict(zip(_ENERGIES, energies(formed, first, message, worker, visit), strict=True))
+        return {name: jax.tree.leaves(flat.unravel(value)) for name, value in found.items()}
+
+    def energies(formed: Formed, first: First, message: State, worker: State, visit: Visit) -> tuple[Array, Array]:
+        """Return the central and the proxy's energy, weight by weight; see `Run.commits` for their definition."""
+        given = formed.applied
+        origin = method.origin(formed.worker, given.read) if method.origin else given.read
+        central = method.apply(given.server, given.central, message, given.memory, visit).central
+        proxy = method.proxy(worker) if method.proxy else layout.proxy_momentum * given.proxy + first.update
+        return (central - origin) ** 2 / 2, proxy**2 / 2
 
     return jax.jit(diagnose)
 
@@ -58,19 +96,26 @@ def diagnostic_rows(
     """Return one commit's diagnostics in long form, a tuple for each of `COLUMNS`.
 
     For each quantity its quantiles over all parameters (``tensor`` is empty) and the median of each tensor; for a
-    boolean one the share of true elements (``quantile`` is NaN). Selected on the host: sorting there is far quicker
-    than XLA's on a CPU.
+    boolean one the share of true elements (``quantile`` is NaN). Of the energies each tensor's sum (``quantile`` is
+    NaN), and their ratio as a quantity of its own, over the weights whose proxy has any. Selected on the host: sorting
+    there is far quicker than XLA's on a CPU.
     """
+    given = {name: [np.asarray(leaf).reshape(-1) for leaf in leaves] for name, leaves in diagnostics.items()}
     rows = []
-    for quantity, leaves in diagnostics.items():
-        values = [np.asarray(leaf).reshape(-1) for leaf in leaves]
+    if _ENERGIES[0] in given:
+        central, proxy = energies = [given.pop(name) for name in _ENERGIES]
+        for quantity, values in zip(_ENERGIES, energies, strict=True):
+            rows += [(commit, quantity, name, np.nan, float(v.sum())) for name, v in zip(tensors, values, strict=True)]
+        given["weight_energy_ratio"] = [a[b > 0] / b[b > 0] for a, b in zip(central, proxy, strict=True)]
+    for quantity, values in given.items():
         everything = np.concatenate(values)
         if everything.dtype == bool:
             rows.append((commit, quantity, "", np.nan, float(everything.mean())))
             continue
-        quantiles = np.quantile(everything, QUANTILES)
+        quantiles = np.quantile(everything, QUANTILES) if len(everything) else np.full(len(QUANTILES), np.nan)
         rows += [(commit, quantity, "", q, float(value)) for q, value in zip(QUANTILES, quantiles, strict=True)]
-        rows += [(commit, quantity, name, 0.5, float(np.median(v))) for name, v in zip(tensors, values, strict=True)]
+        medians = [float(np.median(v)) if len(v) else np.nan for v in values]
+        rows += [(commit, quantity, name, 0.5, value) for name, value in zip(tensors, medians, strict=True)]
     return rows
 
 

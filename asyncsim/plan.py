@@ -60,7 +60,7 @@ class Plan:
         self._dtype = dtype
         self._window = trace.window
 
-    def layout(self, method: Method, problem: Problem, proxy_momentum: float) -> Layout:
+    def layout(self, method: Method, problem: Problem, proxy_momentum: float, diagnose_energy: bool = False) -> Layout:
         """Return what the compiled program has to know."""
         lanes = self.piece_size // self._devices
         in_turn = problem.map_on_cpu and backend() == "cpu"
@@ -79,6 +79,7 @@ class Plan:
             window=self._window,
             proxy_momentum=proxy_momentum,
             ahead=self._ahead,
+            diagnose_energy=diagnose_energy,
             members=self.members,
         )
 

@@ -76,7 +76,7 @@ def compiled_ensemble(
     return Program(
         advance=build_advance(method, local, layout, Mesh(np.array([device]), (DEVICES,))),
         before=build_before(layout),
-        diagnose=build_diagnose(method, every),
+        diagnose=build_diagnose(method, every, layout),
         evaluate=jax.jit(evaluate_all),
         initial_state=_make_in_place(functools.partial(batched_state, members, flat)),
         flat=flat,
@@ -122,7 +122,7 @@ def _build(method: _Same, problem: _Same, layout: Layout, dtype: Any, devices: t
             method.value, build_local(method.value, problem.value, layout.window, flat), layout, mesh
         ),
         before=build_before(layout),
-        diagnose=build_diagnose(method.value, flat),
+        diagnose=build_diagnose(method.value, flat, layout),
         evaluate=jax.jit(_evaluation(problem.value, flat)),
         initial_state=_make_in_place(make) if len(devices) == 1 else _make_divided(make, layout.division, mesh),
         flat=flat,
@@ -157,7 +157,7 @@ def _build_ahead(method: Method, problem: Problem, layout: Layout, dtype: Any, d
         return committed._replace(workers=committed.workers._replace(learner=learnt))
 
     local = build_local(method, problem, layout.window, flat)
-    diagnose = build_diagnose(method, flat)
+    diagnose = build_diagnose(method, flat, layout)
     return Program(
         advance=build_pipeline(method, local, layout, mesh),
         before=lambda state, pieces: committed_before(on(state, COMMITS), pieces),

@@ -31,6 +31,8 @@ class Layout(NamedTuple):
         Of the proxy that the replay keeps for methods without one.
     ahead : bool
         Whether one device computes the gradients of a piece while another commits the piece before.
+    diagnose_energy : bool
+        Whether the energies are among the diagnostics, weight by weight.
     members : int or None
         Runs of an ensemble that are replayed as one: whatever is said to be a vector of shape ``[parameters]`` then has
         shape ``[members, parameters]``, and a number recorded of a commit is one for each member.
@@ -45,6 +47,7 @@ class Layout(NamedTuple):
     window: int
     proxy_momentum: float
     ahead: bool = False
+    diagnose_energy: bool = False
     members: int | None = None
 
     @property

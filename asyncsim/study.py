@@ -2,7 +2,8 @@
 
 A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``. The shipped ones are
 in ``studies/`` beside the package (in a clone) or inside it (when installed); a user's own are in ``studies/`` of the
-working folder. From Python::
+working folder. A study whose Config has a field ``scale`` may have a table ``SCALES`` of configs by name: ``--scale``
+then chooses the defaults of all other options. From Python::
 
     staleness = asyncsim.study.load("staleness")
     result = staleness.run(staleness.Config(workers=20))
@@ -10,6 +11,7 @@ working folder. From Python::
 
 import ast
 import importlib.util
+import itertools
 import os
 import shutil
 import sys
@@ -161,12 +163,24 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
 
     config = tyro.cli(
         study.Config,
+        default=_default(study, options),
         prog=f"{_COMMAND} {name}",
         description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
         args=options,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     return study, config
+
+
+def _default(study: ModuleType, options: Sequence[str]) -> Any:
+    """Return the config whose values are the defaults: the one of the scale that the options ask for."""
+    scale = ""
+    for option, following in itertools.pairwise([*options, ""]):
+        name, _, value = option.partition("=")
+        if name == "--scale":
+            scale = value or following
+    # One that there is not is refused when the options are read.
+    return getattr(study, "SCALES", {}).get(scale) or study.Config()
 
 
 def _warn_of(files: dict[str, Path]) -> None:

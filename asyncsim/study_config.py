@@ -30,8 +30,8 @@ else:
 
 
 @dataclass(frozen=True)
-class StudyConfig:
-    """Options that all studies share; see each study for its own."""
+class StudyOptions:
+    """Options that all studies share, those of one cluster and those of several; see each study for its own."""
 
     #: Shown with the help of each study: what does not fit into the line of an option.
     help_notes: ClassVar[str] = """
@@ -43,7 +43,7 @@ Protocols: exchange, one visit applies the update and takes the result back; rea
 its own update is applied; write_then_read, two visits, between which others are served.
 """
 
-    workers: int = 100
+    workers: int | tuple[int, ...] = 100
     """Workers of the cluster."""
     steps: int = 200
     """Commits per worker, on average; a trace has steps * workers commits."""
@@ -101,6 +101,8 @@ its own update is applied; write_then_read, two visits, between which others are
     """Worker steps between evaluations on all data. None: 20 evaluations in all."""
     diagnose_every: int = 5
     """Worker steps between recordings of the methods' costly diagnostics; 0 for none."""
+    diagnose_energy: bool = False
+    """Record also the energies of each tensor, and the distribution of their ratio over the weights."""
     x64: bool = False
     """Compute in float64 instead of float32."""
     device: Literal["default", "cpu", "gpu", "tpu"] = "default"
@@ -112,11 +114,6 @@ its own update is applied; write_then_read, two visits, between which others are
     def precision(self) -> str:
         """``"float64"`` or ``"float32"``."""
         return "float64" if self.x64 else "float32"
-
-    @property
-    def commits(self) -> int:
-        """Commits of a trace."""
-        return require_count("steps", self.steps) * require_count("workers", self.workers)
 
     @property
     def bytes_per_parameter(self) -> int:
@@ -140,31 +137,6 @@ its own update is applied; write_then_read, two visits, between which others are
         require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None:
             raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HeterogeneityWarning)  # told when the cluster is made in earnest
-            self._cluster(message_bytes=1.0)
-
-    def make_cluster(self, message_bytes: float | None = None) -> Cluster:
-        """Return the cluster, saying aloud which options change nothing.
-
-        Parameters
-        ----------
-        message_bytes : float, optional
-            Size of a message with parameters; needed with a bandwidth.
-
-        Raises
-        ------
-        InputError
-            A value that no cluster can have.
-        """
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", HeterogeneityWarning)
-            cluster = self._cluster(message_bytes)
-        for warning in caught:
-            _note(str(warning.message))
-        if not cluster.exclusive and cluster.protocol == "write_then_read":
-            _note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
-        return cluster
 
     def make_methods(self) -> "list[Method]":
         """Return the methods, saying aloud which changed options some of them ignore.
@@ -277,6 +249,72 @@ its own update is applied; write_then_read, two visits, between which others are
             "versions": {**package_versions(), "jax": jax.__version__},
         }
 
+    def _arguments_of(self, factory: Callable[..., Any]) -> dict[str, Any]:
+        options = {field.name for field in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in inspect.signature(factory).parameters if name in options}
+
+    def _changed(self, option: str) -> bool:
+        default = {field.name: field.default for field in dataclasses.fields(self)}[option]
+        return bool(getattr(self, option) != default)
+
+    def _say_ignored(self, options: set[str], used: Mapping[str, set[str]]) -> None:
+        """Say which options were changed although some of the methods, or the problem, ignore them."""
+        for field in dataclasses.fields(self):
+            if field.name not in options or not self._changed(field.name):
+                continue
+            ignoring = [name for name, names in used.items() if field.name not in names]
+            if ignoring:
+                option = "--" + field.name.replace("_", "-")
+                _note(f"{option} changes nothing for {', '.join(ignoring)}")
+
+
+@dataclass(frozen=True)
+class StudyConfig(StudyOptions):
+    """Options of a study of one cluster."""
+
+    workers: int = 100
+    """Workers of the cluster."""
+
+    @property
+    def commits(self) -> int:
+        """Commits of a trace."""
+        return require_count("steps", self.steps) * require_count("workers", self.workers)
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count or a law that cannot be used.
+        """
+        super().check()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HeterogeneityWarning)  # told when the cluster is made in earnest
+            self._cluster(message_bytes=1.0)
+
+    def make_cluster(self, message_bytes: float | None = None) -> Cluster:
+        """Return the cluster, saying aloud which options change nothing.
+
+        Parameters
+        ----------
+        message_bytes : float, optional
+            Size of a message with parameters; needed with a bandwidth.
+
+        Raises
+        ------
+        InputError
+            A value that no cluster can have.
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", HeterogeneityWarning)
+            cluster = self._cluster(message_bytes)
+        for warning in caught:
+            _note(str(warning.message))
+        if not cluster.exclusive and cluster.protocol == "write_then_read":
+            _note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
+        return cluster
+
     def _cluster(self, message_bytes: float | None) -> Cluster:
         return Cluster(
             workers=self.workers,
@@ -300,24 +338,6 @@ its own update is applied; write_then_read, two visits, between which others are
         except InputError as error:
             raise InputError(f"{option} = {value!r}: {error}") from None
 
-    def _arguments_of(self, factory: Callable[..., Any]) -> dict[str, Any]:
-        options = {field.name for field in dataclasses.fields(self)}
-        return {name: getattr(self, name) for name in inspect.signature(factory).parameters if name in options}
-
-    def _changed(self, option: str) -> bool:
-        default = {field.name: field.default for field in dataclasses.fields(self)}[option]
-        return bool(getattr(self, option) != default)
-
-    def _say_ignored(self, options: set[str], used: Mapping[str, set[str]]) -> None:
-        """Say which options were changed although some of the methods, or the problem, ignore them."""
-        for field in dataclasses.fields(self):
-            if field.name not in options or not self._changed(field.name):
-                continue
-            ignoring = [name for name, names in used.items() if field.name not in names]
-            if ignoring:
-                option = "--" + field.name.replace("_", "-")
-                _note(f"{option} changes nothing for {', '.join(ignoring)}")
-
 
 def split_names(names: Iterable[Any]) -> list[Any]:
     """Split names that were given with commas between them; leave all that is not text as it is."""
@@ -325,6 +345,14 @@ def split_names(names: Iterable[Any]) -> list[Any]:
     for entry in [names] if isinstance(names, str) else names:
         entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
     return entries
+
+
+def factory_options() -> tuple[set[str], set[str]]:
+    """Return the options that the shipped methods, and the shipped problems, are made from."""
+    from asyncsim.methods import METHODS
+    from asyncsim.problems import PROBLEMS
+
+    return _options_of(METHODS.values()) | {"methods"}, _options_of(PROBLEMS.values()) | {"problem"}
 
 
 def _own(entry: str) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ def replay(
     precision: str = "float32",
     evaluate_every: int | None = None,
     diagnose_every: int = 5,
+    diagnose_energy: bool = False,
     proxy_momentum: float = 0.9,
     devices: Sequence[Any] | None = None,
     progress: bool | None = None,
@@ -56,6 +57,9 @@ def replay(
         is always one at the start and one at the end.
     diagnose_every : int
         Worker steps between two recordings of the method's costly diagnostics; 0 for none.
+    diagnose_energy : bool
+        Whether the energies of each tensor and the distribution of their ratio over the weights are among the
+        diagnostics, for any method.
     proxy_momentum : float
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
@@ -90,6 +94,7 @@ def replay(
             precision=precision,
             stops=stops,
             diagnose_every=diagnose_every,
+            diagnose_energy=diagnose_energy,
             proxy_momentum=proxy_momentum,
             devices=devices,
         )
@@ -123,6 +128,7 @@ class Replay:
         precision: str = "float32",
         stops: np.ndarray | None = None,
         diagnose_every: int = 5,
+        diagnose_energy: bool = False,
         proxy_momentum: float = 0.9,
         devices: Sequence[Any] | None = None,
     ):
@@ -141,7 +147,7 @@ class Replay:
                 plan, devices = None, devices[:1]
         if plan is None:
             plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))
-        layout = plan.layout(method, problem, float(proxy_momentum))
+        layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)
         waves = plan.waves

@@ -4,16 +4,15 @@ One cluster is simulated for each seed and every method replays its trace with r
 measured and in theory, and how each method ended; writes traces, runs, a summary and figures.
 """
 
-import contextlib
+import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from asyncsim import results
 from asyncsim.cluster_text import describe
-from asyncsim.errors import InputError
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import StudyConfig
+from asyncsim.sweep import Result, run_cells
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -29,21 +28,6 @@ class Config(StudyConfig):
     """Options of the staleness study."""
 
 
-class Result(NamedTuple):
-    """What the study returns.
-
-    Attributes
-    ----------
-    folder : Path
-        Where everything was written.
-    summary : pandas.DataFrame
-        One row per method and seed; also in ``summary.csv``.
-    """
-
-    folder: Path
-    summary: "pd.DataFrame"
-
-
 def run(config: Config) -> Result:
     """Run the study.
 
@@ -55,21 +39,13 @@ def run(config: Config) -> Result:
         Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
-    from asyncsim.comparison import compare
+    from asyncsim.comparison import Cell
 
     with config.computing_device():
         methods, problem = config.make_methods(), config.make_problem()
         cluster = config.make_cluster(message_bytes=problem.parameter_count * config.bytes_per_parameter)
-        with results.new_folder(config.out, "staleness") as folder:
-            record = {"study": "staleness", **config.record(methods, problem)}
-            results.write_json(folder / "config.json", record)
-            try:
-                summary = compare(config, cluster, methods, problem, folder)
-            except (KeyboardInterrupt, InputError):
-                _conclude_early(config, cluster, methods, folder, record)
-                raise
-            _conclude(cluster, methods, summary, folder, record)
-    return Result(folder, summary)
+        cell = Cell("", {}, config, cluster, methods, problem)
+        return run_cells("staleness", config, [cell], functools.partial(_conclude, cluster, methods, problem.name))
 
 
 def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "pd.DataFrame") -> str:
@@ -89,29 +65,11 @@ def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "
     return "\n".join([*lines, f"{problem}, {_averaged(summary)}", _method_table(summary)])
 
 
-def _conclude(
-    cluster: "Cluster", methods: "list[Method]", summary: "pd.DataFrame", folder: Path, record: dict[str, Any]
-) -> None:
+def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder: Path, summary: "pd.DataFrame") -> None:
     """Draw the figures and print the tables of the runs that there are."""
     figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py").draw(folder)
-    print(report(cluster, methods, record["problem"], summary))
+    print(report(cluster, methods, problem, summary))
     print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {', '.join(path.name for path in figures)}")
-
-
-def _conclude_early(
-    config: Config, cluster: "Cluster", methods: "list[Method]", folder: Path, record: dict[str, Any]
-) -> None:
-    """Say in the folder which runs are missing, and conclude with those that are there, as far as the disk allows."""
-    import pandas as pd
-
-    from asyncsim.comparison import missing
-
-    if not (folder / results.SUMMARY).exists():
-        return
-    summary = pd.read_csv(folder / results.SUMMARY)
-    with contextlib.suppress(InputError):
-        results.write_json(folder / "config.json", {**record, "incomplete": missing(config, methods, summary)})
-        _conclude(cluster, methods, summary, folder, record)
 
 
 def _averaged(summary: "pd.DataFrame") -> str:

@@ -609,7 +609,7 @@ def test_interrupted_study_keeps_and_tells_finished_runs(told, monkeypatch):
     code, out, err = told("staleness", *TWO)
     assert code == 130 and any(line.startswith("downpour") or " downpour " in line for line in out)
     assert err[-1] == "interrupted: what was finished is in mine"
-    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == ["adaptive_staleness-seed0"]
+    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == ["runs/adaptive_staleness-seed0"]
     assert {"staleness.png", "loss.png", "energy.pdf", "queue.pdf"} <= {path.name for path in Path("mine").iterdir()}
     summary = pd.read_csv("mine/summary.csv")
     assert list(summary["method"]) == ["downpour"]

@@ -69,7 +69,8 @@ def gem(
     authors' program clips to [0, 5], and so does this, in both variants. The program adds its epsilon of 1e-12 to
     the update before taking its size, the paper one of 1e-16 after; each variant does as its source.
     Equation 19 meets the proxy's energy only where ``d`` and ``u`` have the same sign; the share of the elements
-    where they have not is recorded as ``opposite_sign``.
+    where they have not is recorded as ``opposite_sign``, those where the clip binds as ``clipped_low`` and
+    ``clipped_high``.
 
     References
     ----------
@@ -88,9 +89,11 @@ def gem(
         d = central - worker.pulled
         size = jnp.abs(update) + epsilon if variant == "paper" else jnp.abs(update + epsilon)
         pi = (kappa * jnp.abs(m) - jnp.abs(d)) / size
+        shown = {"opposite_sign": d * update < 0}
         if pi_max is not None:
+            shown |= {"clipped_low": pi < 0, "clipped_high": pi > pi_max}
             pi = jnp.clip(pi, 0, pi_max)
-        return pi * update, GemWorker(m, central), {"pi": pi, "opposite_sign": d * update < 0}
+        return pi * update, GemWorker(m, central), {"pi": pi, **shown}
 
     return Method(
         name="gem",

@@ -1,0 +1,223 @@
+"""Studies of a grid: cells that differ in workers, rates or whatever else, run one after the other into one folder.
+
+A study says which values its cells have; everything else is here::
+
+    def run(config):
+        config.check()
+        from asyncsim.sweep import run_cells, sweep
+
+        with config.computing_device():
+            cells = sweep(config, [{"workers": n} for n in config.workers])
+            return run_cells("stability", config, cells, conclude)
+
+Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the defaults of all other
+options; see `asyncsim.study.configure`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_count
+from asyncsim.study_config import StudyConfig, StudyOptions, factory_options
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.comparison import Cell
+    from asyncsim.run import Run
+
+
+@dataclass(frozen=True)
+class SweepConfig(StudyOptions):
+    """Options of a study of several clusters."""
+
+    workers: tuple[int, ...] = (5, 10, 20, 30)
+    """Workers of the clusters, one after the other."""
+    scale: Literal["small", "paper"] = "small"
+    """What all other defaults are made for: minutes on the bundled digits, or what the paper did."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count or a law that cannot be used.
+        """
+        super().check()
+        if not self.workers:
+            raise InputError("workers: none given; give one number or more")
+        for count in self.workers:
+            require_count("workers", count)
+            self.at(workers=count).check()
+
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of one cluster: these, but for some values, of which ``workers`` is one."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
+        return StudyConfig(**{**options, **values})
+
+
+class Result(NamedTuple):
+    """What a study returns.
+
+    Attributes
+    ----------
+    folder : Path
+        Where everything was written.
+    summary : pandas.DataFrame
+        One row per cell, method and seed; also in ``summary.csv``.
+    """
+
+    folder: Path
+    summary: "pd.DataFrame"
+
+
+class Finished(NamedTuple):
+    """The results of a study, as they lie in its folder.
+
+    Attributes
+    ----------
+    folder : Path
+    config : dict
+        What ``config.json`` holds.
+    summary : pandas.DataFrame
+        One row per cell, method and seed.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    summary: "pd.DataFrame"
+
+    def rows(self, **values: Any) -> "pd.DataFrame":
+        """Return the rows of the summary that have these values: ``rows(method="gem", workers=5)``."""
+        found = self.summary
+        for name, value in values.items():
+            found = found[found[name] == value]
+        return found
+
+    def runs(self, **values: Any) -> "list[Run]":
+        """Load the runs of the rows that have these values."""
+        from asyncsim.run import Run
+
+        return [Run.load(self.folder / name) for name in self.rows(**values)["run_folder"]]
+
+
+def sweep(config: SweepConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]":
+    """Return a cell for each of some values that a config has otherwise; ``workers`` is always among them.
+
+    Cells that agree in all options of their methods, or of their problem, share the very objects: these are compiled
+    once.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, whatever cell it belongs to.
+    """
+    from asyncsim.comparison import Cell
+
+    methods: dict[Any, Any] = {}
+    problems: dict[Any, Any] = {}
+    cells = []
+    for values in grid:
+        own = config.at(**values)
+        own.check()
+        of_methods, of_problem = (_chosen(own, options) for options in factory_options())
+        if of_methods not in methods:
+            methods[of_methods] = own.make_methods()
+        if of_problem not in problems:
+            problems[of_problem] = own.make_problem()
+        problem = problems[of_problem]
+        cluster = own.make_cluster(message_bytes=problem.parameter_count * own.bytes_per_parameter)
+        name = "_".join(f"{name}-{value}" for name, value in values.items()).replace("/", " per ")
+        cells.append(Cell(name, dict(values), own, cluster, methods[of_methods], problem))
+    return cells
+
+
+def run_cells(
+    study: str,
+    config: StudyOptions,
+    cells: "Sequence[Cell]",
+    conclude: Callable[[Path, "pd.DataFrame"], None],
+) -> Result:
+    """Run the cells of a study into a new folder, and conclude.
+
+    Parameters
+    ----------
+    study : str
+        Its name.
+    config : StudyOptions
+    cells : sequence of Cell
+    conclude : function
+        From the folder and the summary: draws the figures and prints the tables of the runs that there are.
+
+    Raises
+    ------
+    InputError
+        A folder or a disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then, and ``config.json`` names those
+        that are missing.
+    """
+    from asyncsim.comparison import compare, missing
+
+    record = {"study": study, **config.record(_methods(cells), cells[0].problem)}
+    with results.new_folder(config.out, study) as folder:
+        results.write_json(folder / "config.json", record)
+        try:
+            summary = compare(cells, folder)
+        except (KeyboardInterrupt, InputError):
+            with contextlib.suppress(InputError, OSError):
+                finished = _summary(folder)
+                results.write_json(folder / "config.json", {**record, "incomplete": missing(cells, finished)})
+                conclude(folder, finished)
+            raise
+        conclude(folder, summary)
+    return Result(folder, summary)
+
+
+def read(folder: str | os.PathLike, study: str) -> Finished:
+    """Read the results of a study.
+
+    Raises
+    ------
+    InputError
+        There are none in that folder, or they are another study's.
+    """
+    folder = Path(folder)
+    remedy = f"make some with: python -m asyncsim.study {study} --out FOLDER"
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        summary = _summary(folder)
+        found = config["study"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"folder = {str(folder)!r}: no results of the study {study} ({error}); {remedy}") from error
+    if found != study:
+        raise InputError(f"folder = {str(folder)!r}: holds the study {found}, not {study}; {remedy}")
+    return Finished(folder, config, summary)
+
+
+def _summary(folder: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.read_csv(folder / results.SUMMARY)
+
+
+def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
+    """Return the values of some options, as a key."""
+    return tuple(repr(getattr(config, name)) for name in sorted(options) if hasattr(config, name))
+
+
+def _methods(cells: "Sequence[Cell]") -> list[Any]:
+    """Return the methods of the first cell that has each."""
+    found: dict[str, Any] = {}
+    for cell in cells:
+        for method in cell.methods:
+            found.setdefault(method.name, method)
+    return list(found.values())
