@@ -251,7 +251,9 @@ its own update is applied; write_then_read, two visits, between which others are
 
     def _arguments_of(self, factory: Callable[..., Any]) -> dict[str, Any]:
         options = {field.name for field in dataclasses.fields(self)}
-        return {name: getattr(self, name) for name in inspect.signature(factory).parameters if name in options}
+        arguments = {name: getattr(self, name) for name in inspect.signature(factory).parameters if name in options}
+        # A study may leave the rate to each method.
+        return {name: value for name, value in arguments.items() if (name, value) != ("learning_rate", None)}
 
     def _changed(self, option: str) -> bool:
         default = {field.name: field.default for field in dataclasses.fields(self)}[option]
@@ -292,6 +294,10 @@ class StudyConfig(StudyOptions):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HeterogeneityWarning)  # told when the cluster is made in earnest
             self._cluster(message_bytes=1.0)
+
+    def at(self, **values: Any) -> "StudyConfig":
+        """Return these options but for some values."""
+        return dataclasses.replace(self, **values)
 
     def make_cluster(self, message_bytes: float | None = None) -> Cluster:
         """Return the cluster, saying aloud which options change nothing.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from asyncsim.comparison import Cell
     from asyncsim.run import Run
+    from asyncsim.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,23 @@ class Finished(NamedTuple):
 
     def runs(self, **values: Any) -> "list[Run]":
         """Load the runs of the rows that have these values."""
+        return [self.run(name) for name in self.rows(**values)["run_folder"]]
+
+    def run(self, run_folder: str) -> "Run":
+        """Load the run of a row."""
         from asyncsim.run import Run
 
-        return [Run.load(self.folder / name) for name in self.rows(**values)["run_folder"]]
+        return Run.load(self.folder / run_folder)
+
+    def trace(self, trace_file: str) -> "Trace":
+        """Load the trace of a row."""
+        from asyncsim.trace import Trace
+
+        return Trace.load(self.folder / trace_file)
 
 
-def sweep(config: SweepConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]":
-    """Return a cell for each of some values that a config has otherwise; ``workers`` is always among them.
+def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]":
+    """Return a cell for each of some values that a config has otherwise; of a `SweepConfig` always its ``workers``.
 
     Cells that agree in all options of their methods, or of their problem, share the very objects: these are compiled
     once.
@@ -135,7 +146,7 @@ def sweep(config: SweepConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]
             problems[of_problem] = own.make_problem()
         problem = problems[of_problem]
         cluster = own.make_cluster(message_bytes=problem.parameter_count * own.bytes_per_parameter)
-        name = "_".join(f"{name}-{value}" for name, value in values.items()).replace("/", " per ")
+        name = "_".join(f"{name}-{value}" for name, value in values.items()).replace("/", "-")
         cells.append(Cell(name, dict(values), own, cluster, methods[of_methods], problem))
     return cells
 

@@ -1,0 +1,189 @@
+"""Which method is best on a cluster: any methods side by side, by the time or the gradients they need.
+
+Every seed has one trace for each timing that some method needs, with the same random numbers. Prints a table sorted by
+the measure of your choice, with what each method sends and throws away; writes traces, runs, two tables and a figure.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from asyncsim import results
+from asyncsim.cluster_text import describe
+from asyncsim.errors import require_positive
+from asyncsim.study import load_file, shipped
+from asyncsim.study_config import MethodLike, StudyConfig
+from asyncsim.sweep import Result, read, run_cells, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.comparison import Cell
+    from asyncsim.run import Run
+    from asyncsim.trace import Trace
+
+#: The measures by which methods are sorted, and whether less is better.
+MEASURES = {
+    "time_to_target": True,
+    "gradients_to_target": True,
+    "train_loss": True,
+    "test_loss": True,
+    "final_loss": True,
+    "test_accuracy": False,
+}
+#: The table of each method at its best learning rate, beside the summary of all runs.
+TABLE = "comparison.csv"
+
+
+@dataclass(frozen=True)
+class Config(StudyConfig):
+    """Options of the comparison."""
+
+    workers: int = 20
+    """Workers of the cluster."""
+    methods: tuple[MethodLike, ...] = ("sgd", "downpour", "adaptive_staleness", "gem")
+    """Methods to compare, or your own as FILE.py:FUNCTION (see the README)."""
+    learning_rate: float | None = None  # type: ignore[assignment]
+    """Step size of a gradient, for all methods. None: each method's own default."""
+    tune: tuple[float, ...] = ()
+    """Learning rates to try for every method; the table shows each method at its best one."""
+    target: float = 0.3
+    """Loss on the training data that is to be reached."""
+    measure: Literal[
+        "time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy"
+    ] = "time_to_target"
+    """What the table is sorted by, and the best learning rate chosen by."""
+    evaluate_every: int | None = 5
+    """Worker steps between evaluations on all data, at which the target may be met."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count, a rate, a target or a law that cannot be used.
+        """
+        super().check()
+        require_positive("target", self.target)
+        for rate in self.tune:
+            require_positive("tune", rate)
+
+
+def run(config: Config) -> Result:
+    """Run the comparison.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; the table and the figure of the runs that were finished are there then.
+    """
+    config.check()
+    rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in config.tune] or [{}]
+    with config.computing_device():
+        cells = sweep(config, rates)
+
+        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
+            table = results_table(config, cells[0], folder)
+            results.write_csv(folder / TABLE, table)
+            figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py").draw(folder)
+            print(report(config, cells[0], table))
+            names = ", ".join(path.name for path in figures)
+            print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
+
+        return run_cells("compare", config, cells, conclude)
+
+
+def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
+    """Return a row per method at its best learning rate, the best method first.
+
+    Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target), the
+    measures (those to the target are infinite if a seed did not meet it, the others means over the seeds that
+    finished), and means over the method's traces: ``staleness_mean``, ``discarded`` (share of the computations whose
+    work was thrown away), ``messages`` and ``gigabytes`` (both ways, a vector of parameters each).
+    """
+    import pandas as pd
+
+    finished = read(folder, "compare")
+    vector = cell.problem.parameter_count * config.bytes_per_parameter
+    rows = []
+    for (method, rate), group in finished.summary.groupby(["method", "method.learning_rate"], sort=False, dropna=False):
+        traces = {name: finished.trace(name) for name in group["trace_file"]}
+        seeds = [(finished.run(row.run_folder), traces[row.trace_file]) for row in group.itertuples()]
+        ended = group[group["status"] == "finished"]
+        costs = pd.DataFrame([_costs(trace, vector) for _, trace in seeds]).mean()
+        rows.append(
+            {
+                "method": method,
+                "learning_rate": rate,
+                "seeds": len(group),
+                "diverged": len(group) - len(ended),
+                **_until_target(seeds, config.target),
+                **{name: ended[name].mean() for name in MEASURES if name in ended},
+                **costs,
+            }
+        )
+    table = pd.DataFrame(rows)
+    # By seeds that diverged first: the means of the others would flatter a method.
+    best = ["diverged", config.measure]
+    table = table.sort_values(best, ascending=[True, MEASURES[config.measure]], na_position="last", kind="stable")
+    return table.drop_duplicates("method").reset_index(drop=True)
+
+
+def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
+    """Return what the study prints."""
+    shown = table.rename(
+        columns={
+            "time_to_target": "time (s)",
+            "gradients_to_target": "gradients",
+            "train_loss": "train loss",
+            "test_loss": "test loss",
+            "test_accuracy": "accuracy",
+            "staleness_mean": "staleness",
+        }
+    ).drop(columns=["final_loss", "seeds"])
+    for name in ("reached", "diverged"):
+        shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
+    text = shown.to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+    tuned = ", each at the best of its learning rates" if config.tune else ""
+    return (
+        f"{describe(cell.cluster)}\n{cell.problem.name}; time and gradients until a train loss of {config.target:g} is "
+        f"reached; sorted by {config.measure.replace('_', ' ')}{tuned}\n{text}"
+    )
+
+
+def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, float]:
+    """Return how many seeds met the target, and the mean time (s) and gradients computed until then.
+
+    Thrown-away gradients count. Infinite if a seed never met it.
+    """
+    import numpy as np
+
+    times, gradients = [], []
+    for run, trace in seeds:
+        met = run.evaluations["commit_time"][run.evaluations["train_loss"] <= target]
+        time = float(met.iloc[0]) if len(met) else np.inf
+        times.append(time)
+        computed = int((trace.frame["commit_time"] <= time).sum()) * trace.window
+        gradients.append(float(computed) if len(met) else np.inf)
+    return {
+        "reached": int(np.isfinite(times).sum()),
+        "time_to_target": float(np.mean(times)),
+        "gradients_to_target": float(np.mean(gradients)),
+    }
+
+
+def _costs(trace: "Trace", vector: int) -> dict[str, float]:
+    """Return what one trace's visits cost; every message is answered by a read."""
+    outcome = trace.frame["outcome"]
+    thrown_away = int(outcome.isin(["discarded", "cancelled"]).sum())
+    sent = int((outcome != "cancelled").sum())
+    messages = 2 * sent
+    return {
+        "staleness_mean": trace.summary()["staleness_mean"],
+        "discarded": thrown_away / len(trace),
+        "messages": messages,
+        "gigabytes": messages * vector / 1e9,
+    }
