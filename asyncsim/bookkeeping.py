@@ -1,7 +1,8 @@
 """From the record of a simulation to the rows of a trace: jobs, versions and staleness.
 
 In every protocol and under every policy a worker's job ``j`` computes from its read ``j``, read 0 being version 0 at
-time 0; also jobs that are discarded or cancelled are followed by a read. So one list of reads, in order for each worker, tells all staleness.
+time 0; also jobs that are discarded or cancelled are followed by a read. So one list of reads, in order for each
+worker, tells all staleness.
 """
 
 from typing import TYPE_CHECKING

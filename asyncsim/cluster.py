@@ -231,8 +231,8 @@ def _check_policy(cluster: Cluster) -> None:
     policy = cluster.policy
     if cluster.protocol == "read_then_write" and policy.chooses_when_to_reply:
         raise InputError(
-            f"policy = {policy}: the server chooses when to answer a worker's read, but with protocol 'read_then_write' "
-            "the worker has read before the server knows its message; choose 'exchange' or 'write_then_read'"
+            f"policy = {policy}: the server chooses when to answer a read, but with protocol 'read_then_write' a "
+            "worker reads before the server has its message; choose the protocol 'exchange' or 'write_then_read'"
         )
     if policy.waits_for_version and policy.per_version(cluster.workers) > cluster.workers:
         raise InputError(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from simpy.events import NORMAL
 
-from asyncsim.bookkeeping import COMMIT_RECORD, READ_RECORD
+from asyncsim.bookkeeping import COMMIT_RECORD
 from asyncsim.cluster import Cluster
 from asyncsim.delays import delays
 from asyncsim.environment import environment
@@ -34,7 +34,8 @@ class Simulation:
     Attributes
     ----------
     commits, reads : list of float
-        Visits in the order in which their services ended, entry by entry as in ``commit_record`` and `READ_RECORD`.
+        Visits in the order in which their services ended, entry by entry: those of ``commit_record``, and those of
+        `asyncsim.bookkeeping.READ_RECORD`.
     commit_record : tuple of str
         What is recorded of each commit.
     """

@@ -275,7 +275,7 @@ def parse_policy(text: str) -> Policy:
         raise InputError(f"policy = {text!r}: unknown; {choices_like(name, map(form_of, POLICIES))}")
     try:
         positional = [ast.literal_eval(value) for value in call.args]
-        keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        keywords = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in call.keywords}
         return POLICIES[name](*positional, **keywords)
     except InputError:
         raise

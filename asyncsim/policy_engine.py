@@ -54,9 +54,12 @@ class PolicySimulation(Simulation):
             else:
                 self._began_from[read_version[index]].append(index)
 
+        def finish(worker: Worker) -> None:
+            del self._computing[worker.index]
+
         if not self._stops:
             return compute
-        computed.append(lambda worker: self._computing.pop(worker.index))
+        computed.append(finish)
         return compute_if_up_to_date
 
     def _atomic(self, then: Step) -> Step:
