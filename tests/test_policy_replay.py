@@ -1,5 +1,7 @@
 """Replays under timing policies: the loop over events, a loop over the policy itself, and what runs and studies say."""
 
+import json
+
 import jax
 import numpy as np
 import pandas as pd
@@ -31,7 +33,8 @@ from asyncsim import (
 )
 from asyncsim.comparison import meet
 from asyncsim.methods import Timing
-from asyncsim.wave_replay import Replay
+from asyncsim.plan import Plan
+from asyncsim.study_config import StudyConfig
 from asyncsim.waves import find_waves
 
 COMMITS = 400
@@ -58,13 +61,18 @@ def float64():
 
 
 def combinations():
-    """Every policy with every protocol that it can have; one protocol each by default."""
-    for number, policy in enumerate(POLICIES):
+    """Every policy with every protocol that it can have; some by default."""
+    default = {
+        (first_of(3), "exchange"),
+        (buffered(3), "read_then_write"),
+        (cancel_stale(2), "write_then_read"),
+    }
+    for policy in POLICIES:
         protocols = ["exchange", "write_then_read"]
         if not policy.chooses_when_to_reply:
             protocols += ["read_then_write", "read_then_write, two visits"]
-        for place, protocol in enumerate(protocols):
-            marks = [] if place == number % len(protocols) else pytest.mark.full
+        for protocol in protocols:
+            marks = [] if (policy, protocol) in default else pytest.mark.full
             yield pytest.param(policy, protocol, marks=marks, id=f"{policy}-{protocol}")
 
 
@@ -79,10 +87,10 @@ def test_replay_is_the_loop(policy, protocol):
     ("policy", "protocol", "method", "problem"),
     [
         # A method that knows nothing of buffers and changes the central variable at every message.
-        (buffered(4), "exchange", "downpour", "digits"),
+        pytest.param(buffered(4), "exchange", "downpour", "digits", marks=pytest.mark.full),
         (buffered(4), "read_then_write, two visits", "gem", "quadratic"),
-        (discard_stale(2), "write_then_read", "gem", "digits"),
-        (barrier(4), "exchange", "gem", "quadratic"),
+        pytest.param(discard_stale(2), "write_then_read", "gem", "digits", marks=pytest.mark.full),
+        pytest.param(barrier(4), "exchange", "gem", "quadratic", marks=pytest.mark.full),
     ],
 )
 def test_other_methods_are_the_loop(policy, protocol, method, problem):
@@ -91,7 +99,9 @@ def test_other_methods_are_the_loop(policy, protocol, method, problem):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("case", ["local adam", "aeasgd"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("local adam", marks=pytest.mark.full), "message with the central variable, and resume"]
+)
 def test_workers_that_keep_a_state_are_the_loop(case, lenient):
     make, _, window = OWN[case]
     trace = make_trace("exchange", window, commits=COMMITS, policy=cancel_stale(3))
@@ -99,7 +109,12 @@ def test_workers_that_keep_a_state_are_the_loop(case, lenient):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
+DEFAULT = {bounded_staleness(2), buffered(3), barrier(4), rounds()}
+
+
+@pytest.mark.parametrize(
+    "policy", [pytest.param(p, id=str(p), marks=[] if p in DEFAULT else pytest.mark.full) for p in POLICIES]
+)
 def test_replay_is_the_policy_itself(policy):
     """Against a server that computes with the messages as they come: no trace, no waves, nothing of the package."""
     cluster = Cluster(7, Gamma(1.0, cv=0.5), Exponential(0.05), Exponential(0.1), policy=policy)
@@ -151,7 +166,7 @@ def test_reads_of_a_shared_version_come_from_the_message_that_made_it():
 def test_runs_line_up_with_what_was_taken_up():
     trace = make_trace(commits=200, policy=cancel_stale(2))
     assert len(trace) > 200
-    run = replay(trace, make_method("downpour"), make_problem("digits"), evaluate_every=5, progress=False)
+    run = replay(trace, make_method("downpour"), make_problem("quadratic"), evaluate_every=5, progress=False)
     taken = trace.frame[trace.frame["outcome"] == "applied"].reset_index(drop=True)
     for name in ("worker", "commit_time", "staleness"):
         pd.testing.assert_series_equal(run.commits[name], taken[name])
@@ -167,13 +182,14 @@ def test_runs_line_up_with_what_was_taken_up():
 def test_lost_computations_use_up_their_examples():
     """The batches of the messages taken up are those of their jobs: a restart draws others."""
     trace = make_trace(commits=200, policy=discard_stale(2))
-    seen = Replay(trace, make_method("downpour"), make_problem("digits"))
-    plan = seen.running.plan
+    taken = trace.taken_up
+    plan = Plan(taken, make_problem("digits"), 0, np.array([200]), 0, np.float64, 1)
     jobs = np.concatenate([np.asarray(p.job)[i, :s] for _, p in plan.chunks(0, 200) for i, s in enumerate(p.size)])
-    assert jobs.tolist() == trace.taken_up.frame["job"].tolist()
-    assert (jobs > trace.taken_up.worker_step).any()
+    assert jobs.tolist() == taken.frame["job"].tolist()
+    assert (jobs > taken.worker_step).any()
 
 
+@pytest.mark.full
 def test_an_ensemble_replays_what_was_taken_up():
     trace = make_trace(commits=100, policy=discard_stale(2))
     options = {"precision": "float64", "progress": False}
@@ -215,17 +231,23 @@ def test_the_cluster_that_meets_a_policy():
         meet(Cluster(5, 1.0, protocol="read_then_write"), Timing(policy=barrier(3)))
 
 
+STUDY = ["--workers", "4", "--steps", "10", "--seeds", "1", "--methods", "downpour", "--problem", "quadratic"]
+
+
 def test_a_study_takes_a_policy(tmp_path, capsys):
-    options = ["--workers", "4", "--steps", "10", "--seeds", "1", "--methods", "downpour", "--problem", "quadratic"]
+    _, config = study.configure("staleness", [*STUDY, "--policy", "discard_stale(2)"])
+    assert config.make_cluster().policy == discard_stale(2)
+    assert StudyConfig(policy=rounds()).make_cluster().policy == rounds()
+    assert study.main(["staleness", *STUDY, "--policy", "discard(2)", "--out", str(tmp_path / "no")]) == 2
+    assert "choose from asynchronous()" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_study_runs_under_a_policy(tmp_path, capsys):
     where = tmp_path / "results"
-    study.main(["staleness", *options, "--policy", "discard_stale(2)", "--out", str(where)])
+    assert study.main(["staleness", *STUDY, "--policy", "discard_stale(2)", "--out", str(where)]) == 0
     summary = pd.read_csv(where / "summary.csv")
     assert summary["trace.commits"][0] + summary["trace.warm_up"][0] == 40
     assert 0 < summary["trace.discarded_share"][0] < 1
-    assert '"discard_stale(limit=2, count=1)"' in (where / "config.json").read_text().replace(
-        "discard_stale(2)", ""
-    ) or ("discard_stale(2)" in (where / "config.json").read_text())
+    assert json.loads((where / "config.json").read_text())["policy"] == "discard_stale(2)"
     assert "discard_stale(limit=2, count=1)" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        study.main(["staleness", *options, "--policy", "discard(2)", "--out", str(tmp_path / "no")])
-    assert "choose from asynchronous()" in capsys.readouterr().err
