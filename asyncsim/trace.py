@@ -168,7 +168,9 @@ class Trace:
         return len(self.frame)
 
     def __repr__(self) -> str:
-        return f"<Trace of {len(self)} commits by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
+        lost = len(self) - len(self.taken_up)
+        commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
+        return f"<Trace of {commits} by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
 
     @functools.cached_property
     def taken_up(self) -> "Trace":

@@ -448,3 +448,6 @@ def test_discarding_by_hand():
     assert [tuple(row) for row in stopped.frame[names].itertuples(index=False)][2] == (1, 2.0, 0, 2, 2, "cancelled")
     assert stopped.taken_up.frame["commit"].tolist() == [0, 1, 2, 3]
     assert stopped.taken_up.worker_step.tolist() == [0, 1, 2, 3]
+    assert (
+        repr(stopped) == f"<Trace of 4 commits and {len(stopped) - 4} lost computations by 2 workers, exchange, seed 0>"
+    )

@@ -227,6 +227,9 @@ def test_the_cluster_that_meets_a_policy():
     cluster = Cluster(5, Gamma(1.0, 0.5), 0.1)
     assert meet(cluster, Timing(policy=barrier(3))) == Cluster(5, Gamma(1.0, 0.5), 0.1, policy=barrier(3))
     assert meet(cluster, Timing()) == cluster
+    # A lone worker has nobody to wait for.
+    alone = meet(Cluster(5, Gamma(1.0, 0.5), policy=barrier(3)), methods.sgd().timing)
+    assert alone == Cluster(1, Gamma(1.0, 0.5))
     with pytest.raises(InputError, match="reads before the server"):
         meet(Cluster(5, 1.0, protocol="read_then_write"), Timing(policy=barrier(3)))
 
