@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncsim.problems as problems
     import asyncsim.study as study
     import asyncsim.theory as theory
-    from asyncsim.cluster import Cluster, asynchronous
+    from asyncsim.cluster import Cluster
     from asyncsim.ensemble import replay_ensemble
     from asyncsim.errors import InputError
     from asyncsim.laws import (
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
         Pareto,
         Uniform,
         Weibull,
+    )
+    from asyncsim.policy import (
+        asynchronous,
+        barrier,
+        bounded_staleness,
+        buffered,
+        cancel_stale,
+        discard_stale,
+        first_of,
+        rounds,
     )
     from asyncsim.prescription import prescribed
     from asyncsim.run import Run
@@ -53,12 +63,19 @@ __all__ = [
     "Uniform",
     "Weibull",
     "asynchronous",
+    "barrier",
+    "bounded_staleness",
+    "buffered",
+    "cancel_stale",
+    "discard_stale",
+    "first_of",
     "methods",
     "plots",
     "prescribed",
     "problems",
     "replay",
     "replay_ensemble",
+    "rounds",
     "simulate",
     "study",
     "theory",
@@ -70,10 +87,17 @@ _HOME = {
     "InputError": "errors",
     "Run": "run",
     "Trace": "trace",
-    "asynchronous": "cluster",
+    "asynchronous": "policy",
+    "barrier": "policy",
+    "bounded_staleness": "policy",
+    "buffered": "policy",
+    "cancel_stale": "policy",
+    "discard_stale": "policy",
+    "first_of": "policy",
     "prescribed": "prescription",
     "replay": "wave_replay",
     "replay_ensemble": "ensemble",
+    "rounds": "policy",
     "simulate": "simulation",
 }
 

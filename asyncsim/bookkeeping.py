@@ -1,13 +1,15 @@
 """From the record of a simulation to the rows of a trace: jobs, versions and staleness.
 
-In every protocol a worker's job ``j`` computes from its read ``j``, read 0 being version 0 at time 0.
-So one list of reads, in order for each worker, tells all staleness.
+In every protocol and under every policy a worker's job ``j`` computes from its read ``j``, read 0 being version 0 at
+time 0; also jobs that are discarded or cancelled are followed by a read. So one list of reads, in order for each
+worker, tells all staleness.
 """
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from asyncsim.admission import APPLIED
 from asyncsim.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
     seed : int
         With which random numbers.
     commits, reads : dict of Float64[ndarray, "commits"], dict of Float64[ndarray, "reads"]
-        The columns `COMMIT_RECORD` and `READ_RECORD`, in the order in which services ended;
-        ``read_version`` counts the commits before. No reads where one visit does both.
+        The columns `COMMIT_RECORD` and `READ_RECORD`, in the order in which services ended. Under a policy with what
+        became of each message, ``outcome``, and with all reads; else without those that are part of a commit's visit.
     present : dict of ndarray
         ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit
         was made.
@@ -44,11 +46,14 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
 
     from asyncsim.trace import OUTCOMES, Source, Trace
 
-    reads = _all_reads(cluster, commits, reads)
+    if "outcome" not in commits:
+        reads = reads if cluster.separate_reads else _reads_of_commits(cluster, commits)
+        commits = {**commits, "outcome": np.full(len(commits["worker"]), APPLIED)}
+    reads = _with_first(cluster, reads)
     jobs = _Visits(commits["worker"].astype(np.int64), cluster.workers)
     read_visits = _Visits(reads["worker"].astype(np.int64), cluster.workers)
     columns = _rows(cluster, commits, reads, jobs, read_visits)
-    columns["outcome"] = pd.Categorical.from_codes(np.zeros(len(jobs.worker), np.int8), OUTCOMES)
+    columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), OUTCOMES)
     still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
     open_reads = {
         "worker": read_visits.worker[still_open],
@@ -94,17 +99,20 @@ class _Visits:
         return self._by_worker[self._first[worker] + number]
 
 
-def _all_reads(cluster: Cluster, commits: Columns, reads: Columns) -> Columns:
+def _reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
+    """Return the reads that are part of the commits' visits, if every commit is applied."""
+    own_commit = 0 if cluster.protocol == "read_then_write" else 1
+    return {
+        "worker": commits["worker"],
+        "read_version": np.arange(len(commits["worker"])) + own_commit,
+        "read_arrive_time": commits["arrive_time"],
+        "read_serve_time": commits["serve_time"],
+        "read_time": commits["commit_time"],
+    }
+
+
+def _with_first(cluster: Cluster, reads: Columns) -> Columns:
     """Return all reads, the first of every worker at their head."""
-    if not cluster.separate_reads:
-        own_commit = 0 if cluster.protocol == "read_then_write" else 1
-        reads = {
-            "worker": commits["worker"],
-            "read_version": np.arange(len(commits["worker"])) + own_commit,
-            "read_arrive_time": commits["arrive_time"],
-            "read_serve_time": commits["serve_time"],
-            "read_time": commits["commit_time"],
-        }
     first = {name: np.zeros(cluster.workers) for name in READ_RECORD}
     first["worker"] = np.arange(cluster.workers, dtype=np.float64)
     return {name: np.concatenate([first[name], reads[name]]) for name in READ_RECORD}
@@ -112,7 +120,8 @@ def _all_reads(cluster: Cluster, commits: Columns, reads: Columns) -> Columns:
 
 def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _Visits, read_visits: _Visits) -> Columns:
     """Return the columns of the trace, without the outcome."""
-    before = np.arange(len(jobs.worker))
+    version = np.cumsum(commits["outcome"] == APPLIED)
+    before = np.concatenate([[0], version[:-1]])
     used = read_visits.find(jobs.worker, jobs.number)
     read_version = reads["read_version"][used].astype(np.int64)
     form_version, form_time = before, commits["commit_time"]
@@ -120,7 +129,7 @@ def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _Visits, rea
         pulled = read_visits.find(jobs.worker, jobs.number + 1)
         form_version, form_time = reads["read_version"][pulled].astype(np.int64), reads["read_time"][pulled]
     return {
-        "commit": before,
+        "commit": np.arange(len(jobs.worker)),
         "worker": jobs.worker,
         "job": jobs.number,
         "local_steps": np.full(len(before), cluster.window),
@@ -135,5 +144,5 @@ def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _Visits, rea
         "serve_time": commits["serve_time"],
         "commit_time": commits["commit_time"],
         "staleness": before - read_version,
-        "version": before + 1,
+        "version": version,
     }

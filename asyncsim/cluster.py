@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncsim.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.laws import Constant, Law, as_law, parse
+from asyncsim.policy import Policy, asynchronous, form_of
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random")
@@ -17,27 +18,6 @@ _NO_TIME = Constant(0.0)
 
 class HeterogeneityWarning(UserWarning):
     """Different speeds were asked for, but all of them are equal."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What the server does with a message that arrives.
-
-    Attributes
-    ----------
-    name : str
-        ``"asynchronous"``: every message is applied when it is served, whatever its staleness.
-    """
-
-    name: str = "asynchronous"
-
-    def __post_init__(self) -> None:
-        require_choice("policy", self.name, ["asynchronous"])
-
-
-def asynchronous() -> Policy:
-    """Return the policy that applies every message as soon as it is served."""
-    return Policy("asynchronous")
 
 
 _ASYNCHRONOUS = asynchronous()
@@ -85,7 +65,8 @@ class Cluster:
         Who is served next among those that wait: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
         index, which starves the others under load) or ``"random"`` (each as likely as the others).
     policy : Policy
-        What the server admits.
+        What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
+        `asyncsim.policy`.
 
     Raises
     ------
@@ -130,6 +111,7 @@ class Cluster:
             )
         if not isinstance(self.policy, Policy):
             raise InputError(f"policy = {self.policy!r}: must be a policy; write asyncsim.asynchronous()")
+        _check_policy(self)
 
     @property
     def compute_laws(self) -> tuple[Law, ...]:
@@ -166,7 +148,7 @@ class Cluster:
         values["compute"] = _as_text(self.compute)
         values["service"] = str(self.service)
         values["latency"] = _as_text(self.latency)
-        values["policy"] = {"name": self.policy.name}
+        values["policy"] = self.policy.to_dict()
         return values
 
     @classmethod
@@ -243,6 +225,20 @@ def _check_bandwidth(cluster: Cluster, store: Any) -> None:
             raise InputError(f"{given} = {value!r}: says nothing without {missing}; give both or neither")
     if cluster.shared_bandwidth and cluster.bandwidth is None:
         raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
+
+
+def _check_policy(cluster: Cluster) -> None:
+    policy = cluster.policy
+    if cluster.protocol == "read_then_write" and policy.chooses_when_to_reply:
+        raise InputError(
+            f"policy = {policy}: the server chooses when to answer a read, but with protocol 'read_then_write' a "
+            "worker reads before the server has its message; choose the protocol 'exchange' or 'write_then_read'"
+        )
+    if policy.waits_for_version and policy.per_version(cluster.workers) > cluster.workers:
+        raise InputError(
+            f"policy = {policy}: its workers wait until so many have delivered, and there are {cluster.workers}; "
+            f"write {form_of(policy.name)} with a count of at most {cluster.workers}"
+        )
 
 
 def _check_flag(argument: str, value: Any) -> None:

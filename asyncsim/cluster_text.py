@@ -2,6 +2,7 @@
 
 from asyncsim.cluster import Cluster
 from asyncsim.laws import Constant, Law
+from asyncsim.policy import asynchronous
 from asyncsim.wording import counted
 
 #: More different laws than these are told by their number and their means.
@@ -13,7 +14,7 @@ _LONGEST_LAW = 40
 def describe(cluster: Cluster) -> str:
     """Return what a cluster is: ``100 workers, compute gamma(mean=1, cv=0.2), service 0.005 s, exchange, fifo``.
 
-    What takes no time and what is one only (the network, the window) is left out.
+    What takes no time and what is one only (the network, the window) is left out, and the asynchronous policy.
     """
     return ", ".join(parts(cluster))
 
@@ -28,6 +29,7 @@ def parts(cluster: Cluster) -> list[str]:
         *_network(cluster),
         _protocol(cluster),
         f"served {cluster.discipline}",
+        *([str(cluster.policy)] if cluster.policy != asynchronous() else []),
     ]
 
 

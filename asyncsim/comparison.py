@@ -122,7 +122,7 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     ``final_loss`` is the mean minibatch loss and ``energy_ratio`` the median of central over proxy energy, both over
     the last tenth of the commits; ``train_...`` and ``test_...`` are the last evaluation's. NaN if the run diverged.
     """
-    last = run.commits.tail(max(1, round(FINAL_SHARE * len(trace))))
+    last = run.commits.tail(max(1, round(FINAL_SHARE * len(trace.taken_up))))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (last["central_energy"] / last["proxy_energy"]).median()
     evaluated = run.evaluations.iloc[-1].filter(regex="^(train|test)_").to_dict()

@@ -14,6 +14,8 @@ from asyncsim.replay_state import First, Layout, Pieces, ReplayState
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asyncsim.trace import Trace
+
 #: Quantiles of each diagnostic that are recorded.
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 COLUMNS = ("commit", "quantity", "tensor", "quantile", "value")
@@ -119,13 +121,14 @@ def diagnostic_rows(
     return rows
 
 
-def diagnostics_table(rows: list[tuple[int, str, str, float, float]], frame: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows as a table, with time, worker and worker step of their commits from the trace's frame."""
+def diagnostics_table(rows: list[tuple[int, str, str, float, float]], trace: "Trace") -> "pd.DataFrame":
+    """Return the rows as a table, with time, worker and worker step of their commits from the trace."""
     import pandas as pd
 
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"commit": int, "quantile": float, "value": float})
-    commits = frame.iloc[table["commit"].to_numpy()]
+    index = table["commit"].to_numpy()
+    commits = trace.frame.iloc[index]
     table.insert(1, "commit_time", commits["commit_time"].to_numpy())
     table.insert(2, "worker", commits["worker"].to_numpy())
-    table.insert(3, "worker_step", commits["job"].to_numpy())
+    table.insert(3, "worker_step", trace.worker_step[index])
     return table

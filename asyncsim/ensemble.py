@@ -97,6 +97,7 @@ def replay_ensemble(
             for seed, method in grid.runs()
         ]
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
+        trace = trace.taken_up
         stops = evaluation_stops(trace, evaluate_every)
         running = _running(trace, grid, problem, jnp.dtype(precision), stops, diagnose_every, float(proxy_momentum))
         run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)

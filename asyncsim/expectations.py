@@ -14,6 +14,7 @@ from asyncsim import theory
 from asyncsim.cluster import Cluster
 from asyncsim.errors import InputError
 from asyncsim.laws import Constant, Empirical, Exponential, Law, Mixture
+from asyncsim.policy import asynchronous
 
 #: A worker that starts in step with the others is out of it after about 0.25 / cv**2 computations; at least this much
 #: of ``computations * cv**2`` leaves most of a trace to the stationary regime.
@@ -76,6 +77,8 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
         spread of the stationary regime is not stated for a trace that hardly reaches it.
     """
     n = cluster.workers
+    if cluster.policy != asynchronous():
+        return _under_policy(cluster)
     if cluster.separate_reads:
         # The other workers' reads may be open or not; with the read before the write, the own next one is as well.
         bounds = (0.0, n - 1.0) if cluster.protocol == "write_then_read" else (float(n), 2.0 * n - 1)
@@ -118,14 +121,38 @@ def queue_theory(cluster: Cluster) -> QueueTheory | None:
 def think_time(cluster: Cluster) -> float | None:
     """Return the mean time (s) per commit that a worker spends away from the server.
 
-    None where it is not a sum of stated means: workers unlike each other, or a link that they queue for.
+    None where it is not a sum of stated means: workers unlike each other, a link that they queue for, or a policy that
+    lets them wait or stops them.
     """
-    if not isinstance(cluster.compute, Law) or cluster.shared_bandwidth:
+    if not isinstance(cluster.compute, Law) or cluster.shared_bandwidth or cluster.policy.chooses_when_to_reply:
         return None
     journeys = cluster.latency_up.mean + cluster.latency_down.mean + 2 * cluster.transfer_time
     if cluster.separate_reads and cluster.protocol == "read_then_write":
         journeys += cluster.latency_up.mean + cluster.latency_down.mean
     return cluster.window * cluster.compute.mean + journeys
+
+
+def _under_policy(cluster: Cluster) -> StalenessTheory:
+    """Return what the conservation of staleness says of the messages taken up: a mean, or bounds of it.
+
+    With each version the reads that are open age by one. Of the others' those are at most ``n - 1``, and one more if
+    workers read before their own write; of the policies that discard, the limit is a bound besides.
+    """
+    n, policy = cluster.workers, cluster.policy
+    most = float(n - 1)
+    if cluster.protocol == "read_then_write":
+        most = float(n if cluster.exclusive else 2 * n - 1)
+    least = 0.0
+    if policy.name == "buffered":
+        most /= policy.per_version(n)
+        least = n / policy.per_version(n) if cluster.protocol == "read_then_write" else 0.0
+    elif policy.name == "first_of":
+        most = theory.first_staleness(n, policy.per_version(n))
+    if policy.staleness_limit is not None:
+        most = min(most, policy.staleness_limit - 1.0)
+    if policy.name in ("buffered", "first_of") and not cluster.separate_reads:
+        least = most
+    return StalenessTheory("", most if least == most else None, (least, most))
 
 
 def _in_rotation(cluster: Cluster) -> bool:

@@ -48,7 +48,7 @@ def check_method(method: Method, params: Any) -> None:
     kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
-    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": central.dtype}
+    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": central.dtype, "completes": jnp.bool_}
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
     visit = Visit(**scalars)
     _check_optimizer(method, params, visit)

@@ -19,7 +19,7 @@ class Phases(NamedTuple):
     away : pandas.DataFrame
         Computing, and sending what was computed: until the message arrives at the server.
     waits, served : pandas.DataFrame
-        At the server.
+        At the server; also waiting for its reply after the service, where a policy lets it wait.
     """
 
     back: pd.DataFrame
@@ -51,6 +51,7 @@ def phases(trace: "Trace", workers: int) -> Phases:
                 (frame["worker"], frame["arrive_time"], frame["serve_time"]),
                 *((reads["worker"], reads["read_arrive_time"], reads["read_serve_time"]) for reads in both_reads),
                 (present["worker"], present["arrive_time"], np.full(len(present), last)),
+                *_let_wait(trace, frame, open_reads, present, last),
             ]
         ),
         served=_table(
@@ -68,6 +69,24 @@ def _ready(trace: "Trace", frame: pd.DataFrame) -> np.ndarray:
         return frame["start_time"].to_numpy()
     own_last = frame.groupby("worker")["commit_time"].shift(1)
     return np.fmax(frame["read_time"].to_numpy(), own_last.to_numpy())
+
+
+def _let_wait(
+    trace: "Trace", frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, last: float
+) -> list[tuple]:
+    """Return the intervals between a commit and the read that the server answers, or queues, only when it is time."""
+    if not trace.policy.chooses_when_to_reply:
+        return []
+    answered = "read_arrive_time" if trace.source.separate_reads else "read_time"
+    reads = pd.concat([table.loc[table["job"] > 0, ["worker", "job", answered]] for table in (frame, open_reads)])
+    served = frame[["worker", "job", "commit_time"]].assign(job=frame["job"] + 1)
+    gone_on = served.merge(reads, on=["worker", "job"])
+    still = served.groupby("worker", as_index=False).last()
+    still = still[~still["worker"].isin([*open_reads["worker"], *present["worker"]])]
+    return [
+        (gone_on["worker"], gone_on["commit_time"], gone_on[answered]),
+        (still["worker"], still["commit_time"], np.full(len(still), last)),
+    ]
 
 
 def _unfinished(

@@ -57,6 +57,8 @@ class Plan:
             name: trace.frame[name].to_numpy()
             for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
         }
+        self._columns["worker_step"] = trace.worker_step
+        self._columns["completes"] = np.diff(trace.frame["version"].to_numpy(), prepend=0) > 0
         self._dtype = dtype
         self._window = trace.window
 
@@ -129,10 +131,11 @@ class Plan:
         visit = Visit(
             staleness=column("staleness"),
             worker=column("worker"),
-            worker_step=column("job"),
+            worker_step=column("worker_step"),
             commit=column("commit"),
             time=column("commit_time", self._dtype),
             local_steps=column("local_steps"),
+            completes=column("completes", np.bool_),
         )
         waves: Any = self.waves
         return Pieces(
@@ -141,7 +144,7 @@ class Plan:
             form_slot=waves.form_slot[member].astype(np.int32),
             form_offset=np.maximum(waves.form[member] - begin[:, None], -1).astype(np.int32),
             visit=visit,
-            job=visit.worker_step,
+            job=column("job"),
             rows=self._rows(member, valid),
             reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
             form_reads=_reads_of_pieces(self._form_reads, begin, sizes, self._room(self._form_reads)),

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from asyncsim.expectations import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
 from asyncsim.phases import phases
+from asyncsim.trace import TAKEN_UP
 
 if TYPE_CHECKING:
     from asyncsim.trace import Trace
@@ -45,10 +46,10 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
         Commits left out at the start of each; by default as `Trace.summary` does.
     """
     traces = [traces] if not isinstance(traces, Sequence) else traces
-    kept = [trace.frame["staleness"].to_numpy()[trace.summary(warm_up)["warm_up"] :] for trace in traces]
+    kept = [trace.taken_up.frame["staleness"].to_numpy()[trace.summary(warm_up)["warm_up"] :] for trace in traces]
     staleness = np.concatenate(kept)
     cluster = traces[0].cluster
-    computations = min(len(trace) / trace.workers for trace in traces)
+    computations = min(len(trace.taken_up) / trace.workers for trace in traces)
     theory = None if cluster is None else staleness_theory(cluster, computations)
 
     last = _last_shown(staleness, theory)
@@ -71,8 +72,9 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
 def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -> None:
     """Draw what the first workers do until there have been so many visits per worker: computing, waiting, served.
 
-    A short stroke marks each commit. What no commit came of is drawn as well: a worker that is never served waits to
-    the end. A worker of a prescribed trace may compute several jobs at once; they overlap.
+    A short stroke marks each commit, a cross what was discarded or cancelled. What no commit came of is drawn as well:
+    a worker that is never served waits to the end. A worker of a prescribed trace may compute several jobs at once;
+    they overlap.
     """
     shown = min(workers, trace.workers)
     last = min(len(trace), max(1, round(visits * trace.workers))) - 1
@@ -83,10 +85,15 @@ def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -
     _bars(axes, doing.waits, end, ORANGE, "waits")
     # With an edge: most services are too short for their own width to be seen.
     _bars(axes, doing.served, end, VERMILLION, "served", edge=0.7)
-    made = trace.frame[(trace.frame["worker"] < shown) & (trace.frame["commit_time"] <= end)]
+    ended = trace.frame[(trace.frame["worker"] < shown) & (trace.frame["commit_time"] <= end)]
+    made = ended[ended["outcome"].isin(TAKEN_UP)]
     worker = made["worker"]
     axes.vlines(made["commit_time"], worker - 0.18, worker + 0.18, color=BLACK, linewidth=0.9, zorder=3)
     axes.plot([], [], color=BLACK, marker="|", linestyle="none", label="commits")
+    lost = ended.drop(made.index)
+    if len(lost):
+        style: dict[str, Any] = {"color": BLACK, "marker": "x", "markersize": 3, "linestyle": "none", "zorder": 3}
+        axes.plot(lost["commit_time"], lost["worker"], **style, label="lost")
     axes.set_xlim(0, end)
     axes.set_ylim(shown - 0.4, -0.6)
     axes.set_yticks(range(0, shown, 1 if shown < 6 else 2 if shown < 12 else 5))
@@ -156,8 +163,8 @@ def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, la
         label = f"long-run bounds of the mean: {low:g} to {high:g}"
         axes.vlines([low, high], 0, top, color=BLACK, linewidth=1, linestyle="--", label=label)
         return
-    name = "n" if theory.mean == workers else "n \u2212 1"
-    label = f"long-run conserved mean: {name} = {theory.mean:g}"
+    name = "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
+    label = f"long-run conserved mean: {name}{theory.mean:.3g}"
     axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=label)
     if theory.std is not None:
         law = f"{theory.law}{'' if theory.queue_free else ', no queue'}"

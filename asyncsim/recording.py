@@ -80,7 +80,7 @@ class Recording:
         return Run(
             commits=self._commits(),
             evaluations=pd.DataFrame(self._evaluations),
-            diagnostics=diagnostics_table(self._diagnosed, trace.frame),
+            diagnostics=diagnostics_table(self._diagnosed, trace),
             params=params,
             diverged_at=self.diverged_at,
             config={
@@ -98,8 +98,8 @@ class Recording:
 
     def _commits(self) -> "pd.DataFrame":
         frame = self.trace.frame.iloc[: self.position]
-        columns = ["commit", "commit_time", "worker", "job", "staleness"]
-        table = frame[columns].rename(columns={"job": "worker_step"}).reset_index(drop=True)
+        table = frame[["commit", "commit_time", "worker", "staleness"]].reset_index(drop=True)
+        table.insert(3, "worker_step", self.trace.worker_step[: self.position])
         for name in Records._fields:
             parts = [recorded[name] for recorded in self._recorded]
             table[name] = np.concatenate(parts) if parts else np.empty(0)

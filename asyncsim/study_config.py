@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from asyncsim.cluster import Cluster, HeterogeneityWarning
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
 from asyncsim.laws import Law, parse
+from asyncsim.policy import Policy, parse_policy
 
 if TYPE_CHECKING:
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
     LawLike = str | float | Law | Sequence[str | float | Law]
+    PolicyLike = str | Policy
     MethodLike = str | Method
     ProblemLike = str | Problem
 else:
     # What the command line offers; tyro makes its options from these.
-    LawLike = MethodLike = ProblemLike = str
+    LawLike = PolicyLike = MethodLike = ProblemLike = str
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ weight]). Times are in seconds of the simulated clock.
 
 Protocols: exchange, one visit applies the update and takes the result back; read_then_write, the worker reads before
 its own update is applied; write_then_read, two visits, between which others are served.
+
+Policies: asynchronous; bounded_staleness(bound), nobody is further ahead of the slowest; buffered(count), so many
+messages make a version; first_of(count), and their workers wait for it; barrier(count), and the others are stopped, all
+workers without a count; discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit,
+count=1), and computations that become so are stopped; rounds, a version by every worker in turn.
 """
 
     workers: int | tuple[int, ...] = 100
@@ -70,6 +77,9 @@ its own update is applied; write_then_read, two visits, between which others are
     """With read_then_write: nobody comes between a read and its write; --no-exclusive lets others."""
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
     """Who is served next of those that wait: the first to come, the lowest worker index, or any."""
+
+    policy: PolicyLike = "asynchronous"
+    """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
 
     problem: ProblemLike = "digits"
     """digits (bundled), mnist (downloaded once) or quadratic. From Python also a Problem object."""
@@ -334,6 +344,7 @@ class StudyConfig(StudyOptions):
             protocol=self.protocol,
             exclusive=self.exclusive,
             discipline=self.discipline,
+            policy=parse_policy(self.policy) if isinstance(self.policy, str) else self.policy,
         )
 
     def _law(self, option: str) -> Any:
@@ -391,7 +402,7 @@ def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Path | Law):
+    if isinstance(value, Path | Law | Policy):
         return str(value)
     if isinstance(value, Mapping):
         return {str(name): _plain(entry) for name, entry in value.items()}

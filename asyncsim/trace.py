@@ -13,6 +13,7 @@ import numpy as np
 
 from asyncsim.cluster import Cluster
 from asyncsim.errors import InputError, require_free, require_path
+from asyncsim.policy import Policy, asynchronous
 from asyncsim.results import write_whole
 from asyncsim.wording import counted
 
@@ -24,6 +25,8 @@ FORMAT = 1
 _METADATA = b"asyncsim"
 #: What can become of a message.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
+#: The outcomes of messages that the server takes up.
+TAKEN_UP = ("applied", "buffered")
 #: The columns of a trace and their units.
 COLUMNS = {
     "commit": "",
@@ -107,10 +110,11 @@ class Trace:
     Attributes
     ----------
     frame : pandas.DataFrame
-        One row per commit, in the order of applying. Times are seconds since the start.
+        One row per message, in the order in which they were served, and per cancelled computation. Times are seconds
+        since the start.
 
         ``commit``
-            0, 1, 2, ...
+            0, 1, 2, ...: the rows, whatever became of them.
         ``worker``, ``job``
             Whose commit, and which of its computations, from 0.
         ``local_steps``
@@ -126,20 +130,24 @@ class Trace:
             before the commit, at ``commit_time``; but with separate read_then_write visits that of the
             read visit shortly before.
         ``arrive_time``, ``serve_time``, ``commit_time``
-            The message reaches the server, its service begins and ends; then it is applied.
+            The message reaches the server, its service begins and ends; then it is applied. Of a cancelled
+            computation all three are when it was stopped.
         ``staleness``
             Versions between the read and the commit: the version before it less ``read_version``.
         ``version``
             The version after the commit.
         ``outcome``
-            ``"applied"``; under other policies also ``"buffered"``, ``"discarded"``, ``"cancelled"``.
+            ``"applied"``: this message made a version, of what was buffered and its own. ``"buffered"``: it goes into
+            the next version. ``"discarded"``: served, and of no effect. ``"cancelled"``: a computation that was
+            stopped, and no message at all.
     source : Source
         Where it comes from.
     open_reads : pandas.DataFrame
         The reads not yet consumed at the end, columns as above; ``job`` is the one to be computed from it.
         A prescribed trace has none.
     present : pandas.DataFrame
-        The visits waiting or in service when the last commit was applied: ``worker``, ``arrive_time``.
+        The visits waiting or in service when the last commit was applied: ``worker``, ``arrive_time``. Workers that a
+        policy lets wait after their visit are not among them.
     """
 
     frame: "pd.DataFrame"
@@ -160,7 +168,23 @@ class Trace:
         return len(self.frame)
 
     def __repr__(self) -> str:
-        return f"<Trace of {len(self)} commits by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
+        lost = len(self) - len(self.taken_up)
+        commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
+        return f"<Trace of {commits} by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
+
+    @functools.cached_property
+    def taken_up(self) -> "Trace":
+        """What the server took up, applied or buffered, counted anew: the trace that a replay computes."""
+        kept = self.frame["outcome"].isin(TAKEN_UP).to_numpy()
+        if kept.all():
+            return self
+        frame = self.frame[kept].reset_index(drop=True)
+        return Trace(frame.assign(commit=np.arange(len(frame))), self.source, self.open_reads, self.present)
+
+    @functools.cached_property
+    def worker_step(self) -> np.ndarray:
+        """How many rows of the same worker come before each row, ``[rows]``; its ``job`` if none was left out."""
+        return self.frame.groupby("worker", sort=False).cumcount().to_numpy()
 
     @property
     def workers(self) -> int:
@@ -186,6 +210,11 @@ class Trace:
     def cluster(self) -> Cluster | None:
         """What was simulated, None for a prescribed trace."""
         return self.source.cluster
+
+    @property
+    def policy(self) -> Policy:
+        """What the server took up when; asynchronous for a prescribed trace."""
+        return asynchronous() if self.cluster is None else self.cluster.policy
 
     @property
     def versions(self) -> dict[str, str]:
@@ -278,6 +307,11 @@ def _rules(frame: "pd.DataFrame", workers: int) -> list[tuple[str, np.ndarray, s
         ("commit", column["commit"] == np.arange(len(frame)), "must count the rows from 0"),
         ("worker", (column["worker"] >= 0) & (column["worker"] < workers), f"must be from 0 to {workers - 1}"),
         ("version", column["version"] >= before, "must not be less than the row before's"),
+        (
+            "outcome",
+            (column["version"] == before) | (frame["outcome"] == "applied").to_numpy(),
+            "must be 'applied' where a version was made",
+        ),
         *(
             (name, (column[name] >= 0) & (column[name] <= before), "must be a version that there was before the commit")
             for name in ("read_version", "form_version")

@@ -1,5 +1,7 @@
 """A trace in a few numbers: staleness, shares, throughput, and how busy the server was.
 
+Commits are the messages that the server took up; what it discarded and what was cancelled is counted apart.
+
 The beginning of a run is unlike the rest: all workers read version 0 at once, and a queue has yet to
 form. So the first commits are left out, by default as many as there are workers (every gradient
 after them comes from a later read, if all are equally fast) but never more than half of the trace.
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncsim.errors import InputError, require_count
+from asyncsim.trace import TAKEN_UP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +41,8 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``staleness_mean_over_workers``: the mean over workers of each one's own mean. It exceeds
           ``staleness_mean`` when some are slow.
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
+        - ``versions``: how many were made; ``discarded_share``, ``cancelled_share``: part of all computations that
+          came to nothing, at the server and before.
         - ``utilisation``: part of the time that the server was busy.
         - ``wait_mean`` (s): from a visit's arrival to the begin of its service.
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
@@ -50,7 +55,9 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         A warm-up that leaves nothing.
     """
     warm_up = _warm_up(trace, warm_up)
-    staleness = trace.frame["staleness"].to_numpy()[warm_up:]
+    staleness = trace.taken_up.frame["staleness"].to_numpy()[warm_up:]
+    rows = _measured(trace, warm_up)
+    outcomes = rows["outcome"].value_counts()
     workers = per_worker(trace, warm_up)
     begin, end = _interval(trace, warm_up)
     return {
@@ -69,6 +76,8 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "staleness_mean_over_workers": float(workers["mean_staleness"].mean()),
         "share_min": float(workers["share"].min()),
         "share_max": float(workers["share"].max()),
+        "versions": _versions(trace, warm_up),
+        **{f"{what}_share": float(outcomes.get(what, 0) / len(rows)) for what in ("discarded", "cancelled")},
         **_server(trace, begin, end),
     }
 
@@ -87,11 +96,18 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> "pd.DataFrame":
     -------
     pandas.DataFrame
         ``worker``, ``commits``, ``share`` (of all commits), ``mean_staleness``, and ``mean_wait`` (s) of
-        the commits at the server; means are nan without a commit.
+        the commits at the server; means are nan without a commit. ``discarded`` and ``cancelled``: how many of its
+        computations came to nothing.
     """
     import pandas as pd
 
-    frame = trace.frame.iloc[_warm_up(trace, warm_up) :]
+    warm_up = _warm_up(trace, warm_up)
+    rows = _measured(trace, warm_up)
+    lost = {
+        what: np.bincount(rows.loc[rows["outcome"] == what, "worker"], minlength=trace.workers)
+        for what in ("discarded", "cancelled")
+    }
+    frame = trace.taken_up.frame.iloc[warm_up:]
     worker = frame["worker"].to_numpy()
     commits = np.bincount(worker, minlength=trace.workers)
 
@@ -106,6 +122,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> "pd.DataFrame":
             "share": commits / len(frame),
             "mean_staleness": mean(frame["staleness"].to_numpy()),
             "mean_wait": mean((frame["serve_time"] - frame["arrive_time"]).to_numpy()),
+            **lost,
         }
     )
 
@@ -139,7 +156,7 @@ _READ_TIMES = ["read_arrive_time", "read_serve_time", "read_time"]
 
 
 def _visits(trace: "Trace") -> _Visits:
-    times = trace.frame[_COMMIT_TIMES].to_numpy()
+    times = trace.frame.loc[trace.frame["outcome"] != "cancelled", _COMMIT_TIMES].to_numpy()
     if trace.source.separate_reads:
         reads = [table.loc[table["job"] > 0, _READ_TIMES] for table in (trace.frame, trace.open_reads)]
         times = np.concatenate([times, *(table.to_numpy() for table in reads)])
@@ -179,17 +196,31 @@ def _overlap(start: np.ndarray, stop: np.ndarray, begin: float, end: float) -> f
     return float(np.maximum(np.minimum(stop, end) - np.maximum(start, begin), 0.0).sum())
 
 
+def _measured(trace: "Trace", warm_up: int) -> "pd.DataFrame":
+    """Return the rows after those of the warm-up, with what was discarded and cancelled."""
+    if not warm_up:
+        return trace.frame
+    taken_up = trace.frame["outcome"].isin(TAKEN_UP).to_numpy()
+    return trace.frame.iloc[int(np.flatnonzero(taken_up)[warm_up - 1]) + 1 :]
+
+
+def _versions(trace: "Trace", warm_up: int) -> int:
+    version = trace.taken_up.frame["version"].to_numpy()
+    return int(version[-1] - (version[warm_up - 1] if warm_up else 0))
+
+
 def _interval(trace: "Trace", warm_up: int) -> tuple[float, float]:
-    times = trace.frame["commit_time"].to_numpy()
+    times = trace.taken_up.frame["commit_time"].to_numpy()
     return float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
 
 
 def _warm_up(trace: "Trace", warm_up: int | None) -> int:
+    commits = len(trace.taken_up)
     if warm_up is None:
-        return min(trace.workers, len(trace) // 2)
+        return min(trace.workers, commits // 2)
     warm_up = require_count("warm_up", warm_up, minimum=0)
-    if warm_up >= len(trace):
-        raise InputError(f"warm_up = {warm_up}: leaves none of the {len(trace)} commits; must be below that")
+    if warm_up >= commits:
+        raise InputError(f"warm_up = {warm_up}: leaves none of the {commits} commits; must be below that")
     return warm_up
 
 

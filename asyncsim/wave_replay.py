@@ -13,6 +13,7 @@ from asyncsim.errors import InputError, require_choice, require_count, require_f
 from asyncsim.method_check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.plan import Plan
+from asyncsim.policy import Policy
 from asyncsim.problems.problem import Problem
 from asyncsim.programs import compiled
 from asyncsim.recording import Recording
@@ -45,7 +46,8 @@ def replay(
     Parameters
     ----------
     trace : Trace
-        Simulated, prescribed, or recorded from real processes.
+        Simulated, prescribed, or recorded from real processes. Only messages that the server took up are replayed: a
+        run's commits are those of `Trace.taken_up`.
     method : Method
     problem : Problem
     seed : int
@@ -80,10 +82,14 @@ def replay(
 
     Notes
     -----
+    A computation whose message was discarded, or that was cancelled, leaves nothing behind: its worker goes on with the
+    local optimizer's state, the replica and the method's own state that it had when it began, and draws other examples.
+
     What a commit depends on decides which commits are computed together (see `asyncsim.waves`); the numbers are those
     of a loop over the events, up to the order of floating-point sums. On one machine and one configuration they repeat
     byte for byte. Methods that amplify round-off (GEM) reproduce in law, not in value, on another machine.
     """
+    _require_kinds(trace, method, problem)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         stops = evaluation_stops(trace, evaluate_every)
         running = Replay(
@@ -134,7 +140,8 @@ class Replay:
     ):
         check_replay(trace, method, problem, diagnose_every, proxy_momentum)
         require_count("seed", seed, minimum=0)
-        self.trace, self.method, self.problem = trace, method, problem
+        self.trace, self.method, self.problem = trace.taken_up, method, problem
+        trace = self.trace
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
         size = (problem.parameter_count, trace.workers, problem.map_on_cpu)
@@ -194,15 +201,19 @@ class Replay:
 
 def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> None:
     """Raise InputError unless this method can be replayed on this trace and problem."""
-    for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
-        if not isinstance(value, kind):
-            hint = "; call it to make one" if callable(value) else ""
-            raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
+    _require_kinds(trace, method, problem)
     require_count("diagnose_every", diagnose_every, minimum=0)
     require_fraction("proxy_momentum", proxy_momentum)
     check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
     _check_timing(method, trace)
     _check_outcomes(trace)
+
+
+def _require_kinds(trace: Any, method: Any, problem: Any) -> None:
+    for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
+        if not isinstance(value, kind):
+            hint = "; call it to make one" if callable(value) else ""
+            raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
 
 
 def run_to_the_end(running: Running, stops: np.ndarray, description: str, progress: bool | None) -> None:
@@ -232,25 +243,31 @@ def _require_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _check_timing(method: Method, trace: Trace) -> None:
-    has = {"workers": trace.workers, "protocol": trace.protocol, "window": trace.window}
     for name, needed in method.timing._asdict().items():
-        if needed is not None and has[name] != needed:
-            raise InputError(
-                f"method = {method.name!r}: needs a trace with {name} = {needed!r}, this one has {has[name]!r}; "
-                f"simulate one with Cluster({name}={needed!r})"
-            )
+        has = getattr(trace, name)
+        if needed is None or has == needed:
+            continue
+        how = f"asyncsim.{needed}" if name == "policy" else repr(needed)
+        raise InputError(
+            f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
+            f"simulate one with Cluster({name}={how})"
+        )
+
+
+def _said(value: Any) -> str:
+    return str(value) if isinstance(value, Policy) else repr(value)
 
 
 def _check_outcomes(trace: Trace) -> None:
-    if not (trace.frame["outcome"] == "applied").all():
-        raise InputError("trace: has messages that were not applied, and a replay so far applies every one")
+    if not len(trace.taken_up):
+        raise InputError("trace: the server took up none of its messages, so that there is nothing to replay")
     if not (trace.frame["local_steps"] == trace.window).all():
         raise InputError(f"trace: local_steps must be its window, {trace.window}, in every row")
 
 
 def evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
-    """Return the numbers of commits after which a run is evaluated."""
-    commits = len(trace)
+    """Return the numbers of commits taken up after which a run is evaluated."""
+    commits = len(trace.taken_up)
     if evaluate_every is None:
         return np.unique(np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)[1:])
     step = require_count("evaluate_every", evaluate_every) * trace.workers

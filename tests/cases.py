@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from asyncsim import Cluster, Exponential, Gamma, Uniform, methods, prescribed, problems, simulate
+from asyncsim import Cluster, Exponential, Gamma, Uniform, asynchronous, methods, prescribed, problems, simulate
 from asyncsim.methods import Applied, Method, gradient_steps
 from asyncsim.wave_replay import Replay
 
@@ -27,7 +27,7 @@ PROTOCOLS = {
 
 
 @functools.cache
-def make_trace(protocol="exchange", window=1, workers=7, commits=COMMITS, seed=0):
+def make_trace(protocol="exchange", window=1, workers=7, commits=COMMITS, seed=0, policy=asynchronous()):  # noqa: B008
     """Visits that queue and travel, so that other commits slip in wherever the protocol lets them."""
     if protocol == "prescribed":
         # Staler than there are workers: jobs of one worker overlap.
@@ -38,6 +38,7 @@ def make_trace(protocol="exchange", window=1, workers=7, commits=COMMITS, seed=0
         service=Exponential(0.05),
         latency=Exponential(0.1),
         window=window,
+        policy=policy,
         **PROTOCOLS[protocol],
     )
     return simulate(cluster, commits, seed)
@@ -101,6 +102,21 @@ def mean_of_four(rate=0.05):
         return jnp.zeros_like(central), jnp.int32(0)
 
     return Method("mean of four", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
+
+
+def damped_buffer(rate=0.05):
+    """FedBuff: the server sums up damped messages, and applies their mean when the policy makes a version."""
+
+    def apply(server, central, message, memory, visit):
+        total, count = server[0] + message / jnp.sqrt(1 + visit.staleness.astype(message.dtype)), server[1] + 1
+        new = jnp.where(visit.completes, central + total / count.astype(message.dtype), central)
+        left = jnp.where(visit.completes, 0, total), jnp.where(visit.completes, 0, count)
+        return Applied(new, left, memory)
+
+    def init(central):
+        return jnp.zeros_like(central), jnp.int32(0)
+
+    return Method("damped buffer", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
 
 
 def delay_compensated(rate=0.05, strength=0.5):

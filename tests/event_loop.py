@@ -29,7 +29,15 @@ class EventLoop:
     """Replays a trace from its columns alone: who read which version, and in which order commits came."""
 
     def __init__(self, trace, method: Method, problem: Problem, seed: int = 0, dtype=jnp.float64):
+        # Discarded and cancelled computations leave nothing behind.
+        frame = trace.frame[(trace.frame["outcome"] == "applied") | (trace.frame["outcome"] == "buffered")]
+        self.frame = frame.assign(commit=range(len(frame)))
         self.trace, self.method, self.problem = trace, method, problem
+        counts = [0] * trace.workers
+        self.worker_step = []
+        for worker in self.frame["worker"]:
+            self.worker_step.append(counts[worker])
+            counts[worker] += 1
         key = jax.random.wrap_key_data(stream_key(seed, "problem").view(np.uint32)[:2])
         init_key, self.key = jax.random.split(key)
         params = cast(problem.init(init_key), dtype)
@@ -46,7 +54,8 @@ class EventLoop:
         )
         self.workers = dict.fromkeys(range(trace.workers), first)
         self.versions = {0: self.central}
-        self.version_before = np.r_[0, trace.frame["version"].to_numpy()[:-1]]
+        self.version_before = np.r_[0, self.frame["version"].to_numpy()[:-1]]
+        self.separate_forms = bool((self.frame["form_version"] < self.version_before).any())
         # Values taken over from a replay in place of the versions', by commit.
         self.reads: dict[int, Any] = {}
         self.forms: dict[int, Any] = {}
@@ -57,30 +66,42 @@ class EventLoop:
     def run(self, begin: int, end: int) -> dict[str, np.ndarray]:
         """Replay commits ``begin`` to ``end - 1``; return what a replay records of them."""
         recorded = []
-        for row in self.trace.frame.iloc[begin:end].itertuples():
+        for row in self.frame.iloc[begin:end].itertuples():
+            completes = row.version > self.version_before[row.commit]
+            own = self.worker_step[row.commit]
             visit = Visit(
-                *(np.int32(value) for value in (row.staleness, row.worker, row.job, row.commit)),
+                *(np.int32(value) for value in (row.staleness, row.worker, own, row.commit)),
                 time=np.asarray(row.commit_time, self.central.dtype),
                 local_steps=np.int32(row.local_steps),
+                completes=np.bool_(completes),
             )
             read = self.reads[row.commit] if row.commit in self.reads else self.versions[row.read_version]
             form = self.central
-            if row.form_version < self.version_before[row.commit]:
+            if self.separate_forms:
                 form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.form_version]
             batch = ()
             if self.batches is not None:
                 rows = self.batches.rows([row.worker], [row.job], self.trace.window)[0]
                 batch = jax.tree.map(lambda array, rows=rows: array[rows], self.data)
             self.central, self.server, self.workers[row.worker], record = self.commit(
-                self.key, batch, self.server, self.central, form, read, self.workers[row.worker], visit
+                self.key,
+                batch,
+                self.server,
+                self.central,
+                form,
+                read,
+                self.workers[row.worker],
+                visit,
+                np.int32(row.job),
             )
-            self.versions[row.version] = self.central
+            if completes:  # what is only buffered is read by nobody
+                self.versions[row.version] = self.central
             recorded.append(record)
         return {name: np.array([record[i] for record in recorded]) for i, name in enumerate(RECORDED)}
 
     def take_over(self, replay) -> None:
         """Go on from where a replay is: teacher forcing, so that a difference of one commit does not grow over many."""
-        stop, waves = replay.position, find_waves(self.trace)
+        stop, waves = replay.position, find_waves(replay.trace)
         held, size = replay.state.central.size, self.central.size
         # A copy, since the replay's next advance reuses the memory; a replay may pad its vectors with zeros.
         state = jax.tree.map(np.array, replay.state)
@@ -93,17 +114,17 @@ class EventLoop:
             )
             proxy = worker.proxy if self.method.proxy else rows.proxy[number]
             self.workers[number] = Worker(method, optimizer, problem, memory, proxy)
-        self.versions = {int(self.trace.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
-        waiting = range(stop, len(self.trace))
+        self.versions = {int(self.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
+        waiting = range(stop, len(self.frame))
         self.reads = {k: state.read[waves.slot[k]] for k in waiting if waves.read[k] < stop}
         if waves.separate_forms:
             self.forms = {k: state.form[waves.form_slot[k]] for k in waiting if waves.form[k] < stop}
 
-    def _commit(self, key, batch, server, central, form, read, worker: Worker, visit: Visit):
+    def _commit(self, key, batch, server, central, form, read, worker: Worker, visit: Visit, job):
         method = self.method
         start = method.resume(worker.method, read) if method.resume else read
         origin = method.origin(worker.method, read) if method.origin else read
-        update, optimizer, problem_state, loss = self._local(key, start, batch, worker, visit)
+        update, optimizer, problem_state, loss = self._local(key, start, batch, worker, visit, job)
         message, method_state, _ = method.message(worker.method, update, start, form, visit)
         applied = method.apply(server, central, message, worker.memory, visit)
         proxy = 0.9 * worker.proxy + update  # the replay's default momentum, for methods that keep none
@@ -117,11 +138,11 @@ class EventLoop:
         worker = Worker(method_state, optimizer, problem_state, applied.memory, proxy)
         return applied.central, applied.server, worker, record
 
-    def _local(self, key, start, batches, worker: Worker, visit: Visit):
+    def _local(self, key, start, batches, worker: Worker, visit: Visit, job):
         params, update, losses = self.unravel(start), jnp.zeros_like(start), []
         optimizer_state, problem_state = worker.optimizer, worker.problem
         optimizer = optax.with_extra_args_support(self.method.optimizer)
-        key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), visit.worker_step)
+        key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
         for step in range(self.trace.window):
             step_key = key if self.trace.window == 1 else jax.random.fold_in(key, step)
             batch = (

@@ -415,7 +415,10 @@ def test_an_evaluation_that_is_not_finite_ends_the_run():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"outcome": "discarded"}, "not applied"),
+        (
+            {"outcome": "discarded", "read_version": 0, "form_version": 0, "version": 0, "staleness": 0},
+            "took up none of its messages",
+        ),
         ({"local_steps": 3}, "local_steps"),
     ],
 )

@@ -11,6 +11,7 @@ import jax
 import optax
 
 from asyncsim.methods.checks import require_rate
+from asyncsim.policy import Policy
 
 Array = jax.Array
 State = Any  #: any tree of arrays, ``()`` for none
@@ -25,13 +26,17 @@ class Visit(NamedTuple):
     staleness : int
         Versions between the read that the gradient came from and the apply.
     worker, worker_step : int
-        Who commits, and how many commits it made before.
+        Who commits, and how many commits of its own the server took up before.
     commit : int
-        How many commits the server took before.
+        How many commits the server took up before.
     time : float
         Time of the apply (s).
     local_steps : int
         Gradients in the update.
+    completes : bool
+        Whether this message completes a version. Under a policy that makes one version of several messages, those
+        that only enter the buffer do not: reads see the central variable as the last completing message left it,
+        whatever ``apply`` has done with later ones. (Messages formed in the visit see it as it is.)
     """
 
     staleness: Array
@@ -40,6 +45,7 @@ class Visit(NamedTuple):
     commit: Array
     time: Array
     local_steps: Array
+    completes: Array | bool = True
 
 
 class Timing(NamedTuple):
@@ -48,6 +54,7 @@ class Timing(NamedTuple):
     workers: int | None = None
     protocol: str | None = None
     window: int | None = None
+    policy: Policy | None = None
 
 
 class Applied(NamedTuple):

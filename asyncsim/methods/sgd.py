@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from asyncsim.errors import require_fraction
 from asyncsim.methods.checks import require_rate
 from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps
+from asyncsim.policy import asynchronous
 
 
 class SgdWorker(NamedTuple):
@@ -36,8 +37,8 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
 
     Notes
     -----
-    Needs a trace of one worker that exchanges after every gradient, so that nothing is stale; compare it with
-    asynchronous runs by gradients computed.
+    Needs a trace of one worker that exchanges after every gradient, so that nothing is stale, under the asynchronous
+    policy, so that every gradient makes a version; compare it with asynchronous runs by gradients computed.
 
     References
     ----------
@@ -57,6 +58,6 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
         message=message,
         init_worker=lambda central: SgdWorker(jnp.zeros_like(central)),
         proxy=lambda worker: worker.momentum,
-        timing=Timing(workers=1, protocol="exchange", window=1),
+        timing=Timing(workers=1, protocol="exchange", window=1, policy=asynchronous()),
         elementwise=True,
     )

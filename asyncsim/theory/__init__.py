@@ -5,6 +5,7 @@ counted in versions between the read and the apply, so that one worker alone has
 """
 
 from asyncsim.theory.barriers import barrier_time, batch_time, sum_law
+from asyncsim.theory.bounds import BoundedClocks, bounded_clocks
 from asyncsim.theory.momentum import (
     critical_step,
     elastic_path,
@@ -30,11 +31,13 @@ from asyncsim.theory.staleness import (
 )
 
 __all__ = [
+    "BoundedClocks",
     "GeometricStaleness",
     "Repairman",
     "barrier_time",
     "batch_staleness",
     "batch_time",
+    "bounded_clocks",
     "conserved_staleness",
     "critical_step",
     "elastic_path",

@@ -1,0 +1,256 @@
+"""Replays under timing policies: the loop over events, a loop over the policy itself, and what runs and studies say."""
+
+import json
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from cases import EVERY, FORCED, OWN, damped_buffer, make_method, make_problem, make_trace, stopping
+from event_loop import forced_deviation
+from usual_policies import PolicyModel
+
+from asyncsim import (
+    Cluster,
+    Exponential,
+    Gamma,
+    InputError,
+    asynchronous,
+    barrier,
+    bounded_staleness,
+    buffered,
+    cancel_stale,
+    discard_stale,
+    first_of,
+    methods,
+    prescribed,
+    problems,
+    replay,
+    replay_ensemble,
+    rounds,
+    simulate,
+    study,
+)
+from asyncsim.comparison import meet
+from asyncsim.methods import Timing
+from asyncsim.plan import Plan
+from asyncsim.study_config import StudyConfig
+from asyncsim.waves import find_waves
+
+COMMITS = 400
+POLICIES = [
+    bounded_staleness(0),
+    bounded_staleness(2),
+    buffered(3),
+    buffered(10),
+    first_of(3),
+    barrier(),
+    barrier(4),
+    discard_stale(2),
+    discard_stale(1, 4),
+    cancel_stale(2),
+    cancel_stale(3, 2),
+    rounds(),
+]
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def combinations():
+    """Every policy with every protocol that it can have; some by default."""
+    default = {
+        (first_of(3), "exchange"),
+        (buffered(3), "read_then_write"),
+        (cancel_stale(2), "write_then_read"),
+    }
+    for policy in POLICIES:
+        protocols = ["exchange", "write_then_read"]
+        if not policy.chooses_when_to_reply:
+            protocols += ["read_then_write", "read_then_write, two visits"]
+        for protocol in protocols:
+            marks = [] if (policy, protocol) in default else pytest.mark.full
+            yield pytest.param(policy, protocol, marks=marks, id=f"{policy}-{protocol}")
+
+
+@pytest.mark.parametrize(("policy", "protocol"), list(combinations()))
+def test_replay_is_the_loop(policy, protocol):
+    trace = make_trace(protocol, commits=COMMITS, policy=policy)
+    found = forced_deviation(stopping(trace.taken_up, damped_buffer(), make_problem("quadratic")), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize(
+    ("policy", "protocol", "method", "problem"),
+    [
+        # A method that knows nothing of buffers and changes the central variable at every message.
+        pytest.param(buffered(4), "exchange", "downpour", "digits", marks=pytest.mark.full),
+        (buffered(4), "read_then_write, two visits", "gem", "quadratic"),
+        pytest.param(discard_stale(2), "write_then_read", "gem", "digits", marks=pytest.mark.full),
+        pytest.param(barrier(4), "exchange", "gem", "quadratic", marks=pytest.mark.full),
+    ],
+)
+def test_other_methods_are_the_loop(policy, protocol, method, problem):
+    trace = make_trace(protocol, commits=COMMITS, policy=policy)
+    found = forced_deviation(stopping(trace, make_method(method), make_problem(problem)), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param("local adam", marks=pytest.mark.full), "message with the central variable, and resume"]
+)
+def test_workers_that_keep_a_state_are_the_loop(case, lenient):
+    make, _, window = OWN[case]
+    trace = make_trace("exchange", window, commits=COMMITS, policy=cancel_stale(3))
+    found = forced_deviation(stopping(trace, make(), make_problem("quadratic")), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+DEFAULT = {bounded_staleness(2), buffered(3), barrier(4), rounds()}
+
+
+@pytest.mark.parametrize(
+    "policy", [pytest.param(p, id=str(p), marks=[] if p in DEFAULT else pytest.mark.full) for p in POLICIES]
+)
+def test_replay_is_the_policy_itself(policy):
+    """Against a server that computes with the messages as they come: no trace, no waves, nothing of the package."""
+    cluster = Cluster(7, Gamma(1.0, cv=0.5), Exponential(0.05), Exponential(0.1), policy=policy)
+    curvature, rate = np.linspace(0.1, 1, 16), 0.05
+    versions, total, count = [np.ones(16)], np.zeros(16), 0
+    for *_, read_version, _, version, outcome in PolicyModel(cluster, COMMITS).rows:
+        if outcome in ("discarded", "cancelled"):
+            continue
+        staleness = len(versions) - 1 - read_version
+        total = total - rate * curvature * versions[read_version] / np.sqrt(1 + staleness)
+        count += 1
+        if outcome == "applied":
+            versions.append(versions[-1] + total / count)
+            total, count = np.zeros(16), 0
+        assert version == len(versions) - 1
+    run = replay(
+        simulate(cluster, COMMITS),
+        damped_buffer(rate),
+        problems.quadratic(curvature),
+        precision="float64",
+        evaluate_every=1,
+        progress=False,
+    )
+    np.testing.assert_allclose(run.params, versions[-1], rtol=1e-10)
+    assert len(run.commits) == COMMITS
+
+
+def test_a_buffer_is_the_sum_of_its_messages_for_methods_that_add():
+    """DOWNPOUR adds each message at once, but nobody reads it before the version that it goes into."""
+    trace = make_trace(commits=400, policy=buffered(5))
+    run = replay(trace, methods.downpour(0.05), problems.quadratic(np.linspace(0.1, 1, 16)), precision="float64")
+    versions, pending = [np.ones(16)], np.zeros(16)
+    for row in trace.frame.itertuples():
+        pending = pending - 0.05 * np.linspace(0.1, 1, 16) * versions[row.read_version]
+        if row.outcome == "applied":
+            versions.append(versions[-1] + pending)
+            pending = np.zeros(16)
+    np.testing.assert_allclose(run.params, versions[-1] + pending, rtol=1e-10)
+
+
+def test_reads_of_a_shared_version_come_from_the_message_that_made_it():
+    trace = make_trace(commits=400, policy=first_of(3)).taken_up
+    waves, frame = find_waves(trace), trace.frame
+    made_by = np.flatnonzero(np.diff(frame["version"], prepend=0))
+    after = np.r_[0, made_by + 1]
+    np.testing.assert_array_equal(waves.read, after[frame["read_version"]])
+
+
+def test_runs_line_up_with_what_was_taken_up():
+    trace = make_trace(commits=200, policy=cancel_stale(2))
+    assert len(trace) > 200
+    run = replay(trace, make_method("downpour"), make_problem("quadratic"), evaluate_every=5, progress=False)
+    taken = trace.frame[trace.frame["outcome"] == "applied"].reset_index(drop=True)
+    for name in ("worker", "commit_time", "staleness"):
+        pd.testing.assert_series_equal(run.commits[name], taken[name])
+    assert run.commits["commit"].tolist() == list(range(200))
+    for _, own in run.commits.groupby("worker"):
+        assert own["worker_step"].tolist() == list(range(len(own)))
+    assert run.evaluations["commit"].tolist() == [*range(0, 200, 35), 200]
+    assert run.evaluations["gradients"].iloc[-1] == 200 == run.config["commits"]
+    assert run.evaluations["commit_time"].iloc[1] == taken["commit_time"].iloc[34]
+    assert set(run.diagnostics["commit"]) <= set(range(200))
+
+
+def test_lost_computations_use_up_their_examples():
+    """The batches of the messages taken up are those of their jobs: a restart draws others."""
+    trace = make_trace(commits=200, policy=discard_stale(2))
+    taken = trace.taken_up
+    plan = Plan(taken, make_problem("digits"), 0, np.array([200]), 0, np.float64, 1)
+    jobs = np.concatenate([np.asarray(p.job)[i, :s] for _, p in plan.chunks(0, 200) for i, s in enumerate(p.size)])
+    assert jobs.tolist() == taken.frame["job"].tolist()
+    assert (jobs > taken.worker_step).any()
+
+
+@pytest.mark.full
+def test_an_ensemble_replays_what_was_taken_up():
+    trace = make_trace(commits=100, policy=discard_stale(2))
+    options = {"precision": "float64", "progress": False}
+    (together,) = replay_ensemble(
+        trace, methods.downpour, make_problem("quadratic"), seeds=[1], batched=True, **options
+    )
+    alone = replay(trace, methods.downpour(), make_problem("quadratic"), seed=1, **options)
+    assert together.config == alone.config
+    np.testing.assert_allclose(together.commits["loss"], alone.commits["loss"], rtol=1e-10)
+
+
+# What a method may need
+
+
+def needy(policy):
+    return make_method("downpour")._replace(name="needy", timing=Timing(policy=policy))
+
+
+@pytest.mark.parametrize("policy", [barrier(3), asynchronous()], ids=str)
+def test_a_method_that_needs_a_policy_says_so(policy):
+    trace = make_trace(commits=20, policy=buffered(2))
+    with pytest.raises(InputError, match=r"needs a trace with policy = .*Cluster\(policy=asyncsim\.") as error:
+        replay(trace, needy(policy), make_problem("quadratic"))
+    assert f"policy = {policy}, this one has buffered(count=2)" in str(error.value)
+    assert f"asyncsim.{policy})" in str(error.value)
+
+
+def test_a_prescribed_trace_is_asynchronous():
+    assert replay(prescribed(2, 20, 3), needy(asynchronous()), make_problem("quadratic")).status == "finished"
+    with pytest.raises(InputError, match="needs a trace"):
+        replay(prescribed(2, 20, 3), needy(barrier()), make_problem("quadratic"))
+
+
+def test_the_cluster_that_meets_a_policy():
+    cluster = Cluster(5, Gamma(1.0, 0.5), 0.1)
+    assert meet(cluster, Timing(policy=barrier(3))) == Cluster(5, Gamma(1.0, 0.5), 0.1, policy=barrier(3))
+    assert meet(cluster, Timing()) == cluster
+    # A lone worker has nobody to wait for.
+    alone = meet(Cluster(5, Gamma(1.0, 0.5), policy=barrier(3)), methods.sgd().timing)
+    assert alone == Cluster(1, Gamma(1.0, 0.5))
+    with pytest.raises(InputError, match="reads before the server"):
+        meet(Cluster(5, 1.0, protocol="read_then_write"), Timing(policy=barrier(3)))
+
+
+STUDY = ["--workers", "4", "--steps", "10", "--seeds", "1", "--methods", "downpour", "--problem", "quadratic"]
+
+
+def test_a_study_takes_a_policy(tmp_path, capsys):
+    _, config = study.configure("staleness", [*STUDY, "--policy", "discard_stale(2)"])
+    assert config.make_cluster().policy == discard_stale(2)
+    assert StudyConfig(policy=rounds()).make_cluster().policy == rounds()
+    assert study.main(["staleness", *STUDY, "--policy", "discard(2)", "--out", str(tmp_path / "no")]) == 2
+    assert "choose from asynchronous()" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_a_study_runs_under_a_policy(tmp_path, capsys):
+    where = tmp_path / "results"
+    assert study.main(["staleness", *STUDY, "--policy", "discard_stale(2)", "--out", str(where)]) == 0
+    summary = pd.read_csv(where / "summary.csv")
+    assert summary["trace.commits"][0] + summary["trace.warm_up"][0] == 40
+    assert 0 < summary["trace.discarded_share"][0] < 1
+    assert json.loads((where / "config.json").read_text())["policy"] == "discard_stale(2)"
+    assert "discard_stale(limit=2, count=1)" in capsys.readouterr().out
