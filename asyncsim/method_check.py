@@ -24,10 +24,11 @@ _CALLS = {
     "resume": "resume(worker, read)",
     "message": "message(worker, update, start, central, visit)",
     "apply": "apply(server, central, message, memory, visit)",
+    "reply": "reply(server, central, memory, visit)",
     "origin": "origin(worker, read)",
     "proxy": "proxy(worker)",
 }
-_OPTIONAL = ("resume", "origin", "proxy")
+_OPTIONAL = ("resume", "reply", "origin", "proxy")
 
 
 def check_method(method: Method, params: Any) -> None:
@@ -48,7 +49,7 @@ def check_method(method: Method, params: Any) -> None:
     kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
-    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": central.dtype}
+    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": central.dtype, "completes": jnp.bool_}
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
     visit = Visit(**scalars)
     _check_optimizer(method, params, visit)
@@ -61,6 +62,8 @@ def check_method(method: Method, params: Any) -> None:
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
     _check_apply(method, server, central, message, memory, visit)
+    if method.reply is not None:
+        _require_vector(method, "reply", _call(method, "reply", server, central, memory, visit), central)
 
 
 def check_fields(method: Method) -> None:

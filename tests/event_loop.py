@@ -50,6 +50,8 @@ class EventLoop:
         # Values taken over from a replay in place of the versions', by commit.
         self.reads: dict[int, Any] = {}
         self.forms: dict[int, Any] = {}
+        # What each worker was told at its last visit, for methods that reply.
+        self.replies = dict.fromkeys(range(trace.workers), self.central)
         # Compiled once per method and problem, which the entry keeps alive so that no other gets their ids.
         name = id(method), id(problem), trace.window, jnp.dtype(dtype)
         self.commit = _COMPILED.setdefault(name, (jax.jit(self._commit), method, problem))[0]
@@ -62,8 +64,13 @@ class EventLoop:
                 *(np.int32(value) for value in (row.staleness, row.worker, row.job, row.commit)),
                 time=np.asarray(row.commit_time, self.central.dtype),
                 local_steps=np.int32(row.local_steps),
+                completes=np.bool_(row.version > self.version_before[row.commit]),
+                workers=np.int32(self.trace.workers),
             )
             read = self.reads[row.commit] if row.commit in self.reads else self.versions[row.read_version]
+            if self.method.reply:
+                read = self.replies[row.worker]
+                before = self.server, self.central, self.workers[row.worker].memory, visit
             form = self.central
             if row.form_version < self.version_before[row.commit]:
                 form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.form_version]
@@ -75,6 +82,9 @@ class EventLoop:
                 self.key, batch, self.server, self.central, form, read, self.workers[row.worker], visit
             )
             self.versions[row.version] = self.central
+            if self.method.reply:
+                after = self.server, self.central, self.workers[row.worker].memory, visit
+                self.replies[row.worker] = self.method.reply(*(after if self.trace.protocol == "exchange" else before))
             recorded.append(record)
         return {name: np.array([record[i] for record in recorded]) for i, name in enumerate(RECORDED)}
 
@@ -96,6 +106,8 @@ class EventLoop:
         self.versions = {int(self.trace.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
         waiting = range(stop, len(self.trace))
         self.reads = {k: state.read[waves.slot[k]] for k in waiting if waves.read[k] < stop}
+        if self.method.reply:
+            self.replies = {number: state.read[number] for number in self.workers}
         if waves.separate_forms:
             self.forms = {k: state.form[waves.form_slot[k]] for k in waiting if waves.form[k] < stop}
 
