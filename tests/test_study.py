@@ -155,7 +155,10 @@ def test_methods_from_python_may_be_one_name():
     [
         ("stalenes", "study = 'stalenes': unknown; did you mean 'staleness'? choose from staleness, throughput"),
         ("--list", "study = '--list': unknown; choose from staleness, throughput"),
-        ("staleness --methods gme", "methods = 'gme': unknown; did you mean 'gem'? choose from adaptive_staleness, "),
+        (
+            "staleness --methods gme",
+            "methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness, ",
+        ),
         ("staleness --methods", "methods: none given; choose from"),
         ("staleness --methods gem,gem", "the same name twice"),
         ("staleness --problem digit", "problem = 'digit': unknown; did you mean 'digits'? choose from digits, mnist, "),

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from asyncsim.errors import InputError, require_choice, require_nonnegative, require_positive
+from asyncsim.errors import require_choice, require_nonnegative, require_positive, require_share
 from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, Visit, local_steps
 
 #: Room for the counts of the law "rank"; anything staler is counted as the last.
@@ -90,8 +90,7 @@ def damping(
     named, local = local_steps(learning_rate, optimizer)
     if law == "rank":
         require_nonnegative("threshold", threshold)
-        if require_positive("strength", strength) > 1:
-            raise InputError(f"strength = {strength!r}: must be at most one with law = 'rank', or factors are negative")
+        require_share("strength", strength)  # above one the factors of the stalest would be negative
         rules: dict[str, Any] = {"apply": _by_rank(strength), "init_server": _no_counts, "elementwise": False}
     else:
         require_choice("law", law, [*_LAWS, "rank"])

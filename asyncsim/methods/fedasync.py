@@ -2,7 +2,7 @@
 
 import optax
 
-from asyncsim.errors import InputError, require_positive
+from asyncsim.errors import require_share
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
 
@@ -53,8 +53,7 @@ def fedasync(
     Xie, Koyejo and Gupta 2019, "Asynchronous federated optimization", arXiv 1903.03934, algorithm 1.
     """
     named, local = local_steps(learning_rate, optimizer)
-    if require_positive("mixing", mixing) > 1:
-        raise InputError(f"mixing = {mixing!r}: must be at most one")
+    require_share("mixing", mixing)
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
