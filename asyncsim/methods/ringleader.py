@@ -89,7 +89,8 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     by a step of all workers' means, and some not at all; the trace's staleness counts visits. The sums hold steps,
     ``-learning_rate * gradient``, in the place of gradients. The tables' rows are the server's memory of each worker,
     turned over at the worker's first visit in a round; their sums are kept up with every gradient, and begun anew with
-    every round. The algorithm was known second-hand; that a worker stays at its point in between is our reading.
+    every round. The algorithm is known second-hand; that a worker stays at its point in between follows from the
+    paper's notation, one delay for all gradients of a worker in the table.
 
     References
     ----------
