@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Run, Trace, look, plots, prescribed, simulate
-from asyncsim.methods import METHODS
 from asyncsim.curves import curve_of
 from asyncsim.expectations import queue_theory, staleness_theory, think_time
+from asyncsim.methods import METHODS
 from asyncsim.study import load_file, shipped
 from asyncsim.theory import repairman
 from asyncsim.trace import OUTCOMES, Source
