@@ -1,5 +1,6 @@
 """The commits of a piece, one after the other."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -56,12 +57,21 @@ def build_commits(method: Method, layout: Layout):
             after = applied.central if layout.keeps_history else ()
             return applied.central, applied.server, Committed(method_state, applied.memory, kept, after, squares)
 
+        def reply(i: Array, central: Array, server: Any, memory: Callable[[], Any]) -> Array:
+            """Return what worker ``i`` of the piece reads at its visit."""
+            if method.reply is None:
+                return central
+            return method.reply(server, central, memory(), jax.tree.map(lambda leaf: leaf[i], piece.visit))
+
         def step(i, carry):
-            before, server, new_read, all_committed = carry
-            central, server, committed = one(i, before, server, form(i, before, all_committed))
-            if layout.reads != "separate":
-                # The worker's own read, atomic with its commit.
-                new_read = set_row(new_read, central if layout.reads == "after" else before, piece.slot[i])
+            before, server_before, new_read, all_committed = carry
+            central, server, committed = one(i, before, server_before, form(i, before, all_committed))
+            # The worker's own read, atomic with its commit.
+            if layout.reads == "after":
+                new_read = set_row(new_read, reply(i, central, server, lambda: committed.memory), piece.slot[i])
+            elif layout.reads == "before":
+                seen = reply(i, before, server_before, lambda: tree_row(state.workers.memory, piece.visit.worker[i]))
+                new_read = set_row(new_read, seen, piece.slot[i])
             all_committed = jax.tree.map(lambda all_, new: set_row(all_, new, i), all_committed, committed)
             return central, server, new_read, all_committed
 

@@ -43,6 +43,14 @@ def require_fraction(argument: str, value: Any) -> float:
     return number
 
 
+def require_share(argument: str, value: Any) -> float:
+    """Return ``value`` as a float; raise InputError unless it is above zero and at most one."""
+    number = require_positive(argument, value)
+    if not _is_traced(value) and number > 1:
+        raise InputError(f"{argument} = {value!r}: must be at most one")
+    return number
+
+
 def require_count(argument: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` as an int; raise InputError unless it is a whole number of at least ``minimum``."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):

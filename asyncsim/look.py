@@ -69,11 +69,32 @@ class Look(NamedTuple):
     label: str
 
 
-#: The one table from a method's name to its look.
+#: The one table from a method's name to its look: a family has a colour, its members have lines.
 METHOD_LOOKS = {
     "gem": Look(BLUE, "-", "GEM"),
+    "async_local_sgd": Look(BLUE, "--", "async local SGD"),
+    "delayed_nesterov": Look(BLUE, ":", "delayed Nesterov"),
     "downpour": Look(VERMILLION, "--", "DOWNPOUR"),
+    "fedasync": Look(VERMILLION, "-", "FedAsync"),
+    "fedbuff": Look(VERMILLION, ":", "FedBuff"),
     "adaptive_staleness": Look(GREEN, "-.", "adaptive staleness"),
+    "damping": Look(GREEN, "--", "damping"),
+    "dynsgd": Look(GREEN, ":", "DynSGD"),
+    "softsync": Look(GREEN, "-", "softsync"),
+    "adag": Look(ORANGE, "--", "ADAG"),
+    "agn": Look(ORANGE, "-", "AGN"),
+    "delay_adaptive": Look(ORANGE, "-.", "delay-adaptive"),
+    "aeasgd": Look(PURPLE, "-", "AEASGD"),
+    "eamsgd": Look(PURPLE, "--", "EAMSGD"),
+    "easgd": Look(PURPLE, ":", "EASGD"),
+    "dana_slim": Look(SKY, ":", "DANA-Slim"),
+    "dana_zero": Look(SKY, "-.", "DANA-Zero"),
+    "dc_asgd": Look(SKY, "-", "DC-ASGD"),
+    "gap_aware": Look(SKY, "--", "Gap-Aware"),
+    "ringleader": Look(GREY, "-", "Ringleader"),
+    "batch_sgd": Look(BLACK, "-", "batch SGD"),
+    "rennala": Look(BLACK, "--", "Rennala"),
+    "ringmaster": Look(BLACK, "-.", "Ringmaster"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
 }
 #: Colours and lines left for methods that the table does not know.

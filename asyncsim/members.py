@@ -43,7 +43,7 @@ def batched_method(members: Members, one: Method) -> Method:
 
         return function
 
-    functions = {name: over(name, True) for name in ("message", "apply")}
+    functions = {name: over(name, True) for name in ("message", "apply", "reply")}
     functions |= {name: over(name, False) for name in ("resume", "origin", "proxy")}
     return one._replace(**functions)
 

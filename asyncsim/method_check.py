@@ -24,10 +24,11 @@ _CALLS = {
     "resume": "resume(worker, read)",
     "message": "message(worker, update, start, central, visit)",
     "apply": "apply(server, central, message, memory, visit)",
+    "reply": "reply(server, central, memory, visit)",
     "origin": "origin(worker, read)",
     "proxy": "proxy(worker)",
 }
-_OPTIONAL = ("resume", "origin", "proxy")
+_OPTIONAL = ("resume", "reply", "origin", "proxy")
 
 
 def check_method(method: Method, params: Any) -> None:
@@ -61,6 +62,8 @@ def check_method(method: Method, params: Any) -> None:
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
     _check_apply(method, server, central, message, memory, visit)
+    if method.reply is not None:
+        _require_vector(method, "reply", _call(method, "reply", server, central, memory, visit), central)
 
 
 def check_fields(method: Method) -> None:

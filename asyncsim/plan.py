@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from asyncsim.division import Division
+from asyncsim.errors import InputError
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, Pieces, ReadsOfPiece
@@ -59,11 +60,17 @@ class Plan:
         }
         self._columns["worker_step"] = trace.worker_step
         self._columns["completes"] = np.diff(trace.frame["version"].to_numpy(), prepend=0) > 0
+        self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
 
     def layout(self, method: Method, problem: Problem, proxy_momentum: float, diagnose_energy: bool = False) -> Layout:
-        """Return what the compiled program has to know."""
+        """Return what the compiled program has to know; raise InputError if the method's reply cannot be exact."""
+        if method.reply is not None and self.waves.reads == "separate":
+            raise InputError(
+                f"method = {method.name!r}: replies to its workers with more than the central variable, and not every "
+                "read of this trace belongs to a commit; simulate one with Cluster(protocol='exchange')"
+            )
         lanes = self.piece_size // self._devices
         in_turn = problem.map_on_cpu and backend() == "cpu"
         return Layout(
@@ -128,6 +135,7 @@ class Plan:
         def column(name: str, dtype: Any = np.int32) -> Any:
             return self._columns[name][member].astype(dtype)
 
+        workers: Any = np.full(member.shape, self._workers, np.int32)
         visit = Visit(
             staleness=column("staleness"),
             worker=column("worker"),
@@ -136,6 +144,7 @@ class Plan:
             time=column("commit_time", self._dtype),
             local_steps=column("local_steps"),
             completes=column("completes", np.bool_),
+            workers=workers,
         )
         waves: Any = self.waves
         return Pieces(

@@ -55,7 +55,9 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     steps: int = 200
     """Commits per worker, on average; a trace has steps * workers commits."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
-    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
+    """Methods to compare: adag, adaptive_staleness, aeasgd, agn, async_local_sgd, batch_sgd, damping, dana_slim,
+    dana_zero, dc_asgd, delay_adaptive, delayed_nesterov, downpour, dynsgd, eamsgd, easgd, fedasync, fedbuff, gap_aware,
+    gem, rennala, ringleader, ringmaster, sgd, softsync, or your own as FILE.py:FUNCTION (see the README)."""
     seeds: int = 3
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
 
@@ -99,7 +101,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     learning_rate: float = 0.05
     """Step size of a gradient, for all methods."""
     momentum: float = 0.9
-    """Momentum of gem and sgd, and of the proxy whose energy all methods are compared with; from 0 to below 1."""
+    """Momentum of the methods that have one, and of the proxy whose energy all are compared with; from 0 to below 1."""
     kappa: float = 1.0
     """Energy of the proxy relative to momentum SGD (gem)."""
     pi_max: float | None = 5.0

@@ -67,7 +67,12 @@ METHODS = {
     "gem": methods.gem,
     "gem, paper": lambda: methods.gem(variant="paper"),
     "sgd": lambda: methods.sgd(learning_rate=0.01),
+    "aeasgd": methods.aeasgd,
+    "dana_zero": lambda: methods.dana_zero(learning_rate=0.01),
+    "ringleader": methods.ringleader,
 }
+#: The protocols that a method can be replayed under begin like this; all, unless stated.
+NEEDS = {"gem, paper": "read_then_write", "sgd": "exchange", "dana_zero": "exchange", "ringleader": "exchange"}
 
 
 # One of each, so that what is compiled for them is compiled once.
@@ -184,6 +189,8 @@ OWN = {
     "server memory, velocity": (momentum_each, "write_then_read", 1),
     "message with the central variable, and resume": (elastic, "exchange", 3),
     "a tree as message": (pair_of_messages, "read_then_write", 1),
+    "a reply before the commit": (lambda: methods.dana_zero(0.01), "read_then_write", 1),
+    "an optimizer on the server": (methods.fedbuff, "exchange", 3),
     "local adam": (lambda: methods.downpour(optimizer=optax.adam(1e-2)), "exchange", 3),
     "local momentum": (lambda: methods.adaptive_staleness(optimizer=optax.sgd(0.02, 0.9)), "prescribed", 1),
     "schedule": (lambda: methods.downpour(learning_rate=decaying), "exchange", 1),

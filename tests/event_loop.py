@@ -59,6 +59,8 @@ class EventLoop:
         # Values taken over from a replay in place of the versions', by commit.
         self.reads: dict[int, Any] = {}
         self.forms: dict[int, Any] = {}
+        # What each worker was told at its last visit, for methods that reply.
+        self.replies = dict.fromkeys(range(trace.workers), self.central)
         # Compiled once per method and problem, which the entry keeps alive so that no other gets their ids.
         name = id(method), id(problem), trace.window, jnp.dtype(dtype)
         self.commit = _COMPILED.setdefault(name, (jax.jit(self._commit), method, problem))[0]
@@ -74,8 +76,12 @@ class EventLoop:
                 time=np.asarray(row.commit_time, self.central.dtype),
                 local_steps=np.int32(row.local_steps),
                 completes=np.bool_(completes),
+                workers=np.int32(self.trace.workers),
             )
             read = self.reads[row.commit] if row.commit in self.reads else self.versions[row.read_version]
+            if self.method.reply:
+                read = self.replies[row.worker]
+                before = self.server, self.central, self.workers[row.worker].memory, visit
             form = self.central
             if self.separate_forms:
                 form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.form_version]
@@ -96,6 +102,9 @@ class EventLoop:
             )
             if completes:  # what is only buffered is read by nobody
                 self.versions[row.version] = self.central
+            if self.method.reply:
+                after = self.server, self.central, self.workers[row.worker].memory, visit
+                self.replies[row.worker] = self.method.reply(*(after if self.trace.protocol == "exchange" else before))
             recorded.append(record)
         return {name: np.array([record[i] for record in recorded]) for i, name in enumerate(RECORDED)}
 
@@ -117,6 +126,8 @@ class EventLoop:
         self.versions = {int(self.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
         waiting = range(stop, len(self.frame))
         self.reads = {k: state.read[waves.slot[k]] for k in waiting if waves.read[k] < stop}
+        if self.method.reply:
+            self.replies = {number: state.read[number] for number in self.workers}
         if waves.separate_forms:
             self.forms = {k: state.form[waves.form_slot[k]] for k in waiting if waves.form[k] < stop}
 

@@ -7,6 +7,7 @@ from cases import (
     EVERY,
     FORCED,
     METHODS,
+    NEEDS,
     OWN,
     PROTOCOLS,
     make_method,
@@ -45,14 +46,14 @@ def combinations():
         ("digits", "gem", "exchange", 2),
         ("quadratic", "gem, paper", "read_then_write, two visits", 3),
         ("digits", "downpour", "prescribed", 3),
+        ("quadratic", "ringleader", "exchange", 3),
     }
     for problem in ("quadratic", "digits"):
         for method in METHODS:
             for protocol in PROTOCOLS:
-                needed = {"gem, paper": "read_then_write", "sgd": "exchange"}.get(method, "")
                 for count in (2, 3):
                     case = (problem, method, protocol, count)
-                    if protocol.startswith(needed):
+                    if protocol.startswith(NEEDS.get(method, "")):
                         marks = [] if case in default else pytest.mark.full
                         yield pytest.param(*case, marks=marks, id="-".join(map(str, case)))
 
@@ -155,6 +156,7 @@ def ahead(monkeypatch):
         ("digits", "gem", "exchange"),
         ("quadratic", "downpour", "prescribed"),
         ("quadratic", "gem, paper", "read_then_write, two visits"),
+        ("quadratic", "dana_zero", "exchange"),
         *(
             pytest.param(problem, method, protocol, marks=pytest.mark.full)
             for problem in ("quadratic", "digits")

@@ -34,6 +34,8 @@ CASES = [
     ("quadratic", "exchange", methods.gem, {"learning_rate": [0.05, 0.1], "kappa": [1.0, 2.0], "pi_max": None}),
     ("quadratic", "prescribed", methods.downpour, {"learning_rate": np.array([0.01, 0.02])}),
     ("digits", "write_then_read", methods.gem, {"momentum": (0.5, 0.9)}),
+    ("quadratic", "exchange", methods.dana_zero, {"learning_rate": 0.01, "momentum": [0.5, 0.9]}),
+    ("quadratic", "prescribed", methods.async_local_sgd, {"server_rate": [0.05, 0.1]}),
     ("digits", "read_then_write, two visits", methods.adaptive_staleness, {}),
 ]
 

@@ -12,6 +12,7 @@ import pytest
 from asyncsim import Cluster, InputError, Run, Trace, look, plots, prescribed, simulate
 from asyncsim.curves import curve_of
 from asyncsim.expectations import queue_theory, staleness_theory, think_time
+from asyncsim.methods import METHODS
 from asyncsim.study import load_file, shipped
 from asyncsim.theory import repairman
 from asyncsim.trace import OUTCOMES, Source
@@ -228,6 +229,13 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
     with pytest.raises(InputError, match="cannot be written"):
         look.save(figure, tmp_path / "figure")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_every_method_has_a_look_of_its_own():
+    assert list(METHODS) == sorted(look.METHOD_LOOKS)
+    everybody = look.looks([*METHODS, "my_own_method", "another", "third", "fourth"]).values()
+    assert len({(one.color, str(one.line)) for one in everybody}) == len(METHODS) + 4
+    assert len({one.label for one in everybody}) == len(METHODS) + 4
 
 
 def test_looks_are_stable_and_distinct():

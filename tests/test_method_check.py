@@ -101,6 +101,11 @@ WRONG = {
     ),
     "init": ({"init_server": lambda: ()}, r"damped\.init_server\(central\): takes \(\); it is called with 1 argument,"),
     "resume": ({"resume": lambda w, read: read[0]}, r"damped\.resume\(worker, read\) returned float32\[\]: must be a"),
+    "reply": (
+        {"reply": lambda s, c, m, v: (c, s)},
+        r"damped\.reply\(server, central, memory, visit\) returned \(float32.*: must be a vector",
+    ),
+    "no reply": ({"reply": 3}, r"damped\.reply = 3: must be a function, reply\(server, central, memory, visit\)"),
     "proxy": ({"proxy": lambda w: w}, r"damped\.proxy\(worker\) returned \(\): must be a vector"),
     "origin": ({"origin": lambda w, read: None}, r"damped\.origin\(worker, read\) returned None: must be a vector"),
     "rate for an optimizer": (

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import json
 import math
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import test_catalogue as catalogue
 from event_loop import cast, deviation
 from jax.flatten_util import ravel_pytree
 
@@ -24,6 +26,7 @@ CASES = {
     "downpour, own optimizer": functools.partial(methods.downpour, optimizer=optax.trace(0.9)),
     "downpour, schedule": functools.partial(methods.downpour, learning_rate=lambda visit: visit.time / 100),
 }
+CATALOGUE = {name.partition(",")[0] for name in catalogue.RULES}
 PROBLEMS = {
     "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 5), noise=0.1),
     "digits": lambda: problems.digits(batch_size=4, hidden=(3,)),
@@ -57,6 +60,7 @@ def one_commit(method, problem, unravel, batch):
         seen = (
             method.origin(worker, start) if method.origin else start,
             method.proxy(worker) if method.proxy else start,
+            method.reply(applied.server, applied.central, applied.memory, visit) if method.reply else start,
         )
         return (applied.central, applied.server, worker, optimizer_state, applied.memory), diagnostics, seen
 
@@ -67,9 +71,15 @@ def shapes(tree):
     return jax.tree.map(lambda leaf: (jnp.shape(leaf), leaf.dtype), tree)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize("name", CASES)
+def matrix():
+    """All of it; of the catalogue the default run has two kinds."""
+    for name, problem, dtype in itertools.product(CASES, PROBLEMS, (jnp.float32, jnp.float64)):
+        default = name not in CATALOGUE or (problem, dtype) in (("digits", jnp.float32), ("tree", jnp.float64))
+        marks = [] if default else pytest.mark.full
+        yield pytest.param(name, problem, dtype, marks=marks, id=f"{name}-{problem}-{dtype.__name__}")
+
+
+@pytest.mark.parametrize(("name", "problem", "dtype"), list(matrix()))
 def test_contract(name, problem, dtype):
     method, problem = CASES[name](), PROBLEMS[problem]()
     params = cast(problem.init(jax.random.key(0)), dtype)
@@ -93,7 +103,7 @@ def test_contract(name, problem, dtype):
         assert shapes(new) == shapes(state)
         assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (new, again)), strict=True))
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((new, seen)))
-        assert shapes(seen) == (shapes(central), shapes(central))
+        assert shapes(seen) == (shapes(central),) * 3
         for value in diagnostics.values():
             assert value.shape == central.shape and value.dtype in (dtype, bool)
         state = new
@@ -110,7 +120,7 @@ def test_factories_name_and_explain_what_they_take(name):
     assert method.name == name == factory.__name__
     assert all(p.default is not p.empty and p.annotation is not p.empty for p in parameters.values())
     assert all(f"    {parameter} : " in factory.__doc__ for parameter in parameters)
-    expected = {parameter: p.default for parameter, p in parameters.items() if parameter != "optimizer"}
+    expected = {parameter: p.default for parameter, p in parameters.items() if "optimizer" not in parameter}
     assert dict(method.hyperparameters) == expected
     assert json.loads(json.dumps(dict(method.hyperparameters))) == expected
 
@@ -121,6 +131,26 @@ BAD = {
     "kappa": [-1, math.nan, math.inf, "high"],
     "pi_max": [0, -1, math.nan, "none"],
     "variant": ["printed", "", None, 1],
+    "form": ["practical", None, 1],
+    "gamma": [0, -1e-4, math.nan, math.inf, "small", None],
+    "averaged": ["yes", None, 1],
+    "modulated": ["yes", None, 1],
+    "adaptive": ["yes", None, 1],
+    "law": ["linear", "", None, 1],
+    "strength": [0, -1, math.nan, "weak"],
+    "threshold": [-1, math.nan, "late"],
+    "rule": ["zhang", "", None, 1],
+    "smoothness": [0, -1, math.inf, "smooth"],
+    "compensation": [-1, math.nan, "some"],
+    "decay": [-0.1, 1, "slow"],
+    "alpha": [0, -0.1, math.nan, "elastic"],
+    "beta": [0, -0.9, math.nan, None],
+    "order": ["paper", "", None, 1],
+    "mixing": [0, 1.5, -0.1, math.nan, "all"],
+    "server_rate": [0, -1, math.nan, "slow", None],
+    "server_momentum": [-0.1, 1, "heavy"],
+    "period": [0, -1, 2.5, "often"],
+    "spread": [-0.1, math.nan, "wide"],
 }
 
 
@@ -128,7 +158,7 @@ BAD = {
 def test_factories_refuse_what_cannot_be_used(name):
     factory = METHODS[name]
     for parameter in inspect.signature(factory).parameters:
-        if parameter == "optimizer":
+        if "optimizer" in parameter:
             continue
         for value in BAD[parameter]:
             with pytest.raises(InputError, match="^" + parameter + " = ") as error:
@@ -233,7 +263,7 @@ def test_methods_are_their_papers_formulas(name, workers):
 
 
 def test_every_method_has_a_formula():
-    assert {name.partition(",")[0] for name in RULES} == {*METHODS}
+    assert {name.partition(",")[0] for name in RULES} | CATALOGUE == {*METHODS}
 
 
 @pytest.mark.parametrize(("variant", "sign"), [("program", 1), ("program", -1), ("paper", 1), ("paper", -1)])

@@ -9,6 +9,7 @@ from cases import (
     EVERY,
     FORCED,
     METHODS,
+    NEEDS,
     OWN,
     PROBLEMS,
     PROTOCOLS,
@@ -73,6 +74,8 @@ def combinations():
         *(("quadratic", "gem", protocol) for protocol in ("exchange", "write_then_read", "prescribed")),
         *(("quadratic", "gem, paper", protocol) for protocol in ("read_then_write", "read_then_write, two visits")),
         ("quadratic", "sgd", "exchange"),
+        ("quadratic", "dana_zero", "exchange"),
+        ("digits", "ringleader", "exchange"),
         ("digits", "adaptive_staleness", "prescribed"),
         ("digits", "downpour", "write_then_read"),
         ("digits", "gem", "read_then_write, two visits"),
@@ -81,8 +84,7 @@ def combinations():
         for method in METHODS:
             for protocol in PROTOCOLS:
                 case = (problem, method, protocol)
-                needed = {"gem, paper": "read_then_write", "sgd": "exchange"}.get(method, "")
-                if protocol.startswith(needed):
+                if protocol.startswith(NEEDS.get(method, "")):
                     yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
 
 
@@ -371,6 +373,12 @@ def test_arguments_that_cannot_be_used(argument, value):
 def test_a_method_that_needs_another_timing_says_so(method, remedy):
     with pytest.raises(InputError, match=rf"needs a trace.*Cluster\({remedy}\)"):
         replay(make_trace(commits=20), method(), make_problem("quadratic"))
+
+
+@pytest.mark.parametrize("protocol", ["write_then_read", "read_then_write, two visits", "prescribed"])
+def test_a_reply_is_refused_where_it_could_not_be_exact(protocol):
+    with pytest.raises(InputError, match=r"method = 'dana_zero': replies .* Cluster\(protocol='exchange'\)"):
+        replay(make_trace(protocol, commits=60), make_method("dana_zero"), make_problem("quadratic"))
 
 
 def test_more_workers_than_the_data_can_feed():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import re
@@ -133,8 +134,9 @@ def test_every_option_is_described():
     lines = ended.stdout.splitlines()
     options = [i for i, line in enumerate(lines) if re.match("│ --", line)]
     assert len(options) == len(dataclasses.fields(Config))
-    # An option too wide for its column has its text on the next line.
-    assert [lines[i] for i in options if "(default: " not in lines[i] + lines[i + 1]] == []
+    # An option too wide for its column has its text on the next lines.
+    texts = [" ".join(lines[i:end]) for i, end in itertools.pairwise([*options, len(lines)])]
+    assert [text for text in texts if "(default: " not in text] == []
 
 
 # Options
@@ -155,7 +157,10 @@ def test_methods_from_python_may_be_one_name():
     [
         ("stalenes", "study = 'stalenes': unknown; did you mean 'staleness'? choose from staleness, throughput"),
         ("--list", "study = '--list': unknown; choose from staleness, throughput"),
-        ("staleness --methods gme", "methods = 'gme': unknown; did you mean 'gem'? choose from adaptive_staleness, "),
+        (
+            "staleness --methods gme",
+            "methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness, ",
+        ),
         ("staleness --methods", "methods: none given; choose from"),
         ("staleness --methods gem,gem", "the same name twice"),
         ("staleness --problem digit", "problem = 'digit': unknown; did you mean 'digits'? choose from digits, mnist, "),

@@ -2,18 +2,54 @@
 
 from collections.abc import Callable
 
+from asyncsim.methods.adag import adag
 from asyncsim.methods.adaptive_staleness import adaptive_staleness
+from asyncsim.methods.agn import agn
+from asyncsim.methods.async_local_sgd import async_local_sgd, delayed_nesterov
+from asyncsim.methods.damping import damping
+from asyncsim.methods.dana import dana_slim, dana_zero
+from asyncsim.methods.dc_asgd import dc_asgd
+from asyncsim.methods.delay_adaptive import delay_adaptive
 from asyncsim.methods.downpour import downpour
+from asyncsim.methods.dynsgd import dynsgd
+from asyncsim.methods.elastic import aeasgd, eamsgd, easgd
+from asyncsim.methods.fedasync import fedasync
+from asyncsim.methods.fedbuff import fedbuff
+from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.method import Applied, Method, Timing, Visit, add, gradient_steps, send_update
+from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
+from asyncsim.methods.softsync import softsync
+from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
 
 #: What the command line knows, by name.
 METHODS: dict[str, Callable[..., Method]] = {
+    "adag": adag,
     "adaptive_staleness": adaptive_staleness,
+    "aeasgd": aeasgd,
+    "agn": agn,
+    "async_local_sgd": async_local_sgd,
+    "batch_sgd": batch_sgd,
+    "damping": damping,
+    "dana_slim": dana_slim,
+    "dana_zero": dana_zero,
+    "dc_asgd": dc_asgd,
+    "delay_adaptive": delay_adaptive,
+    "delayed_nesterov": delayed_nesterov,
     "downpour": downpour,
+    "dynsgd": dynsgd,
+    "eamsgd": eamsgd,
+    "easgd": easgd,
+    "fedasync": fedasync,
+    "fedbuff": fedbuff,
+    "gap_aware": gap_aware,
     "gem": gem,
+    "rennala": rennala,
+    "ringleader": ringleader,
+    "ringmaster": ringmaster,
     "sgd": sgd,
+    "softsync": softsync,
 }
 
 __all__ = [
@@ -22,11 +58,32 @@ __all__ = [
     "Method",
     "Timing",
     "Visit",
+    "adag",
     "adaptive_staleness",
     "add",
+    "aeasgd",
+    "agn",
+    "async_local_sgd",
+    "batch_sgd",
+    "damping",
+    "dana_slim",
+    "dana_zero",
+    "dc_asgd",
+    "delay_adaptive",
+    "delayed_nesterov",
     "downpour",
+    "dynsgd",
+    "eamsgd",
+    "easgd",
+    "fedasync",
+    "fedbuff",
+    "gap_aware",
     "gem",
     "gradient_steps",
+    "rennala",
+    "ringleader",
+    "ringmaster",
     "send_update",
     "sgd",
+    "softsync",
 ]

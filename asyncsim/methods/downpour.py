@@ -2,11 +2,12 @@
 
 import optax
 
-from asyncsim.methods.checks import require_rate
-from asyncsim.methods.method import Method, Schedule, gradient_steps
+from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, local_steps
 
 
-def downpour(learning_rate: float | Schedule = 0.05, optimizer: optax.GradientTransformation | None = None) -> Method:
+def downpour(
+    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+) -> Method:
     """Return DOWNPOUR, with the communication window of the trace.
 
     A worker takes ``window`` local steps from the copy that it read, and sends their sum; the server adds it::
@@ -17,14 +18,15 @@ def downpour(learning_rate: float | Schedule = 0.05, optimizer: optax.GradientTr
     Parameters
     ----------
     learning_rate : float or schedule of the Visit
-        Of the plain local steps; ignored if an optimizer is given.
+        Of the plain local steps.
     optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer. Its state stays with the worker and is not reset by a read.
+        The workers' local optimizer, in the place of plain steps. Its state stays with the worker and is not reset by
+        a read.
 
     Raises
     ------
     InputError
-        For a learning rate that is not above zero.
+        For a learning rate that is not above zero, or one beside an optimizer.
 
     Notes
     -----
@@ -37,10 +39,5 @@ def downpour(learning_rate: float | Schedule = 0.05, optimizer: optax.GradientTr
     ----------
     Dean et al. 2012, "Large scale distributed deep networks", algorithm 1.1 of its appendix.
     """
-    require_rate("learning_rate", learning_rate)
-    return Method(
-        name="downpour",
-        hyperparameters={"learning_rate": learning_rate} if optimizer is None else {"optimizer": "optax"},
-        optimizer=optimizer or gradient_steps(learning_rate),
-        elementwise=True,
-    )
+    named, local = local_steps(learning_rate, optimizer)
+    return Method(name="downpour", hyperparameters=named, optimizer=local, elementwise=True)

@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from asyncsim.errors import InputError
 from asyncsim.methods.checks import require_rate
 from asyncsim.policy import Policy
 
 Array = jax.Array
 State = Any  #: any tree of arrays, ``()`` for none
 Schedule = Callable[["Visit"], Array]
+
+#: Of plain local steps, unless another is asked for.
+LEARNING_RATE = 0.05
 
 
 class Visit(NamedTuple):
@@ -34,9 +38,12 @@ class Visit(NamedTuple):
     local_steps : int
         Gradients in the update.
     completes : bool
-        Whether this message completes a version. Under a policy that makes one version of several messages, those
-        that only enter the buffer do not: reads see the central variable as the last completing message left it,
-        whatever ``apply`` has done with later ones. (Messages formed in the visit see it as it is.)
+        Whether this message completes a version: methods that average step then, and only then. Under a policy that
+        makes one version of several messages, those that only enter the buffer do not: reads see the central variable
+        as the last completing message left it, whatever ``apply`` has done with later ones. (Messages formed in the
+        visit see it as it is.)
+    workers : int
+        How many take part in the training.
     """
 
     staleness: Array
@@ -46,6 +53,7 @@ class Visit(NamedTuple):
     time: Array
     local_steps: Array
     completes: Array | bool = True
+    workers: Array | int = 1
 
 
 class Timing(NamedTuple):
@@ -88,6 +96,7 @@ class Method(NamedTuple):
         update = sum of the local optimizer's steps, from start
         message, worker, diagnostics = message(worker, update, start, central, visit)
         central, server, memory = apply(server, central, message, memory, visit)
+        read = reply(server, central, memory, visit)  # else the central variable, for the worker's next commit
 
     Attributes
     ----------
@@ -102,11 +111,17 @@ class Method(NamedTuple):
         tree of arrays. The diagnostics, named vectors (shares if boolean), are recorded now and then.
     apply : function
         What the server does. ``server`` is shared (buffers, counters, moments); ``memory`` is what the
-        server keeps for this one worker (its last gradient, say).
+        server keeps for this one worker (its last gradient, say): a method that needs a table of all workers'
+        gradients keeps each row there and what it needs of all of them, their sum say, in ``server``.
     init_worker, init_server, init_memory : function
         From the initial central variable to the initial states.
     resume : function, optional
         Where the worker starts from, for methods whose replicas live on.
+    reply : function, optional
+        ``reply(server, central, memory, visit)``: what the worker reads at its visit in the place of the central
+        variable, with the states as they are at the read: after its own commit, or before it if the protocol is to read
+        then write. A worker's first read is the initial central variable. Reads that are visits of their own have no
+        reply: such traces are refused.
     origin : function, optional
         ``origin(worker, read)``: the central variable that the worker measures the server's movement from;
         else the one it read.
@@ -116,8 +131,8 @@ class Method(NamedTuple):
     timing : Timing
         What the trace must provide.
     elementwise : bool
-        Whether message, apply, resume, origin and proxy work element by element, and each array of their states whose
-        last axis is as long as the vectors is a vector: several devices then divide the vectors among them.
+        Whether message, apply, reply, resume, origin and proxy work element by element, and each array of their states
+        whose last axis is as long as the vectors is a vector: several devices then divide the vectors among them.
     """
 
     name: str
@@ -129,6 +144,7 @@ class Method(NamedTuple):
     init_server: Callable[[Array], State] = _no_state
     init_memory: Callable[[Array], State] = _no_state
     resume: Callable[[State, Array], Array] | None = None
+    reply: Callable[[State, Array, State, Visit], Array] | None = None
     origin: Callable[[State, Array], Array] | None = None
     proxy: Callable[[State], Array] | None = None
     timing: Timing = Timing()
@@ -151,12 +167,32 @@ def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformat
     require_rate("learning_rate", learning_rate)
 
     def update(gradients, state, params=None, *, visit=None, **_):
-        rate = learning_rate(visit) if callable(learning_rate) else learning_rate
-        return jax.tree.map(lambda gradient: -_as(rate, gradient) * gradient, gradients), state
+        return jax.tree.map(lambda gradient: -rate_at(learning_rate, visit, gradient) * gradient, gradients), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _as(value: float | Array, like: Array) -> float | Array:
-    """Cast a traced scalar to the type of ``like``, so that integer and float64 schedules never promote."""
-    return value.astype(like.dtype) if isinstance(value, jax.Array) else value
+def rate_at(learning_rate: Any, visit: Any, like: Array) -> Any:
+    """Return the learning rate at a visit; of the type of ``like`` if traced, so that no schedule ever promotes."""
+    rate = learning_rate(visit) if callable(learning_rate) else learning_rate
+    return rate.astype(like.dtype) if isinstance(rate, jax.Array) else rate
+
+
+def local_steps(
+    learning_rate: float | Schedule, optimizer: optax.GradientTransformation | None
+) -> tuple[dict[str, Any], optax.GradientTransformation]:
+    """Return the workers' local optimizer and the hyper-parameters that name it: plain steps unless one is given.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or that was changed although an optimizer has its own.
+    """
+    require_rate("learning_rate", learning_rate)
+    if optimizer is None:
+        return {"learning_rate": learning_rate}, gradient_steps(learning_rate)
+    if not (isinstance(learning_rate, float) and learning_rate == LEARNING_RATE):
+        raise InputError(
+            f"learning_rate = {learning_rate!r}: the optimizer that is given has its own; give one of them"
+        )
+    return {"optimizer": "optax"}, optimizer

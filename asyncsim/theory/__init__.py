@@ -6,6 +6,12 @@ counted in versions between the read and the apply, so that one worker alone has
 
 from asyncsim.theory.barriers import barrier_time, batch_time, sum_law
 from asyncsim.theory.bounds import BoundedClocks, bounded_clocks
+from asyncsim.theory.elastic import (
+    elastic_round_robin,
+    elastic_stable_alpha,
+    elastic_stable_beta,
+    elastic_synchronous,
+)
 from asyncsim.theory.momentum import (
     critical_step,
     elastic_path,
@@ -41,6 +47,10 @@ __all__ = [
     "conserved_staleness",
     "critical_step",
     "elastic_path",
+    "elastic_round_robin",
+    "elastic_stable_alpha",
+    "elastic_stable_beta",
+    "elastic_synchronous",
     "expected_inverse_staleness",
     "first_staleness",
     "geometric_staleness",

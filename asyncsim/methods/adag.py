@@ -1,0 +1,84 @@
+"""ADAG of Hermans' thesis: an update counts less, weight by weight, the further the central variable has moved."""
+
+import optax
+
+from asyncsim.errors import InputError, require_choice, require_positive
+from asyncsim.methods.checks import require_switch
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps, rate_at
+
+_FORMS = ("scaled", "original", "squared")
+
+
+def adag(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    gamma: float = 1e-4,
+    form: str = "scaled",
+    averaged: bool = False,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return asynchronous distributed adaptive gradients.
+
+    Staleness is a distance here, not a count. Element by element, with ``s`` what the worker read::
+
+        central <- central + sent / ((central - s)^2 / gamma + 1)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    gamma : float
+        How far the central variable may move before an update is damped; the thesis lowers it if a run diverges.
+    form : {"scaled", "original", "squared"}
+        The factor's denominator: "scaled" as above, the thesis' practical form; "original" has the learning rate in the
+        place of gamma; "squared" is ``((central - s) / gamma)^2 + 1``, which its conclusion proposes and does not try.
+    averaged : bool
+        Whether a worker sends the mean of its window's local steps, as AGN does, in the place of their sum.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps; without a learning rate there is no original form.
+
+    Raises
+    ------
+    InputError
+        For a rate or gamma that is not above zero, an unknown form, or a rate beside an optimizer.
+
+    Notes
+    -----
+    The thesis prints a squared norm and uses it weight by weight, and so does this. It measures the distance in three
+    ways: the worker sends ``s`` along; the server keeps it; the worker pulls, scales its update itself and goes on from
+    that copy. All are one where the worker reads and commits in one visit; where others slip in between, this is the
+    first. The thesis argues that the factor does not depend on the learning rate in the original form; it does, as
+    ``learning_rate (sum of gradients)^2``, and gamma is there to tell. dist-keras calls the method Experimental, with
+    ``averaged=True`` and gamma as its "learning_rate"; what it calls ADAG is `asyncsim.methods.agn`.
+
+    References
+    ----------
+    Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis, Maastricht University,
+    chapter on asynchronous distributed adaptive gradients.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_positive("gamma", gamma)
+    require_choice("form", form, _FORMS)
+    if form == "original" and optimizer is not None:
+        raise InputError("form = 'original': divides by the learning rate, which an optimizer has not; choose scaled")
+    require_switch("averaged", averaged)
+
+    def message(worker, update, start, central, visit):
+        return (update / visit.local_steps.astype(update.dtype) if averaged else update, start), worker, {}
+
+    def apply(server, central, message, memory, visit):
+        sent, start = message
+        moved = central - start
+        if form == "squared":
+            distance = (moved / gamma) ** 2
+        else:
+            distance = moved**2 / (gamma if form == "scaled" else rate_at(learning_rate, visit, moved))
+        return Applied(central + sent / (distance + 1), server, memory)
+
+    return Method(
+        name="adag",
+        hyperparameters={**named, "gamma": gamma, "form": form, "averaged": averaged},
+        optimizer=local,
+        message=message,
+        apply=apply,
+        elementwise=True,
+    )

@@ -1,0 +1,49 @@
+"""AGN: a worker's accumulated gradients, normalised by their number."""
+
+import optax
+
+from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, local_steps
+
+
+def agn(
+    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+) -> Method:
+    """Return accumulated gradient normalization, with the communication window of the trace.
+
+    A worker takes ``window`` local steps from the copy that it read, and sends their mean; the server adds it::
+
+        sent    = sum of the local steps / window
+        central <- central + sent
+
+    The window's steps choose the direction; the length is that of one step. With window 1 it is DOWNPOUR.
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps; the runs of Hermans' thesis use Adam.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or one beside an optimizer.
+
+    Notes
+    -----
+    dist-keras calls this method ADAG, a name that the thesis gives to another (`asyncsim.methods.adag`); its first
+    window is a full one, unlike that of its DOWNPOUR. TensorFlow's AGNOptimizer sends the mean of the raw gradients and
+    lets the optimizer, with one state for all, take the step on the server: the same with plain steps, another method
+    with Adam.
+
+    References
+    ----------
+    Hermans, Spanakis and Moeckel 2017, "Accumulated gradient normalization", arXiv 1710.02368; Hermans 2017,
+    "On scalable deep learning and parallelizing gradient descent", master thesis, Maastricht University.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+
+    def message(worker, update, start, central, visit):
+        return update / visit.local_steps.astype(update.dtype), worker, {}
+
+    return Method(name="agn", hyperparameters=named, optimizer=local, message=message, elementwise=True)

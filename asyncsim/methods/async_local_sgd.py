@@ -1,0 +1,198 @@
+"""Asynchronous local SGD, as for language models (asynchronous DiLoCo): an outer optimizer on the workers' progress."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from asyncsim.errors import require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.methods.damping import staleness_weight
+from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, local_steps
+from asyncsim.methods.outer import outer_optimizer, outer_step
+
+
+def async_local_sgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    server_rate: float = 0.07,
+    server_momentum: float = 0.9,
+    law: str = "constant",
+    strength: float = 0.5,
+    threshold: float = 4.0,
+    optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return asynchronous local SGD with an outer Nesterov step for each arrival, the window being the inner steps.
+
+    ::
+
+        sent    = law(staleness) * sum of the local steps
+        m       <- server_momentum * m + sent
+        central <- central + server_rate * (server_momentum * m + sent)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    server_rate : float
+        0.07 in the authors' toy runs; 0.7 for the synchronous method.
+    server_momentum : float
+        In [0, 1).
+    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
+        See `asyncsim.methods.damping`; the authors' toy has polynomial.
+    strength : float
+    threshold : float
+        Of the hinge (versions).
+    optimizer : optax.GradientTransformation, optional
+        The workers' inner optimizer, in the place of plain steps; AdamW in the paper.
+    server_optimizer : optax.GradientTransformation, optional
+        The outer optimizer, in the place of its rate and momentum; on the vector of all parameters.
+
+    Raises
+    ------
+    InputError
+        For a rate or strength that is not above zero, a momentum outside [0, 1), an unknown law, a negative threshold,
+        or a rate or momentum beside an optimizer that has its own.
+
+    Notes
+    -----
+    The paper finds this naive form worse than synchronous DiLoCo, and repairs it with `delayed_nesterov`. Its grace
+    periods and numbers of inner steps that differ by speed (dynamic local updates) are matters of timing. The state of
+    the inner optimizer stays with the worker.
+
+    References
+    ----------
+    Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135, algorithm 1 and 2, and
+    its authors' toy notebook; Douillard et al. 2023, arXiv 2311.08105 (DiLoCo).
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (0.07, 0.9))
+    factor = staleness_weight(law, strength, threshold)
+
+    def message(worker, update, start, central, visit):
+        return factor(visit, update) * update, worker, {}
+
+    def apply(server, central, message, memory, visit):
+        central, server = outer_step(outer, server, central, message, visit._replace(completes=True))
+        return Applied(central, server, memory)
+
+    return Method(
+        name="async_local_sgd",
+        hyperparameters={**named, **served, "law": law, "strength": strength, "threshold": threshold},
+        optimizer=local,
+        message=message,
+        apply=apply,
+        init_server=outer.init,
+        elementwise=server_optimizer is None,
+    )
+
+
+class DelayedServer(NamedTuple):
+    """The server's state, vectors of shape ``[parameters]`` and a scalar.
+
+    Attributes
+    ----------
+    momentum, collected : Array
+    arrivals : Array
+        Messages in ``collected``.
+    """
+
+    momentum: Array
+    collected: Array
+    arrivals: Array
+
+
+def delayed_nesterov(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    server_rate: float = 0.7,
+    server_momentum: float = 0.9,
+    period: int | None = None,
+    spread: float = 0.0,
+    law: str = "constant",
+    strength: float = 0.5,
+    threshold: float = 4.0,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return asynchronous local SGD with delayed Nesterov: each arrival moves the server, every N-th its momentum.
+
+    With ``sent = law(staleness) * sum of the local steps`` and N the period::
+
+        total   <- total + sent
+        at every N-th arrival:  m <- server_momentum * m + total / N;  total <- 0;  share = 1 - spread * N + spread
+        at the others:                                                              share = spread
+        central <- central + server_rate * (share * server_momentum * m + sent / N)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    server_rate : float
+    server_momentum : float
+        In [0, 1).
+    period : int, optional
+        Arrivals between two steps of the momentum; None for the number of workers.
+    spread : float
+        The paper's c, from 0 to 1 / period: the share of the momentum that each arrival applies.
+    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
+        See `asyncsim.methods.damping`.
+    strength : float
+    threshold : float
+        Of the hinge (versions).
+    optimizer : optax.GradientTransformation, optional
+        The workers' inner optimizer, in the place of plain steps; AdamW in the paper.
+
+    Raises
+    ------
+    InputError
+        For a rate or strength that is not above zero, a momentum outside [0, 1), a period that is no count, a negative
+        spread or threshold, an unknown law, or a rate beside an optimizer.
+
+    Notes
+    -----
+    Over one period without spread the server takes exactly one Nesterov step with the mean of the messages. The
+    momentum at an N-th arrival is the one just updated, as in a public program (HALoS); the paper's text was not read.
+
+    References
+    ----------
+    Liu et al. 2024, arXiv 2401.09135, algorithm 3.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_positive("server_rate", server_rate)
+    beta = require_fraction("server_momentum", server_momentum)
+    if period is not None:
+        require_count("period", period)
+    require_nonnegative("spread", spread)
+    factor = staleness_weight(law, strength, threshold)
+
+    def message(worker, update, start, central, visit):
+        return factor(visit, update) * update, worker, {}
+
+    def apply(server, central, message, memory, visit):
+        n = jnp.asarray(visit.workers if period is None else period, central.dtype)
+        total, count = server.collected + message, server.arrivals + 1
+        full = count >= n
+        m = jnp.where(full, beta * server.momentum + total / n, server.momentum)
+        share = jnp.where(full, 1 - spread * n + spread, spread)
+        after = DelayedServer(m, jnp.where(full, 0, total), jnp.where(full, 0, count))
+        return Applied(central + server_rate * (share * beta * m + message / n), after, memory)
+
+    def init_server(central):
+        return DelayedServer(jnp.zeros_like(central), jnp.zeros_like(central), jnp.zeros((), central.dtype))
+
+    return Method(
+        name="delayed_nesterov",
+        hyperparameters={
+            **named,
+            "server_rate": server_rate,
+            "server_momentum": beta,
+            "period": period,
+            "spread": spread,
+            "law": law,
+            "strength": strength,
+            "threshold": threshold,
+        },
+        optimizer=local,
+        message=message,
+        apply=apply,
+        init_server=init_server,
+        elementwise=True,
+    )

@@ -1,0 +1,124 @@
+"""Damping by staleness counts: the laws of several papers, as a method and for others to use."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from asyncsim.errors import require_choice, require_nonnegative, require_positive, require_share
+from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, Visit, local_steps
+
+#: Room for the counts of the law "rank"; anything staler is counted as the last.
+_BINS = 1024
+#: From staleness, strength and threshold to the factor.
+_LAWS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "constant": lambda tau, a, b: jnp.ones_like(tau),
+    "inverse": lambda tau, a, b: 1 / (1 + tau),
+    "exponential": lambda tau, a, b: jnp.exp(-a * tau),
+    "polynomial": lambda tau, a, b: (1 + tau) ** -a,
+    "hinge": lambda tau, a, b: 1 / (a * jnp.maximum(tau - b, 0) + 1),
+    "ratio": lambda tau, a, b: a / (tau + a),
+}
+
+
+def staleness_weight(law: str, strength: float, threshold: float) -> Callable[[Visit, Array], Array]:
+    """Return the factor of a message at a visit, as a function of the visit and of an array of the wanted type.
+
+    Raises
+    ------
+    InputError
+        For an unknown law, a strength that is not above zero, or a threshold below zero.
+    """
+    require_choice("law", law, _LAWS)
+    require_positive("strength", strength)
+    require_nonnegative("threshold", threshold)
+    return lambda visit, like: _LAWS[law](visit.staleness.astype(like.dtype), strength, threshold)
+
+
+def damping(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    law: str = "polynomial",
+    strength: float = 0.5,
+    threshold: float = 4.0,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return DOWNPOUR with each update scaled by a law of its staleness.
+
+    With ``tau`` the staleness, ``a`` the strength and ``b`` the threshold:
+
+    ===============  ====================================  =======================================
+    law              factor                                from
+    ===============  ====================================  =======================================
+    ``constant``     1                                     DOWNPOUR
+    ``inverse``      1 / (1 + tau)                         DynSGD of dist-keras; Kardam
+    ``exponential``  exp(-a tau)                           Chan and Lane 2014; Kardam
+    ``polynomial``   (1 + tau)^-a                          FedAsync
+    ``hinge``        1 up to b, then 1 / (a (tau - b) + 1) FedAsync
+    ``ratio``        a / (tau + a)                         DASGD
+    ``rank``         1 + a (1 - 2 F(tau))                  ASAP-SGD
+    ===============  ====================================  =======================================
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio", "rank"}
+    strength : float
+    threshold : float
+        Of the hinge (versions).
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For an unknown law, a rate or strength that is not above zero, a strength above one with "rank", a negative
+        threshold, or a rate beside an optimizer.
+
+    Notes
+    -----
+    A fresh update has staleness zero in all laws, and all but "rank" take it whole. ``F`` is the share of the messages
+    so far, this one included, that were at most as stale; staleness from 1023 on counts as 1023.
+    The rates of ``n``-softsync, 1 / max(tau, 1), are `asyncsim.methods.softsync`.
+
+    References
+    ----------
+    Damaskinos et al. 2018, "Asynchronous Byzantine machine learning (the case of SGD)", arXiv 1802.07928 (Kardam); Xie,
+    Koyejo and Gupta 2019, arXiv 1903.03934 (FedAsync); the last two known second-hand.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    if law == "rank":
+        require_nonnegative("threshold", threshold)
+        require_share("strength", strength)  # above one the factors of the stalest would be negative
+        rules: dict[str, Any] = {"apply": _by_rank(strength), "init_server": _no_counts, "elementwise": False}
+    else:
+        require_choice("law", law, [*_LAWS, "rank"])
+        weight = staleness_weight(law, strength, threshold)
+
+        def apply(server, central, message, memory, visit):
+            return Applied(central + weight(visit, central) * message, server, memory)
+
+        rules = {"apply": apply, "elementwise": True}
+    return Method(
+        name="damping",
+        hyperparameters={**named, "law": law, "strength": strength, "threshold": threshold},
+        optimizer=local,
+        **rules,
+    )
+
+
+def _no_counts(central: Array) -> Array:
+    return jnp.zeros(_BINS, jnp.int32)
+
+
+def _by_rank(strength: float) -> Callable[..., Applied]:
+    def apply(server, central, message, memory, visit):
+        tau = jnp.minimum(visit.staleness, _BINS - 1)
+        bins = jnp.arange(_BINS, dtype=tau.dtype)
+        counts = server + (bins == tau).astype(server.dtype)
+        at_most = jnp.sum(jnp.where(bins <= tau, counts, 0)).astype(central.dtype)
+        share = at_most / (visit.commit + 1).astype(central.dtype)
+        return Applied(central + (1 + strength * (1 - 2 * share)) * message, counts, memory)
+
+    return apply

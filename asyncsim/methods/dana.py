@@ -1,0 +1,105 @@
+"""DANA: a momentum for each worker on the server, which replies with where it expects to be when the gradient comes."""
+
+import jax.numpy as jnp
+
+from asyncsim.errors import require_fraction
+from asyncsim.methods.checks import require_rate
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps
+
+
+def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
+    """Return DANA-Zero.
+
+    With ``u = -learning_rate * gradient``, ``v`` the server's velocity for the worker and ``S`` the sum of all
+    workers' velocities::
+
+        v       <- momentum * v + u
+        central <- central + v
+        reply    = central + momentum * S
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+    momentum : float
+        In [0, 1).
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or a momentum outside [0, 1).
+
+    Notes
+    -----
+    The paper's velocities are of gradients and multiplied by the learning rate at the end: the same for a constant
+    rate, another order of decay for a schedule. With one worker it is Nesterov's method. The reply is formed at the
+    worker's own visit, so the trace's reads must belong to commits. One gradient per commit.
+
+    References
+    ----------
+    Hakimi, Barkai, Gabel and Schuster 2019, "Taming momentum in a distributed asynchronous environment",
+    arXiv 1907.11612, known second-hand.
+    """
+    require_rate("learning_rate", learning_rate)
+    mu = require_fraction("momentum", momentum)
+
+    def apply(server, central, message, memory, visit):
+        velocity = mu * memory + message
+        return Applied(central + velocity, server + (velocity - memory), velocity)
+
+    return Method(
+        name="dana_zero",
+        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
+        optimizer=gradient_steps(learning_rate),
+        apply=apply,
+        init_server=jnp.zeros_like,
+        init_memory=jnp.zeros_like,
+        reply=lambda server, central, memory, visit: central + mu * server,
+        timing=Timing(window=1),
+        elementwise=True,
+    )
+
+
+def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
+    """Return DANA-Slim: the path of DANA-Zero's look-aheads, with nothing but additions on the server.
+
+    With ``u = -learning_rate * gradient`` and ``v`` the worker's own velocity::
+
+        v       <- momentum * v + u
+        central <- central + (momentum * v + u)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+    momentum : float
+        In [0, 1).
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or a momentum outside [0, 1).
+
+    Notes
+    -----
+    Its central variable is what DANA-Zero would reply, so that both compute the same gradients, for a constant rate.
+    Any trace will do. One gradient per commit.
+
+    References
+    ----------
+    Hakimi, Barkai, Gabel and Schuster 2019, arXiv 1907.11612; known second-hand.
+    """
+    require_rate("learning_rate", learning_rate)
+    mu = require_fraction("momentum", momentum)
+
+    def message(worker, update, start, central, visit):
+        velocity = mu * worker + update
+        return mu * velocity + update, velocity, {}
+
+    return Method(
+        name="dana_slim",
+        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
+        optimizer=gradient_steps(learning_rate),
+        message=message,
+        init_worker=jnp.zeros_like,
+        timing=Timing(window=1),
+        elementwise=True,
+    )

@@ -1,0 +1,255 @@
+"""Elastic averaging (EASGD): replicas that live on, tied to the central variable by springs."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from asyncsim.errors import require_choice, require_fraction, require_positive
+from asyncsim.methods.checks import require_rate
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Array,
+    Method,
+    Schedule,
+    State,
+    Timing,
+    Visit,
+    gradient_steps,
+    local_steps,
+)
+
+_ORDERS = ("moved", "remembered")
+
+
+class ElasticWorker(NamedTuple):
+    """A worker's state, vectors of shape ``[parameters]``.
+
+    Attributes
+    ----------
+    replica : Array
+        Its own parameters: after the exchange, or in the paper's order before it.
+    pull : State
+        What the last exchange takes from the replica, in the paper's order; else ``()``.
+    velocity : State
+        Of EAMSGD; else ``()``.
+    """
+
+    replica: Array
+    pull: State
+    velocity: State
+
+
+def aeasgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    alpha: float | None = None,
+    beta: float = 0.9,
+    order: str = "moved",
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return asynchronous elastic averaging SGD, with the communication window of the trace.
+
+    After its local steps, a worker and the server move towards each other, ``x`` being the worker's own replica::
+
+        E       = alpha (x - central)
+        x       <- x - E
+        central <- central + E
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    alpha : float, optional
+        The elastic step, the paper's ``learning rate * rho``; None for ``beta / workers``.
+    beta : float
+        The elastic step of all workers together; without effect if alpha is given.
+    order : {"moved", "remembered"}
+        Where the gradient after an exchange is computed: at the replica that it has moved, as in dist-keras; or, as the
+        paper prints it and its authors' program has it, at the one before, a remembered ``x``, while the step is added
+        to the moved one. The latter with a window of one, since later steps of a window go on from the moved replica.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For a rate, alpha or beta that is not above zero, an unknown order, or a rate beside an optimizer.
+
+    Notes
+    -----
+    An exchange keeps the sum of the replica and the central variable. A worker never takes over the central variable:
+    with one worker this is no sequential method. The exchange uses the central variable at the visit; in dist-keras
+    others can come between pull and commit, as under the protocol "read_then_write" with ``exclusive=False``. There
+    the learning rate enters alpha alone (0.05 for workers, 0.5 for its trainer). TensorFlow's optimizer divides beta
+    by the window as well, and adds the springs to the loss of every local step: another method.
+
+    `asyncsim.theory.elastic_stable_alpha` has the limit of stability.
+
+    References
+    ----------
+    Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD", arXiv 1412.6651, algorithm 1.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    exchange = _exchange(alpha, beta)
+    remembers = require_choice("order", order, _ORDERS) == "remembered"
+
+    def message(worker, update, start, central, visit):
+        x = start + update - worker.pull if remembers else start + update
+        pull = exchange(x, central, visit)
+        return pull, ElasticWorker(x, pull, ()) if remembers else ElasticWorker(x - pull, (), ()), {}
+
+    return Method(
+        name="aeasgd",
+        hyperparameters={**named, "alpha": alpha, "beta": beta, "order": order},
+        optimizer=local,
+        message=message,
+        init_worker=lambda central: ElasticWorker(central, jnp.zeros_like(central) if remembers else (), ()),
+        resume=lambda worker, read: worker.replica,
+        timing=Timing(window=1) if remembers else Timing(),
+        elementwise=True,
+    )
+
+
+def eamsgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    momentum: float = 0.9,
+    alpha: float | None = None,
+    beta: float = 0.9,
+) -> Method:
+    """Return asynchronous elastic averaging with Nesterov momentum on the workers.
+
+    With ``x`` the worker's replica and ``v`` its velocity, at each visit::
+
+        v       <- momentum * v - learning_rate * gradient(x + momentum * v)
+        x       <- x + v
+        E       = alpha (x - central)
+        x       <- x - E
+        central <- central + E
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+    momentum : float
+        In [0, 1); 0.99 in the paper's runs.
+    alpha : float, optional
+        The elastic step; None for ``beta / workers``.
+    beta : float
+        The elastic step of all workers together; without effect if alpha is given.
+
+    Raises
+    ------
+    InputError
+        For a rate, alpha or beta that is not above zero, or a momentum outside [0, 1).
+
+    Notes
+    -----
+    The velocity is neither reset nor exchanged. dist-keras looks ahead to the wrong side, ``x - momentum * v`` with
+    this sign of ``v``, and multiplies two learning rates; this is the paper's rule, with gradients from the moved
+    replica (see `aeasgd`). It needs a window of one: the message would have to see the local optimizer's velocity.
+
+    References
+    ----------
+    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651, algorithm 2.
+    """
+    require_rate("learning_rate", learning_rate)
+    mu = require_fraction("momentum", momentum)
+    exchange = _exchange(alpha, beta)
+
+    def message(worker, update, start, central, visit):
+        velocity = mu * worker.velocity + update
+        x = worker.replica + velocity
+        pull = exchange(x, central, visit)
+        return pull, ElasticWorker(x - pull, (), velocity), {}
+
+    return Method(
+        name="eamsgd",
+        hyperparameters={"learning_rate": learning_rate, "momentum": mu, "alpha": alpha, "beta": beta},
+        optimizer=gradient_steps(learning_rate),
+        message=message,
+        init_worker=lambda central: ElasticWorker(central, (), jnp.zeros_like(central)),
+        resume=lambda worker, read: worker.replica + mu * worker.velocity,
+        timing=Timing(window=1),
+        elementwise=True,
+    )
+
+
+def easgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    alpha: float | None = None,
+    beta: float = 0.9,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return synchronous elastic averaging SGD, for traces on which one message of each worker makes a version.
+
+    With ``x`` a worker's replica before its local steps, and the central variable of the version before::
+
+        E       = alpha (x - central)
+        x       <- x + local steps - E
+        central <- central + sum of all E          = (1 - beta) central + beta * mean of all x
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    alpha : float, optional
+        The elastic step; None for ``beta / workers``.
+    beta : float
+        The elastic step of all workers together; without effect if alpha is given.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For a rate, alpha or beta that is not above zero, or a rate beside an optimizer.
+
+    Notes
+    -----
+    Both moves use the old replicas and the old central variable, as the paper prints them for a window of one; with a
+    longer one the exchange stands at its start. On a trace without a barrier a version's springs are added together
+    when it is complete, with a central variable per version all the same.
+
+    `asyncsim.theory.elastic_stable_beta` has the limit of stability.
+
+    References
+    ----------
+    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651, eq. 5 and 6.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    exchange = _exchange(alpha, beta)
+
+    def message(worker, update, start, central, visit):
+        pull = exchange(start, central, visit)
+        return pull, ElasticWorker(start + update - pull, (), ()), {}
+
+    def apply(server, central, message, memory, visit):
+        total = server + message
+        after = jnp.where(visit.completes, central + total, central)
+        return Applied(after, jnp.where(visit.completes, 0, total), memory)
+
+    return Method(
+        name="easgd",
+        hyperparameters={**named, "alpha": alpha, "beta": beta},
+        optimizer=local,
+        message=message,
+        apply=apply,
+        init_server=jnp.zeros_like,
+        init_worker=lambda central: ElasticWorker(central, (), ()),
+        resume=lambda worker, read: worker.replica,
+        elementwise=True,
+    )
+
+
+def _exchange(alpha: Any, beta: Any) -> Callable[[Array, Array, Visit], Array]:
+    """Return the function that gives what an exchange takes from a replica."""
+    require_positive("beta", beta)
+    if alpha is not None:
+        require_positive("alpha", alpha)
+
+    def exchange(x: Array, central: Array, visit: Visit) -> Array:
+        step = beta / jnp.asarray(visit.workers, x.dtype) if alpha is None else alpha
+        return step * (x - central)
+
+    return exchange

@@ -1,0 +1,83 @@
+"""FedBuff: the server buffers the clients' progress, and steps with the mean of a full buffer."""
+
+import optax
+
+from asyncsim.methods.buffer import collect, empty_buffer
+from asyncsim.methods.damping import staleness_weight
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
+from asyncsim.methods.outer import outer_optimizer, outer_step
+
+
+def fedbuff(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    server_rate: float = 1.0,
+    server_momentum: float = 0.0,
+    law: str = "polynomial",
+    strength: float = 0.5,
+    threshold: float = 4.0,
+    optimizer: optax.GradientTransformation | None = None,
+    server_optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return buffered asynchronous federated averaging, the window of the trace being a client's local steps.
+
+    ::
+
+        sent    = law(staleness) * sum of the local steps
+        central <- central + server_rate * mean of the version's messages      (once it is complete)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    server_rate : float
+    server_momentum : float
+        Nesterov's on the server, in [0, 1).
+    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
+        See `asyncsim.methods.damping`.
+    strength : float
+    threshold : float
+        Of the hinge (versions).
+    optimizer : optax.GradientTransformation, optional
+        The clients' local optimizer, in the place of plain steps.
+    server_optimizer : optax.GradientTransformation, optional
+        The server's, in the place of its rate and momentum; on the vector of all parameters.
+
+    Raises
+    ------
+    InputError
+        For a rate or strength that is not above zero, a momentum outside [0, 1), an unknown law, a negative threshold,
+        or a rate or momentum beside an optimizer that has its own.
+
+    Notes
+    -----
+    The trace decides how many messages fill the buffer: ten in the paper, one on a plain asynchronous trace. Clients of
+    the paper send start less end, a descent direction that is subtracted; here all messages are end less start. The sum
+    is divided by the number of messages, not by that of their weights; FLSim's program divides the weights by their
+    average, and corrects the momentum for them.
+
+    References
+    ----------
+    Nguyen et al. 2022, "Federated learning with buffered asynchronous aggregation", arXiv 2106.06639, algorithm 1.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (1.0, 0.0))
+    factor = staleness_weight(law, strength, threshold)
+
+    def message(worker, update, start, central, visit):
+        return factor(visit, update) * update, worker, {}
+
+    def apply(server, central, message, memory, visit):
+        buffer, state = server
+        mean, buffer = collect(buffer, message, visit)
+        central, state = outer_step(outer, state, central, mean, visit)
+        return Applied(central, (buffer, state), memory)
+
+    return Method(
+        name="fedbuff",
+        hyperparameters={**named, **served, "law": law, "strength": strength, "threshold": threshold},
+        optimizer=local,
+        message=message,
+        apply=apply,
+        init_server=lambda central: (empty_buffer(central), outer.init(central)),
+        elementwise=server_optimizer is None,
+    )

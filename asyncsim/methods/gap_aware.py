@@ -1,0 +1,100 @@
+"""Gap-Aware: a gradient is divided by how many usual steps the central variable has moved since it was read."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from asyncsim.errors import require_fraction
+from asyncsim.methods.checks import require_rate
+from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, Timing, gradient_steps, rate_at
+
+#: Of the running mean of squared velocities, and what keeps its root from zero: the authors' program.
+_DECAY, _EPSILON = 0.999, 1e-8
+
+
+class GapAwareServer(NamedTuple):
+    """The server's state, vectors of shape ``[parameters]`` and scalars.
+
+    Attributes
+    ----------
+    velocity : Array
+        In units of gradients.
+    square : Array
+        Running mean of the squared velocity, not yet corrected for its start at zero.
+    decayed : Array
+        ``decay ** steps so far``.
+    rate : Array
+        The largest learning rate so far.
+    """
+
+    velocity: Array
+    square: Array
+    decayed: Array
+    rate: Array
+
+
+def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
+    """Return gap-aware asynchronous SGD, momentum on the server.
+
+    Element by element, with ``g`` the gradient at ``s``, which the worker read, and ``v`` the server's velocity::
+
+        C       = largest learning_rate so far * (sqrt(mean of v^2 so far) + 1e-8)
+        v       <- momentum * v + g / (1 + |central - s| / C)
+        central <- central - learning_rate * v
+
+    The mean forgets by 0.999 a step and is corrected for its start at zero.
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+    momentum : float
+        In [0, 1).
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or a momentum outside [0, 1).
+
+    Notes
+    -----
+    The mean holds the velocities of the steps before this one; the first commit meets none, and no gap. The authors
+    also divide weight decay, which here belongs to the problem's loss, and with it to the gradient. One worker alone
+    has no gap: `asyncsim.methods.sgd`. One gradient per commit.
+
+    References
+    ----------
+    Barkai, Hakimi and Schuster 2020, "Gap-aware mitigation of gradient staleness", arXiv 1909.10802; constants from a
+    program of a co-worker of theirs.
+    """
+    require_rate("learning_rate", learning_rate)
+    mu = require_fraction("momentum", momentum)
+
+    def message(worker, update, start, central, visit):
+        return (update, start), worker, {}
+
+    def apply(server, central, message, memory, visit):
+        update, start = message
+        rate = rate_at(learning_rate, visit, central)
+        largest = jnp.maximum(server.rate, rate)
+        # Nothing is known before the first step: the guard makes zero of 0 / 0.
+        mean = server.square / jnp.maximum(1 - server.decayed, 1 - _DECAY)
+        penalty = 1 + jnp.abs(central - start) / (largest * (jnp.sqrt(mean) + _EPSILON))
+        velocity = mu * server.velocity - update / rate / penalty
+        square = _DECAY * server.square + (1 - _DECAY) * velocity**2
+        after = GapAwareServer(velocity, square, _DECAY * server.decayed, largest)
+        return Applied(central - rate * velocity, after, memory)
+
+    def init_server(central):
+        zeros = jnp.zeros_like(central)
+        return GapAwareServer(zeros, zeros, jnp.ones((), central.dtype), jnp.zeros((), central.dtype))
+
+    return Method(
+        name="gap_aware",
+        hyperparameters={"learning_rate": learning_rate, "momentum": mu},
+        optimizer=gradient_steps(learning_rate),
+        message=message,
+        apply=apply,
+        init_server=init_server,
+        timing=Timing(window=1),
+        elementwise=True,
+    )

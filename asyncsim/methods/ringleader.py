@@ -1,0 +1,167 @@
+"""Ringleader ASGD: a table with a mean gradient of every worker, for workers whose data differ."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from asyncsim.methods.checks import require_rate
+from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, Timing, gradient_steps
+
+
+class Table(NamedTuple):
+    """One worker's gradients for one round: their sum, shape ``[parameters]``, and number."""
+
+    total: Array
+    number: Array
+
+    def mean(self) -> Array:
+        """Return the mean, zero if there are none."""
+        return self.total / jnp.maximum(self.number, 1)
+
+
+class RingleaderMemory(NamedTuple):
+    """What the server keeps for a worker.
+
+    Attributes
+    ----------
+    now, following : Table
+        Its rows of the two tables, for ``round`` and the one after.
+    round : Array
+        The round in which the worker came last.
+    stepped : Array
+        Whether its gradient made a step in that round.
+    point : Array
+        Where it computes its gradients, shape ``[parameters]``.
+    """
+
+    now: Table
+    following: Table
+    round: Array
+    stepped: Array
+    point: Array
+
+
+class RingleaderServer(NamedTuple):
+    """What the server keeps of all workers together.
+
+    Attributes
+    ----------
+    total, following : Array
+        Sum over the workers of the means in the two tables, shape ``[parameters]``.
+    filled, following_filled : Array
+        Workers with a gradient in the two tables.
+    left : Array
+        Steps left in this round; none while the table is still being filled.
+    round : Array
+    """
+
+    total: Array
+    following: Array
+    filled: Array
+    following_filled: Array
+    left: Array
+    round: Array
+
+
+def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+    """Return Ringleader ASGD.
+
+    The server fills a table with the sum ``G_i`` and the number ``b_i`` of each worker's gradients. Once every worker
+    is in it, the gradient that completes it and then one of each other worker makes a step, ``n`` in all::
+
+        central <- central - learning_rate / n * sum over i of G_i / b_i
+
+    and a worker goes on from the central variable after its own step only; all its gradients until its next step are
+    computed there. What comes from workers that have made theirs goes into the table of the next round.
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero.
+
+    Notes
+    -----
+    Workers never wait, so that the timing is that of plain asynchronous visits, most of which move the central variable
+    by a step of all workers' means, and some not at all; the trace's staleness counts visits. The sums hold steps,
+    ``-learning_rate * gradient``, in the place of gradients. The tables' rows are the server's memory of each worker,
+    turned over at the worker's first visit in a round; their sums are kept up with every gradient, and begun anew with
+    every round. The algorithm is known second-hand; that a worker stays at its point in between follows from the
+    paper's notation, one delay for all gradients of a worker in the table.
+
+    References
+    ----------
+    Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860, algorithm 1.
+    """
+    require_rate("learning_rate", learning_rate)
+
+    def apply(server, central, message, memory, visit):
+        fresh = memory.round == server.round
+        now, following = (_choose(fresh, kept, turned) for kept, turned in _turned_over(memory))
+        stepped = fresh & memory.stepped
+        # To the table of this round, or of the next once the worker has made its step.
+        of_now, of_following = (_add(table, message, here) for table, here in ((now, ~stepped), (following, stepped)))
+        total = server.total + (of_now.mean() - now.mean())
+        ahead = server.following + (of_following.mean() - following.mean())
+        filled = server.filled + _entered(now, of_now)
+        ahead_filled = server.following_filled + _entered(following, of_following)
+        n = jnp.asarray(visit.workers, filled.dtype)
+        steps = ~stepped & ((server.left > 0) | (filled == n))
+        left = jnp.where(steps, jnp.where(server.left > 0, server.left, n) - 1, server.left)
+        central = jnp.where(steps, central + total / n.astype(central.dtype), central)
+        over = steps & (left == 0)
+        after = RingleaderServer(
+            total=jnp.where(over, ahead, total),
+            following=jnp.where(over, 0, ahead),
+            filled=jnp.where(over, ahead_filled, filled),
+            following_filled=jnp.where(over, 0, ahead_filled),
+            left=left,
+            round=server.round + over.astype(jnp.int32),
+        )
+        point = jnp.where(steps, central, memory.point)
+        return Applied(central, after, RingleaderMemory(of_now, of_following, server.round, stepped | steps, point))
+
+    def init_server(central):
+        zeros, none = jnp.zeros_like(central), jnp.int32(0)
+        return RingleaderServer(zeros, zeros, none, none, none, none)
+
+    def init_memory(central):
+        table = _empty(central)
+        return RingleaderMemory(table, table, jnp.int32(0), jnp.bool_(False), central)
+
+    return Method(
+        name="ringleader",
+        hyperparameters={"learning_rate": learning_rate},
+        optimizer=gradient_steps(learning_rate),
+        apply=apply,
+        init_server=init_server,
+        init_memory=init_memory,
+        reply=lambda server, central, memory, visit: memory.point,
+        timing=Timing(protocol="exchange", window=1),
+        elementwise=True,
+    )
+
+
+def _empty(central: Array) -> Table:
+    return Table(jnp.zeros_like(central), jnp.zeros((), central.dtype))
+
+
+def _turned_over(memory: RingleaderMemory) -> tuple[tuple[Table, Table], ...]:
+    """Return the two rows, each with what it is at the worker's first visit in a round."""
+    return (memory.now, memory.following), (memory.following, _empty(memory.point))
+
+
+def _choose(condition: Array, one: Table, other: Table) -> Table:
+    return Table(*(jnp.where(condition, a, b) for a, b in zip(one, other, strict=True)))
+
+
+def _add(table: Table, message: Array, here: Array) -> Table:
+    return _choose(here, Table(table.total + message, table.number + 1), table)
+
+
+def _entered(before: Table, after: Table) -> Array:
+    """Return one if a worker has come into a table, else zero."""
+    return ((before.number == 0) & (after.number > 0)).astype(jnp.int32)

@@ -1,0 +1,57 @@
+"""Staleness-aware asynchronous SGD under n-softsync."""
+
+import jax.numpy as jnp
+
+from asyncsim.methods.buffer import add_mean, empty_buffer
+from asyncsim.methods.checks import require_rate, require_switch
+from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, gradient_steps
+
+
+def softsync(learning_rate: float | Schedule = LEARNING_RATE, modulated: bool = True) -> Method:
+    """Return n-softsync with rates that depend on the staleness.
+
+    The server averages the messages that make up a version, and adds them::
+
+        sent    = -learning_rate / max(staleness, 1) * gradient
+        central <- central + mean of the version's messages       (once it is complete)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+    modulated : bool
+        Whether the rates depend on the staleness; without, the runs of the paper with many learners fail.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or a modulated that is not True or False.
+
+    Notes
+    -----
+    The trace decides how many messages make up a version: ``workers // n`` of any of them for n-softsync (``n`` is the
+    paper's splitting parameter, its lambda the number of workers); one, ``n = workers``, on a plain asynchronous trace.
+    A fresh gradient keeps its whole rate, and so does one of staleness one: dist-keras' 1 / (staleness + 1) damps the
+    second by half (`asyncsim.methods.adaptive_staleness`). A worker that finds no newer version does not pull in the
+    paper; here it reads the same values again.
+
+    References
+    ----------
+    Zhang, Gupta, Lian and Liu 2016, "Staleness-aware async-SGD for distributed deep learning", arXiv 1511.05950.
+    """
+    require_rate("learning_rate", learning_rate)
+    require_switch("modulated", modulated)
+
+    def message(worker, update, start, central, visit):
+        if modulated:
+            update = update / jnp.maximum(visit.staleness, 1).astype(update.dtype)
+        return update, worker, {}
+
+    return Method(
+        name="softsync",
+        hyperparameters={"learning_rate": learning_rate, "modulated": modulated},
+        optimizer=gradient_steps(learning_rate),
+        message=message,
+        apply=add_mean,
+        init_server=empty_buffer,
+        elementwise=True,
+    )

@@ -1,0 +1,104 @@
+"""Rennala and Ringmaster: plain averages and steps, once the timing has chosen which gradients count."""
+
+from asyncsim.methods.buffer import add_mean, empty_buffer
+from asyncsim.methods.checks import require_rate
+from asyncsim.methods.downpour import downpour
+from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, gradient_steps
+
+
+def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+    """Return SGD with the mean of all gradients that make up a version.
+
+    ::
+
+        central <- central - learning_rate * mean of the version's gradients       (once it is complete)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero.
+
+    Notes
+    -----
+    What it is called is a matter of the trace. All workers at a barrier: synchronous SGD. The first K of them: K-sync,
+    or synchronous SGD with backup workers; with the others computing on, K-async. Any K gradients: K-batch-async.
+    A version of one gradient each: DOWNPOUR.
+
+    References
+    ----------
+    Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv 1604.00981 (backup workers); Dutta et al. 2018, arXiv 1803.01113
+    (K-sync and its relatives).
+    """
+    require_rate("learning_rate", learning_rate)
+    return Method(
+        name="batch_sgd",
+        hyperparameters={"learning_rate": learning_rate},
+        optimizer=gradient_steps(learning_rate),
+        apply=add_mean,
+        init_server=empty_buffer,
+        elementwise=True,
+    )
+
+
+def rennala(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+    """Return Rennala SGD, for traces on which a fixed number of fresh gradients makes a version.
+
+    ::
+
+        central <- central - learning_rate * mean of the version's gradients       (once it is complete)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        About half the inverse of the largest curvature.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero.
+
+    Notes
+    -----
+    That only gradients at the newest version count is timing: stale ones are discarded, or their computation is
+    cancelled, in the simulation. The values are those of `batch_sgd`.
+
+    References
+    ----------
+    Tyurin and Richtarik 2023, "Optimal time complexities of parallel stochastic optimization methods under a fixed
+    computation model", arXiv 2305.12387.
+    """
+    return batch_sgd(learning_rate)._replace(name="rennala")
+
+
+def ringmaster(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+    """Return Ringmaster ASGD, for traces without gradients that are too stale.
+
+    ::
+
+        central <- central - learning_rate * gradient
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        About half the inverse of the largest curvature times the limit of the staleness.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero.
+
+    Notes
+    -----
+    That gradients from some staleness on are ignored (the paper's first algorithm), or no longer computed (its second),
+    is timing and done in the simulation. The values are those of `asyncsim.methods.downpour`.
+
+    References
+    ----------
+    Maranjyan, Tyurin and Richtarik 2025, "Ringmaster ASGD: the first asynchronous SGD with optimal time complexity",
+    arXiv 2501.16168.
+    """
+    return downpour(learning_rate)._replace(name="ringmaster")

@@ -1,0 +1,263 @@
+"""The methods' update rules as NumPy loops, each written from its paper and sharing no code with the package.
+
+A rule is a function ``rule(w, server, x, visit)`` that returns the new central variable: ``w`` is what belongs to one
+worker, with ``w.read``, what it read last; ``visit`` has the trace's facts of a commit and ``steps(start)``, the list
+of the window's local steps, ``-RATE * gradient`` each, from a start. A rule that replies sets ``w.reply``.
+"""
+
+import types
+
+import numpy as np
+
+RATE, MU = 0.05, 0.9
+CURVATURE, START = np.linspace(0.1, 1.5, 16), np.linspace(-2, 1, 16)
+
+
+def run(rule, trace, rate=RATE):
+    """Return the central variable after every commit of a trace, ``[commits + 1, parameters]``."""
+    frame, n = trace.frame, trace.workers
+    fresh = types.SimpleNamespace
+    workers = [fresh(read=START, x=START, v=0 * START, pull=0 * START) for _ in range(n)]
+    server, path, versions = fresh(workers=workers), [START], {0: START}
+    before = 0
+    for row in frame.itertuples():
+        w, x = workers[row.worker], path[-1]
+        if not hasattr(w, "reply"):
+            w.read = versions[row.read_version]
+
+        def steps(start):
+            taken = []
+            for _ in range(trace.window):
+                taken.append(-rate * CURVATURE * (start + sum(taken)))
+            return taken
+
+        visit = fresh(tau=row.staleness, n=n, worker=row.worker, completes=row.version > before, steps=steps)
+        x = rule(w, server, x, visit)
+        if hasattr(w, "reply"):
+            w.read = w.reply
+        path.append(x)
+        versions[row.version], before = x, row.version
+    return np.array(path)
+
+
+def gradient(at):
+    return CURVATURE * at
+
+
+# Parameter server
+
+
+def agn(w, server, x, visit):
+    a = visit.steps(w.read)
+    return x + sum(a) / len(a)
+
+
+def adag(form="scaled", gamma=1e-4, averaged=False):
+    def rule(w, server, x, visit):
+        residual = sum(visit.steps(w.read)) / (len(visit.steps(w.read)) if averaged else 1)
+        squared = (x - w.read) ** 2
+        distance = {"scaled": squared / gamma, "original": squared / RATE, "squared": squared / gamma**2}[form]
+        return x + residual / (1 + distance)
+
+    return rule
+
+
+def damping(factor):
+    def rule(w, server, x, visit):
+        return x + factor(visit) * sum(visit.steps(w.read))
+
+    return rule
+
+
+def by_rank(strength):
+    def rule(w, server, x, visit):
+        server.seen = [*getattr(server, "seen", []), visit.tau]
+        share = np.mean(np.array(server.seen) <= visit.tau)
+        return x + (1 + strength * (1 - 2 * share)) * sum(visit.steps(w.read))
+
+    return rule
+
+
+def softsync(weight):
+    def rule(w, server, x, visit):
+        server.buffer = [*getattr(server, "buffer", []), RATE * weight(visit.tau) * gradient(w.read)]
+        if visit.completes:
+            x = x - sum(server.buffer) / len(server.buffer)
+            server.buffer = []
+        return x
+
+    return rule
+
+
+# Elastic averaging
+
+
+def aeasgd_moved(alpha):
+    """dist-keras: pull, E = alpha (W - center), W -= E, commit E, then train on the batch at the moved W."""
+
+    def rule(w, server, x, visit):
+        w.x = w.x + sum(visit.steps(w.x))
+        elastic = alpha(visit.n) * (w.x - x)
+        w.x = w.x - elastic
+        return x + elastic
+
+    return rule
+
+
+def aeasgd_remembered(alpha):
+    """The paper: x remembered, the exchange, then the gradient at the remembered x onto the moved replica."""
+
+    def rule(w, server, x, visit):
+        # The gradient of the iteration before was computed while others visited; it ends here.
+        remembered = getattr(w, "remembered", START)
+        w.x = w.x - RATE * gradient(remembered)
+        w.remembered = w.x
+        elastic = alpha(visit.n) * (w.remembered - x)
+        w.x = w.x - elastic
+        return x + elastic
+
+    return rule
+
+
+def eamsgd(alpha):
+    def rule(w, server, x, visit):
+        w.v = MU * w.v - RATE * gradient(w.x + MU * w.v)
+        w.x = w.x + w.v
+        elastic = alpha(visit.n) * (w.x - x)
+        w.x = w.x - elastic
+        return x + elastic
+
+    return rule
+
+
+def easgd(beta):
+    """A round of all workers, both lines with the old values."""
+
+    def rule(w, server, x, visit):
+        server.came = [*getattr(server, "came", []), visit.worker]
+        if visit.completes:
+            assert sorted(server.came) == list(range(visit.n))
+            old = [one.x for one in server.workers]
+            for one in server.workers:
+                one.x = one.x + sum(visit.steps(one.x)) - beta / visit.n * (one.x - x)
+            x = (1 - beta) * x + beta * np.mean(old, 0)
+            server.came = []
+        return x
+
+    return rule
+
+
+# Compensation and gap
+
+
+def dc_asgd(lam, adaptive=False):
+    def rule(w, server, x, visit):
+        g, strength = gradient(w.read), lam
+        if adaptive:
+            server.square = 0.95 * getattr(server, "square", 0) + 0.05 * g * g
+            strength = lam / np.sqrt(server.square + 1e-7)
+        return x - RATE * (g + strength * g * g * (x - w.read))
+
+    return rule
+
+
+def gap_aware(w, server, x, visit):
+    past = getattr(server, "past", [])
+    g = gradient(w.read)
+    if past:
+        ages = np.arange(len(past))[::-1, None]
+        mean = np.sum(0.001 * 0.999**ages * np.square(past), 0) / (1 - 0.999 ** len(past))
+        g = g / (1 + np.abs(x - w.read) / (RATE * (np.sqrt(mean) + 1e-8)))
+    v = MU * (past[-1] if past else 0) + g
+    server.past = [*past, v]
+    return x - RATE * v
+
+
+def dana_zero(w, server, x, visit):
+    w.v = MU * w.v + gradient(w.read)
+    x = x - RATE * w.v
+    w.reply = x - RATE * MU * sum(one.v for one in server.workers)
+    return x
+
+
+def dana_slim(w, server, x, visit):
+    g = gradient(w.read)
+    w.v = MU * w.v + g
+    return x - RATE * (MU * w.v + g)
+
+
+# Federated, and of the scale of language models
+
+
+def fedasync(mixing, factor):
+    def rule(w, server, x, visit):
+        weight = mixing * factor(visit)
+        return (1 - weight) * x + weight * (w.read + sum(visit.steps(w.read)))
+
+    return rule
+
+
+def fedbuff(rate, factor):
+    def rule(w, server, x, visit):
+        delta = w.read - (w.read + sum(visit.steps(w.read)))  # start less end
+        server.buffer = [*getattr(server, "buffer", []), factor(visit) * delta]
+        if visit.completes:
+            x = x - rate * sum(server.buffer) / len(server.buffer)
+            server.buffer = []
+        return x
+
+    return rule
+
+
+def outer_nesterov(rate, momentum, factor):
+    def rule(w, server, x, visit):
+        g = -factor(visit) * sum(visit.steps(w.read))
+        server.m = momentum * getattr(server, "m", 0) + g
+        return x - rate * (g + momentum * server.m)
+
+    return rule
+
+
+def delayed_nesterov(rate, momentum, period, c, factor):
+    def rule(w, server, x, visit):
+        count = period or visit.n
+        g = -factor(visit) * sum(visit.steps(w.read))
+        server.buffer = [*getattr(server, "buffer", []), g]
+        m = getattr(server, "m", 0)
+        if len(server.buffer) % count:
+            return x - rate * (c * momentum * m + g / count)
+        server.m = momentum * m + sum(server.buffer) / count
+        server.buffer = []
+        return x - rate * ((1 - c * count + c) * momentum * server.m + g / count)
+
+    return rule
+
+
+# Ringleader, with its tables in full
+
+
+def ringleader(w, server, x, visit):
+    n, j = visit.n, visit.worker
+    if not hasattr(server, "table"):
+        server.table, server.following = [[[] for _ in range(n)] for _ in range(2)]
+        server.due = None  # phase 1
+    g = gradient(w.read)
+    moves = False
+    if server.due is None:
+        server.table[j].append(g)
+        if all(server.table):
+            moves, server.due = True, set(range(n))
+    elif j in server.due:
+        server.table[j].append(g)
+        moves = True
+    else:
+        server.following[j].append(g)
+    if moves:
+        x = x - RATE / n * sum(sum(rows) / len(rows) for rows in server.table)
+        server.due.discard(j)
+        w.x = x
+        if not server.due:
+            server.table, server.following = server.following, [[] for _ in range(n)]
+            server.due = None
+    w.reply = w.x
+    return x

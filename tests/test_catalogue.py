@@ -1,0 +1,418 @@
+"""The catalogue: each method against a NumPy loop written from its paper, its sequential counterpart, and the traps."""
+
+import dataclasses
+import functools
+import inspect
+
+import formulas
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from event_loop import deviation
+from formulas import CURVATURE, MU, RATE, START
+
+from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
+from asyncsim.methods import METHODS
+from asyncsim.study_config import StudyConfig
+from asyncsim.wave_replay import Replay, replay
+
+COMMITS = 500
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def asynchronous(workers, window=1, commits=COMMITS):
+    return simulate(Cluster(workers, Gamma(1.0, 0.4), service=Exponential(0.05), window=window), commits)
+
+
+@functools.cache
+def buffered(workers, window=1, count=3):
+    """The same visits under a server that makes a version of every so many messages."""
+    return with_versions(asynchronous(workers, window), np.arange(1, COMMITS + 1) // count)
+
+
+def with_versions(trace, version):
+    """The same visits with other versions; all reads, made after the reader's commit, see what there is by then."""
+    frame = trace.frame.copy()
+    after = np.r_[0, version]
+    frame["read_version"] = after[frame["read_version"]]
+    frame["form_version"] = after[frame["form_version"]]
+    frame["version"] = version
+    frame["staleness"] = after[:-1] - frame["read_version"]
+    return Trace(frame, trace.source)
+
+
+@functools.cache
+def rounds(workers, window=1):
+    """Workers that meet at a barrier: in turn within a round, and the version is made by the last."""
+    trace = prescribed([k % workers for k in range(COMMITS)], COMMITS, workers, window)
+    return with_versions(trace, np.arange(1, COMMITS + 1) // workers)
+
+
+TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds}
+
+
+def polynomial(visit):
+    return (1 + visit.tau) ** -0.5
+
+
+def shared(beta):
+    return lambda n: beta / n
+
+
+#: Method, rule, window, timing.
+RULES = {
+    "agn": (methods.agn, formulas.agn, 4, "asynchronous"),
+    "adag": (methods.adag, formulas.adag(), 1, "asynchronous"),
+    "adag, original": (functools.partial(methods.adag, form="original"), formulas.adag("original"), 1, "asynchronous"),
+    "adag, squared": (
+        functools.partial(methods.adag, form="squared", gamma=0.1),
+        formulas.adag("squared", 0.1),
+        3,
+        "asynchronous",
+    ),
+    # Trap 1: dist-keras' Experimental; residual / window, factor 1 / ((1 / learning_rate) (center - stale)^2 + 1).
+    "adag, averaged": (
+        functools.partial(methods.adag, gamma=0.01, averaged=True),
+        formulas.adag("scaled", 0.01, averaged=True),
+        4,
+        "asynchronous",
+    ),
+    "dynsgd": (methods.dynsgd, formulas.damping(lambda visit: 1 / (visit.tau + 1)), 3, "asynchronous"),
+    "damping": (methods.damping, formulas.damping(polynomial), 1, "asynchronous"),
+    "damping, constant": (
+        functools.partial(methods.damping, law="constant"),
+        formulas.damping(lambda visit: 1),
+        1,
+        "asynchronous",
+    ),
+    "damping, inverse": (
+        functools.partial(methods.damping, law="inverse"),
+        formulas.damping(lambda visit: 1 / (1 + visit.tau)),
+        1,
+        "asynchronous",
+    ),
+    "damping, exponential": (
+        functools.partial(methods.damping, law="exponential", strength=0.3),
+        formulas.damping(lambda visit: np.exp(-0.3 * visit.tau)),
+        1,
+        "asynchronous",
+    ),
+    "damping, hinge": (
+        functools.partial(methods.damping, law="hinge", strength=2.0, threshold=5.0),
+        formulas.damping(lambda visit: 1 if visit.tau <= 5 else 1 / (2 * (visit.tau - 5) + 1)),
+        1,
+        "asynchronous",
+    ),
+    "damping, ratio": (
+        functools.partial(methods.damping, law="ratio", strength=3.0),
+        formulas.damping(lambda visit: 3 / (visit.tau + 3)),
+        1,
+        "asynchronous",
+    ),
+    "damping, rank": (functools.partial(methods.damping, law="rank"), formulas.by_rank(0.5), 1, "asynchronous"),
+    "softsync": (methods.softsync, formulas.softsync(lambda tau: 1 / tau if tau else 1), 1, "asynchronous"),
+    "softsync, averaged": (methods.softsync, formulas.softsync(lambda tau: 1 / tau if tau else 1), 1, "buffered"),
+    "softsync, unmodulated": (
+        functools.partial(methods.softsync, modulated=False),
+        formulas.softsync(lambda tau: 1),
+        1,
+        "buffered",
+    ),
+    "batch_sgd": (methods.batch_sgd, formulas.softsync(lambda tau: 1), 1, "rounds"),
+    "rennala": (methods.rennala, formulas.softsync(lambda tau: 1), 1, "buffered"),
+    "ringmaster": (methods.ringmaster, formulas.damping(lambda visit: 1), 1, "asynchronous"),
+    "ringleader": (methods.ringleader, formulas.ringleader, 1, "asynchronous"),
+    "delay_adaptive": (
+        methods.delay_adaptive,
+        formulas.damping(lambda visit: visit.n / max(visit.n, visit.tau)),
+        1,
+        "asynchronous",
+    ),
+    "delay_adaptive, koloskova": (
+        functools.partial(methods.delay_adaptive, rule="koloskova", smoothness=1.5),
+        formulas.damping(
+            lambda visit: 1 if visit.tau <= visit.n else min(RATE, 1 / (4 * 1.5 * visit.tau)) / RATE,
+        ),
+        1,
+        "asynchronous",
+    ),
+    "delay_adaptive, drop": (
+        functools.partial(methods.delay_adaptive, rule="drop"),
+        formulas.damping(lambda visit: float(visit.tau <= visit.n)),
+        1,
+        "asynchronous",
+    ),
+    "aeasgd": (methods.aeasgd, formulas.aeasgd_moved(shared(0.9)), 4, "asynchronous"),
+    "aeasgd, remembered": (
+        functools.partial(methods.aeasgd, order="remembered", alpha=0.3),
+        formulas.aeasgd_remembered(lambda n: 0.3),
+        1,
+        "asynchronous",
+    ),
+    "eamsgd": (methods.eamsgd, formulas.eamsgd(shared(0.9)), 1, "asynchronous"),
+    "easgd": (methods.easgd, formulas.easgd(0.9), 1, "rounds"),
+    "easgd, window": (functools.partial(methods.easgd, beta=0.5), formulas.easgd(0.5), 3, "rounds"),
+    "dc_asgd": (functools.partial(methods.dc_asgd, compensation=0.5), formulas.dc_asgd(0.5), 1, "asynchronous"),
+    "dc_asgd, adaptive": (
+        functools.partial(methods.dc_asgd, compensation=2.0, adaptive=True),
+        formulas.dc_asgd(2.0, adaptive=True),
+        1,
+        "asynchronous",
+    ),
+    "gap_aware": (methods.gap_aware, formulas.gap_aware, 1, "asynchronous"),
+    "dana_zero": (methods.dana_zero, formulas.dana_zero, 1, "asynchronous"),
+    "dana_slim": (methods.dana_slim, formulas.dana_slim, 1, "asynchronous"),
+    "fedasync": (methods.fedasync, formulas.fedasync(0.8, polynomial), 3, "asynchronous"),
+    "fedasync, constant": (
+        functools.partial(methods.fedasync, mixing=1.0, law="constant"),
+        formulas.fedasync(1.0, lambda visit: 1),
+        1,
+        "asynchronous",
+    ),
+    "fedbuff": (methods.fedbuff, formulas.fedbuff(1.0, polynomial), 3, "buffered"),
+    "async_local_sgd": (
+        methods.async_local_sgd,
+        formulas.outer_nesterov(0.07, 0.9, lambda visit: 1),
+        3,
+        "asynchronous",
+    ),
+    "async_local_sgd, polynomial": (
+        functools.partial(methods.async_local_sgd, server_rate=0.1, server_momentum=0.5, law="polynomial"),
+        formulas.outer_nesterov(0.1, 0.5, polynomial),
+        2,
+        "asynchronous",
+    ),
+    "delayed_nesterov": (
+        methods.delayed_nesterov,
+        formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1),
+        3,
+        "asynchronous",
+    ),
+    "delayed_nesterov, spread": (
+        functools.partial(methods.delayed_nesterov, period=4, spread=0.2, server_momentum=0.7, law="inverse"),
+        formulas.delayed_nesterov(0.7, 0.7, 4, 0.2, lambda visit: 1 / (1 + visit.tau)),
+        1,
+        "asynchronous",
+    ),
+}
+
+
+def quadratic():
+    return problems.quadratic(CURVATURE, start=START)
+
+
+def path_deviation(method, rule, trace):
+    """The largest deviation at ten stops, relative to the largest value so far: sums of 500 commits lose digits."""
+    stops = np.arange(50, COMMITS + 1, 50)
+    replayed = Replay(trace, method, quadratic(), precision="float64", stops=stops, diagnose_every=0)
+    expected, worst = formulas.run(rule, trace), 0.0
+    assert np.abs(expected).max() < 1e3
+    for stop in stops.tolist():
+        replayed.advance(stop)
+        difference = np.max(np.abs(np.asarray(replayed.state.central) - expected[stop]))
+        worst = max(worst, difference / np.max(np.abs(expected[: stop + 1])))
+    return worst
+
+
+def unless(default, *case):
+    return pytest.param(*case, marks=[] if default else pytest.mark.full)
+
+
+def combinations():
+    """All of them; the default run has one of each method, and those that differ in more than a factor."""
+    for name in RULES:
+        for workers in (1, 2, 7):
+            default = workers == 7 and (name in METHODS or name in ("damping, rank", "aeasgd, remembered"))
+            yield unless(default, name, workers)
+
+
+@pytest.mark.parametrize(("name", "workers"), list(combinations()))
+def test_methods_are_their_papers_formulas(name, workers):
+    make, rule, window, timing = RULES[name]
+    trace = TIMINGS[timing](workers, window)
+    assert path_deviation(make(learning_rate=RATE), rule, trace) < 1e-10
+
+
+# Reductions: with one worker nothing is stale
+
+
+def one_worker(method, problem, window=1, precision="float64"):
+    return replay(asynchronous(1, window, 200), method, problem, precision=precision, progress=False)
+
+
+#: Methods whose message is the update itself, or the update times or over an exact one.
+PLAIN = {
+    "adag": methods.adag,
+    "agn": methods.agn,
+    "batch_sgd": methods.batch_sgd,
+    "damping": methods.damping,
+    "dc_asgd": methods.dc_asgd,
+    "dc_asgd, adaptive": functools.partial(methods.dc_asgd, adaptive=True),
+    "delay_adaptive": methods.delay_adaptive,
+    "dynsgd": methods.dynsgd,
+    "fedbuff": methods.fedbuff,
+    "rennala": methods.rennala,
+    "ringleader": methods.ringleader,
+    "ringmaster": methods.ringmaster,
+    "softsync": methods.softsync,
+}
+
+
+@pytest.mark.parametrize("name", [unless(name in ("dc_asgd", "ringleader"), name) for name in PLAIN])
+def test_one_worker_is_sequential_sgd_bit_for_bit(name):
+    problem = problems.quadratic(CURVATURE, noise=0.1, start=START)
+    found, expected = (one_worker(one, problem, 1, "float32") for one in (PLAIN[name](), methods.sgd(momentum=0.0)))
+    assert np.array_equal(found.commits["loss"], expected.commits["loss"])
+    for a, b in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
+        assert np.array_equal(a, b)
+
+
+def nesterov():
+    """Sequential SGD with Nesterov momentum: optax's own, whose parameters are the look-ahead."""
+    return methods.downpour(optimizer=optax.sgd(RATE, MU, nesterov=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "counterpart", "window"),
+    [
+        (methods.gap_aware, methods.sgd, 1),
+        (methods.dana_zero, nesterov, 1),
+        unless(False, methods.dana_slim, nesterov, 1),
+        (functools.partial(methods.fedasync, mixing=1.0), methods.downpour, 3),
+        unless(False, functools.partial(methods.fedbuff, server_rate=1.0), methods.downpour, 3),
+        unless(False, functools.partial(methods.async_local_sgd, server_rate=1.0), nesterov, 1),
+        unless(False, functools.partial(methods.delayed_nesterov, server_rate=1.0), nesterov, 1),
+    ],
+)
+def test_one_worker_is_its_sequential_counterpart(method, counterpart, window, lenient):
+    problem = quadratic()
+    found, expected = (one_worker(one, problem, window) for one in (method(), counterpart()))
+    assert deviation(found.commits["loss"], expected.commits["loss"]) < 1e-12
+
+
+# Families
+
+
+def test_dana_slim_computes_the_gradients_of_dana_zero():
+    zero, slim = (
+        replay(asynchronous(7), make(learning_rate=RATE / 10), quadratic(), precision="float64", progress=False)
+        for make in (methods.dana_zero, methods.dana_slim)
+    )
+    assert deviation(slim.commits["loss"], zero.commits["loss"]) < 1e-10
+
+
+def test_an_exchange_keeps_the_sum_of_replica_and_central_variable():
+    method = methods.aeasgd(alpha=0.3)
+    x, central, update = (jnp.array([a, -1.0]) for a in (2.0, 0.5, 0.0))
+    worker = method.init_worker(central)._replace(replica=x)
+    visit = methods.Visit(*map(jnp.int32, (0, 0, 0, 0, 0, 1)))
+    message, after, _ = method.message(worker, update, method.resume(worker, central), central, visit)
+    applied = method.apply((), central, message, (), visit)
+    np.testing.assert_allclose(after.replica + applied.central, x + update + central, rtol=1e-15)
+
+
+def test_a_period_of_delayed_nesterov_is_one_nesterov_step_with_the_mean():
+    method = methods.delayed_nesterov(server_rate=0.7, server_momentum=0.9, period=4)
+    central = jnp.zeros(3)
+    server, sent = method.init_server(central)._replace(momentum=jnp.ones(3)), np.arange(12.0).reshape(4, 3)
+    for message in sent:
+        central, server, _ = method.apply(server, central, jnp.asarray(message), (), methods.Visit(*[jnp.int32(0)] * 6))
+    m = 0.9 + sent.mean(0)
+    np.testing.assert_allclose(central, 0.7 * (sent.mean(0) + 0.9 * m), rtol=1e-14)
+    np.testing.assert_allclose(server.momentum, m, rtol=1e-14)
+
+
+def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(lenient):
+    own = methods.async_local_sgd(server_optimizer=optax.sgd(0.07, 0.9, nesterov=True))
+    buffer = methods.fedbuff(server_optimizer=optax.sgd(0.5))
+    for found, expected, trace in (
+        (own, methods.async_local_sgd(), asynchronous(7)),
+        (buffer, methods.fedbuff(server_rate=0.5), buffered(7)),
+    ):
+        runs = [replay(trace, one, quadratic(), precision="float64", progress=False) for one in (found, expected)]
+        assert deviation(runs[0].commits["loss"], runs[1].commits["loss"]) < 1e-12
+
+
+# Traps of published programs (see the docstrings of the methods)
+
+
+def applied(method, update, moved, staleness=0):
+    """What a method makes of one update after the central variable has moved by so much since the read."""
+    start, update = jnp.zeros(1), jnp.array([update])
+    central = start + moved
+    visit = methods.Visit(*map(jnp.int32, (staleness, 0, 0, 0, 0, 1)))
+    worker, server, memory = (init(start) for init in (method.init_worker, method.init_server, method.init_memory))
+    message = method.message(worker, update, start, central, visit)[0]
+    return float((method.apply(server, central, message, memory, visit).central - central)[0])
+
+
+def test_two_conventions_of_a_staleness_of_one():
+    """Zhang's rates leave it alone, dist-keras' halve it."""
+    found = {
+        make.__name__: [applied(make(), 1.0, 0.5, tau) for tau in (0, 1, 2, 3)]
+        for make in (methods.softsync, methods.dynsgd, methods.adaptive_staleness)
+    }
+    np.testing.assert_allclose(found["softsync"], [1, 1, 1 / 2, 1 / 3], rtol=1e-15)
+    np.testing.assert_allclose(found["dynsgd"], [1, 1 / 2, 1 / 3, 1 / 4], rtol=1e-15)
+    assert found["dynsgd"] == found["adaptive_staleness"]
+
+
+def test_adags_original_factor_depends_on_the_learning_rate():
+    """The thesis cancels it; movement in proportion to the rate still weakens the factor in proportion to it."""
+    factors = [applied(methods.adag(rate, form="original"), 1.0, 2 * rate) for rate in (0.1, 0.4)]
+    np.testing.assert_allclose(factors, [1 / (1 + 4 * 0.1), 1 / (1 + 4 * 0.4)], rtol=1e-14)
+
+
+def test_dc_asgd_measures_from_what_this_worker_read():
+    found = applied(methods.dc_asgd(0.1, compensation=2.0), update=-0.3, moved=0.5)  # a gradient of 3
+    assert found == pytest.approx(-0.1 * (3 + 2 * 9 * 0.5), rel=1e-14)
+
+
+def test_eamsgd_looks_ahead_in_the_direction_it_goes():
+    method = methods.eamsgd(momentum=0.5)
+    worker = method.init_worker(jnp.array([1.0]))._replace(velocity=jnp.array([0.2]))
+    assert float(method.resume(worker, None)[0]) == pytest.approx(1.1)
+
+
+# The factories
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if "optimizer" in inspect.signature(METHODS[name]).parameters]
+)
+def test_a_rate_beside_an_optimizer_is_refused(name):
+    with pytest.raises(InputError, match=r"learning_rate = 0\.1: the optimizer that is given has its own"):
+        METHODS[name](learning_rate=0.1, optimizer=optax.adam(1e-3))
+    method = METHODS[name](optimizer=optax.adam(1e-3))
+    assert method.hyperparameters["optimizer"] == "optax" and "learning_rate" not in method.hyperparameters
+
+
+@pytest.mark.parametrize("given", [{"server_rate": 0.3}, {"server_momentum": 0.5}])
+@pytest.mark.parametrize("make", [methods.fedbuff, methods.async_local_sgd])
+def test_a_rate_beside_the_servers_optimizer_is_refused(make, given):
+    with pytest.raises(InputError, match=r"the server_optimizer that is given has its own"):
+        make(server_optimizer=optax.adam(1e-3), **given)
+
+
+def test_what_the_original_form_and_ranks_cannot_have():
+    with pytest.raises(InputError, match="form = 'original': divides by the learning rate"):
+        methods.adag(form="original", optimizer=optax.adam(1e-3))
+    with pytest.raises(InputError, match=r"strength = 2\.0: must be at most one"):
+        methods.damping(law="rank", strength=2.0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_options_of_the_command_line_change_no_default(name):
+    """An option of a study that a factory takes by name has the same default there: nothing changes unasked."""
+    options = {field.name: field.default for field in dataclasses.fields(StudyConfig)}
+    shared = {name: p.default for name, p in inspect.signature(METHODS[name]).parameters.items() if name in options}
+    assert shared == {name: options[name] for name in shared}
+    assert set(shared) <= {"learning_rate", "momentum", "kappa", "pi_max", "variant"}
