@@ -73,8 +73,8 @@ def cifar10(
     ``conv3`` to ``conv5`` 3x3 to 96, 96 and 64, max-pool, all with padding; ``fc6`` 1024 to 512, ``fc7`` 512 to
     512, ``fc8`` to 10. No strides, overlapping pools, local response normalisation or dropout.
 
-    Initial weights are uniform in ±sqrt(6/fan_in), those of the last layer in ±1/sqrt(fan_in); biases zero. Pixels are standardised channel by channel; there is
-    no augmentation.
+    Initial weights are uniform in ±sqrt(6/fan_in), those of the last layer in ±1/sqrt(fan_in); biases zero. Pixels
+    are standardised channel by channel; there is no augmentation.
 
     Parameters
     ----------

@@ -116,9 +116,7 @@ def _cached_cifar10_archive() -> Path:
                 return Path(pooch.retrieve(url, known, CIFAR10_ARCHIVE, folder, downloader=fetch))
         except (OSError, ValueError) as error:
             failures.append(f"{mirror}: {type(error).__name__}")
-    raise InputError(
-        f"{CIFAR10_ARCHIVE}: not in the cache, and no download ({'; '.join(failures)}); {_cifar10_ways()}"
-    )
+    raise InputError(f"{CIFAR10_ARCHIVE}: not in the cache, and no download ({'; '.join(failures)}); {_cifar10_ways()}")
 
 
 def _read_cifar10_archive(path: Path) -> dict[str, np.ndarray]:
