@@ -78,6 +78,11 @@ PROBLEMS = {
 }
 #: Convolutions in float64 take a second per some ten gradients: short traces, and not every combination.
 HEAVY = {"cifar10, small", "cifar10, resnet20", "cifar10, alexnet"}
+#: Two examples a minibatch and no normalisation: larger steps diverge.
+GENTLE = {
+    ("downpour", "write_then_read"): lambda: methods.downpour(learning_rate=0.001),
+    ("gem", "exchange"): lambda: methods.gem(learning_rate=0.001),
+}
 METHODS = {
     "downpour": methods.downpour,
     "adaptive_staleness": methods.adaptive_staleness,

@@ -131,7 +131,7 @@ def _read_cifar10_archive(path: Path) -> dict[str, np.ndarray]:
             file = archive.extractfile(member) if name in CIFAR10_FILES else None
             if file is not None:
                 found[name] = _parse_cifar10(path / name, file.read())
-    return found
+    return {name: found[name] for name in CIFAR10_FILES}  # in the archive they are in another order
 
 
 def _parse_cifar10(path: Path, contents: bytes) -> np.ndarray:
