@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import importlib
 import io
 import tarfile
 import threading
@@ -21,6 +22,7 @@ from asyncsim.problems import cifar10, data, layers
 from asyncsim.study_config import StudyConfig
 
 KEY = jax.random.key(3)
+DEEP = ("resnet20", "alexnet")
 WAYS = ("NHWC", "HWIO", "NHWC")
 MEAN, STD = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
 
@@ -43,23 +45,24 @@ def uniform(*shape):
     return jnp.asarray(np.random.default_rng(sum(shape)).uniform(-1, 1, shape))
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(1, 1, 0), (3, 1, 1), (3, 2, 1), (5, 2, 0), (2, 3, 2)])
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "biased"), [(1, 1, 0, True), (3, 1, 1, False), (3, 2, 1, False), (2, 3, 2, True)]
+)
 def test_convolution_is_xlas(float64, kernel, stride, padding, biased):
     images, layer = uniform(3, 9, 8, 5), {"weight": uniform(kernel, kernel, 3, 4)}
     if biased:
         layer["bias"] = uniform(4)
-    expected = lax.conv_general_dilated(
-        jnp.moveaxis(images, (0, 3), (3, 0)),
-        layer["weight"],
-        (stride, stride),
-        [(padding, padding)] * 2,
-        None,
-        None,
-        WAYS,
-    ) + layer.get("bias", jnp.zeros(4))
-    found = layers.convolve(layer, images, stride, padding)
-    np.testing.assert_allclose(jnp.moveaxis(found, (0, 3), (3, 0)), expected, rtol=1e-12, atol=1e-14)
+
+    @jax.jit
+    def xlas(layer, images):
+        around = [(padding, padding)] * 2
+        images = jnp.moveaxis(images, -1, 0)
+        ways = ("NCHW", "HWIO", "CHWN")
+        found = lax.conv_general_dilated(images, layer["weight"], (stride, stride), around, None, None, ways)
+        return found + layer["bias"][:, None, None, None] if biased else found
+
+    found = jax.jit(layers.convolve, static_argnums=(2, 3))(layer, images, stride, padding)
+    np.testing.assert_allclose(found, xlas(layer, images), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 6), (5, 7)])
@@ -77,7 +80,9 @@ def test_group_norm_standardises_each_group_of_each_example(float64):
             part = expected[group, ..., example]
             expected[group, ..., example] = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
     expected = expected * np.reshape(layer["scale"], (6, 1, 1, 1)) + np.reshape(layer["bias"], (6, 1, 1, 1))
-    np.testing.assert_allclose(layers.group_norm(layer, images, 2), expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        jax.jit(layers.group_norm, static_argnums=2)(layer, images, 2), expected, rtol=1e-12, atol=1e-14
+    )
 
 
 # Networks
@@ -145,12 +150,12 @@ def test_network_against_xla_convolutions(float64, reference):
     problem = tiny_cifar10(reference.__name__, batch_size=3)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.1 * rng.normal(size=leaf.shape)), problem.init(KEY)
+        lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.02 * rng.normal(size=leaf.shape)), problem.init(KEY)
     )
     batch = jax.tree.map(lambda leaf: leaf[:3], problem.train)
     pixels = jnp.asarray((np.moveaxis(batch["image"], 1, -1) / 255 - MEAN) / STD)
-    scores = jax.jit(reference)(params, pixels)
-    expected = -jnp.mean(jax.nn.log_softmax(scores)[jnp.arange(3), batch["label"]])
+    scores = np.asarray(jax.jit(reference)(params, pixels))
+    expected = np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(3), batch["label"]])
     assert float(jax.jit(problem.loss)(params, batch, None)) == pytest.approx(float(expected), rel=1e-11)
     found = jax.jit(problem.evaluate)(params, None, batch)
     assert float(found["loss"]) == pytest.approx(float(expected), rel=1e-11)
@@ -158,40 +163,38 @@ def test_network_against_xla_convolutions(float64, reference):
 
 
 def test_evaluation_takes_the_first_ten_thousand(monkeypatch):
-    import importlib
-
     monkeypatch.setattr(importlib.import_module("asyncsim.problems.cifar10"), "_EVALUATED", 3)
     problem = tiny_cifar10("small")
-    params = problem.init(KEY)
-    whole, first = (problem.evaluate(params, None, part) for part in (problem.train, problem.test))
-    assert whole["loss"] == first["loss"]  # the test set has the first three of the training set
+    params, evaluate = problem.init(KEY), jax.jit(problem.evaluate)
+    whole, first = (evaluate(params, None, part) for part in (problem.train, problem.test))
+    assert float(whole["loss"]) == pytest.approx(
+        float(first["loss"]), rel=1e-6
+    )  # the test set has the first three of the training set
 
 
-@pytest.mark.parametrize(
-    ("network", "commits"),
-    [("small", 60), *(pytest.param(n, 60, marks=pytest.mark.full) for n in ("resnet20", "alexnet"))],
-)
-def test_ten_images_are_learnt_by_heart(network, commits):
+@pytest.mark.parametrize("network", ["small", *(pytest.param(n, marks=pytest.mark.full) for n in DEEP)])
+def test_ten_images_are_learnt_by_heart(network):
+    commits = 40
     problem = tiny_cifar10(network, batch_size=10)
     trace = prescribed(0, commits, workers=1)
-    run = replay(trace, methods.sgd(learning_rate=0.01), problem, evaluate_every=commits, progress=False)
-    first, *_, last = run.evaluations["train_loss"]
-    # The first scores are small: about log(10).
-    assert first == pytest.approx(np.log(10), abs=0.7) and last < 0.3
+    run = replay(trace, methods.downpour(learning_rate=0.03), problem, evaluate_every=commits, progress=False)
+    assert run.status == "finished" and run.evaluations["train_loss"].iloc[-1] < 0.3
 
 
+@pytest.mark.full
 def test_deep_networks_start_the_same_in_both_precisions():
-    for network in ("resnet20", "alexnet"):
+    for network in DEEP:
         problem = tiny_cifar10(network)
         starts = []
         for x64 in (False, True):
             with jax.enable_x64(x64):
-                starts.append(jax.tree.leaves(problem.init(KEY)))
+                starts.append(jax.tree.leaves(jax.jit(problem.init)(KEY)))
         assert all(np.array_equal(a, b) for a, b in zip(*starts, strict=True))
 
 
 def test_alexnets_tensors_have_the_names_of_the_paper():
-    assert list(tiny_cifar10("alexnet").init(KEY)) == [*(f"conv{i}" for i in range(1, 6)), "fc6", "fc7", "fc8"]
+    params = jax.eval_shape(tiny_cifar10("alexnet").init, KEY)
+    assert list(params) == [*(f"conv{i}" for i in range(1, 6)), "fc6", "fc7", "fc8"]
 
 
 # Files
