@@ -83,8 +83,7 @@ its own update is applied; write_then_read, two visits, between which others are
     dropout: float = 0.5
     """Probability that a channel is dropped, from 0 to below 1 (mnist)."""
     data_dir: Path | None = None
-    """Folder that holds mnist/ and cifar10/ (mnist, cifar10). None: the one that ASYNCSIM_DATA names, else downloaded
-    to the cache."""
+    """Folder that holds mnist/ or cifar10/ (mnist, cifar10). None: that of ASYNCSIM_DATA, else a download is cached."""
     text: Path | None = None
     """Text file in UTF-8 (characters). None: the bundled one."""
     heterogeneity: float = 0.0

@@ -105,7 +105,7 @@ def test_network_against_a_loop(float64, heads, layers):
 
 def test_initial_weights(float64):
     problem = characters(context=64, width=32, heads=2, layers=3)
-    params = problem.init(KEY)
+    params = jax.jit(problem.init)(KEY)
     # Five standard errors of a uniform law's mean square v: its relative variance is 4/5 over the number.
     for weight, variance in (
         (params["characters"], 0.01),

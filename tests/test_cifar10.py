@@ -172,7 +172,8 @@ def test_evaluation_takes_the_first_ten_thousand(monkeypatch):
     )  # the test set has the first three of the training set
 
 
-@pytest.mark.parametrize("network", ["small", *(pytest.param(n, marks=pytest.mark.full) for n in DEEP)])
+@pytest.mark.full
+@pytest.mark.parametrize("network", ["small", *DEEP])
 def test_ten_images_are_learnt_by_heart(network):
     commits = 40
     problem = tiny_cifar10(network, batch_size=10)

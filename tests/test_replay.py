@@ -80,7 +80,6 @@ def combinations():
         ("digits", "downpour", "write_then_read"),
         ("digits", "gem", "read_then_write, two visits"),
         ("least_squares", "gem", "exchange"),
-        ("characters", "downpour", "exchange"),
     }
     for problem in PROBLEMS:
         for method in METHODS:
