@@ -86,7 +86,7 @@ def shaken(params):
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.3 * rng.normal(size=leaf.shape)), params)
 
 
-@pytest.mark.parametrize(("heads", "layers"), [pytest.param(1, 1, marks=pytest.mark.full), (4, 11)])
+@pytest.mark.parametrize(("heads", "layers"), [(2, 2), pytest.param(4, 11, marks=pytest.mark.full)])
 def test_network_against_a_loop(float64, heads, layers):
     problem = characters(**TINY | {"heads": heads, "layers": layers})
     params = shaken(problem.init(KEY))

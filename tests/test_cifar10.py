@@ -162,6 +162,7 @@ def test_network_against_xla_convolutions(float64, reference):
     assert float(found["accuracy"]) == np.mean(np.argmax(scores, 1) == batch["label"])
 
 
+@pytest.mark.full
 def test_evaluation_takes_the_first_ten_thousand(monkeypatch):
     monkeypatch.setattr(importlib.import_module("asyncsim.problems.cifar10"), "_EVALUATED", 3)
     problem = tiny_cifar10("small")
