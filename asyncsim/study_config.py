@@ -84,15 +84,22 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
 
     problem: ProblemLike = "digits"
-    """digits (bundled), mnist (downloaded once) or quadratic. From Python also a Problem object."""
+    """digits, characters (bundled), mnist, cifar10 (downloaded once), quadratic, least_squares or logistic (synthetic).
+    From Python also a Problem object."""
     batch_size: int | None = None
-    """Examples per gradient. None: 32 for digits, 64 for mnist."""
+    """Examples per gradient. None: 64 for mnist and cifar10, 32 for the others; quadratic has no examples."""
     sharded: bool = False
-    """Each worker sees only its own share of the training set; else all of it."""
+    """Each worker sees only its own share of the training set; else all of it (least_squares and logistic always)."""
+    network: str | None = None
+    """cnn or mlp (mnist); small, resnet20 or alexnet (cifar10). None: the first of these."""
     dropout: float = 0.5
     """Probability that a channel is dropped, from 0 to below 1 (mnist)."""
     data_dir: Path | None = None
-    """Folder that holds mnist/ (mnist). None: the one that ASYNCSIM_DATA names, else downloaded to the cache."""
+    """Folder that holds mnist/ or cifar10/ (mnist, cifar10). None: that of ASYNCSIM_DATA, else a download is cached."""
+    text: Path | None = None
+    """Text file in UTF-8 (characters). None: the bundled one."""
+    heterogeneity: float = 0.0
+    """How far the workers' own optima lie apart, 0 or above (least_squares, logistic)."""
     curvature: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03)
     """Eigenvalues of the Hessian (quadratic)."""
     noise: float = 0.1
@@ -201,7 +208,8 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         """
         from asyncsim.problems import PROBLEMS, Problem
 
-        options = _options_of(PROBLEMS.values())
+        # The workers are the cluster's first of all, and no problem ignores them.
+        options = _options_of(PROBLEMS.values()) - {"workers"}
         if isinstance(self.problem, Problem):
             self._say_ignored(options, {self.problem.name: set()})
             return self.problem
@@ -210,9 +218,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         factory = PROBLEMS[require_choice("problem", self.problem, PROBLEMS)]
         arguments = self._arguments_of(factory)
         self._say_ignored(options, {self.problem: set(arguments)})
-        if self.batch_size is None:
-            arguments.pop("batch_size", None)
-        return factory(**arguments)
+        return factory(**{name: value for name, value in arguments.items() if value is not None})
 
     @contextlib.contextmanager
     def computing_device(self) -> Iterator[None]:
@@ -250,6 +256,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         from asyncsim.trace import package_versions
 
         elsewhere = _options_of([*METHODS.values(), *PROBLEMS.values()]) | {"out", "methods", "problem"}
+        elsewhere -= {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             **{name: _plain(value) for name, value in own.items() if name not in elsewhere},

@@ -11,6 +11,7 @@ import pytest
 
 from asyncsim import Cluster, Exponential, Gamma, Uniform, asynchronous, methods, prescribed, problems, simulate
 from asyncsim.methods import Applied, Method, gradient_steps
+from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.wave_replay import Replay
 
 COMMITS = 2000
@@ -56,10 +57,32 @@ def tiny_mnist():
         return problems.mnist(batch_size=4)
 
 
+def tiny_cifar10(network, batch_size=2):
+    """A network for CIFAR-10 on ten invented images."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (10, 3, 32, 32), np.uint8)
+    train = {"image": images, "label": np.arange(10, dtype=np.int32)}
+    test = {"image": images[:3], "label": np.arange(3, dtype=np.int32)}
+    return cifar10_from_arrays(train, test, batch_size, network=network)
+
+
 PROBLEMS = {
     "quadratic": lambda: problems.quadratic(np.linspace(0.1, 1, 16), noise=0.1),
     "digits": lambda: problems.digits(batch_size=8, hidden=(16,)),
     "mnist": tiny_mnist,
+    "least_squares": lambda: problems.least_squares(7, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "logistic": lambda: problems.logistic(7, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "characters": lambda: problems.characters(4, context=8, width=8, heads=2),
+    "cifar10, small": lambda: tiny_cifar10("small"),
+    "cifar10, resnet20": lambda: tiny_cifar10("resnet20"),
+    "cifar10, alexnet": lambda: tiny_cifar10("alexnet"),
+}
+#: Convolutions in float64 take a second per some ten gradients: short traces, and not every combination.
+HEAVY = {"cifar10, small", "cifar10, resnet20", "cifar10, alexnet"}
+#: Two examples a minibatch and no normalisation: larger steps diverge.
+GENTLE = {
+    ("downpour", "write_then_read"): lambda: methods.downpour(learning_rate=0.001),
+    ("gem", "exchange"): lambda: methods.gem(learning_rate=0.001),
 }
 METHODS = {
     "downpour": methods.downpour,

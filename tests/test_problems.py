@@ -12,13 +12,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import tiny_cifar10
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import InputError
-from asyncsim.problems import PROBLEMS, Problem, custom, data, digits, mnist, quadratic
+from asyncsim.problems import (
+    PROBLEMS,
+    Problem,
+    characters,
+    custom,
+    data,
+    digits,
+    least_squares,
+    logistic,
+    mnist,
+    quadratic,
+)
 from asyncsim.problems.batches import BatchIndices
 from asyncsim.problems.problem import mean_in_pieces
 
@@ -107,6 +119,12 @@ CASES = {
     "digits": lambda tiny: digits(batch_size=5),
     "digits, linear": lambda tiny: digits(hidden=()),
     "mnist": small_mnist,
+    "least_squares": lambda tiny: least_squares(4, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "logistic": lambda tiny: logistic(4, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "characters": lambda tiny: characters(4, context=8, width=8, heads=2),
+    "cifar10, small": lambda tiny: tiny_cifar10("small"),
+    "cifar10, resnet20": lambda tiny: tiny_cifar10("resnet20"),
+    "cifar10, alexnet": lambda tiny: tiny_cifar10("alexnet"),
     "custom": lambda tiny: regression(),
     "custom with state": lambda tiny: with_state(),
 }
@@ -119,7 +137,11 @@ def inputs(problem, dtype):
     return params, state, batch
 
 
-@pytest.fixture(params=CASES)
+#: Slow to compile.
+DEEP = {"cifar10, resnet20", "cifar10, alexnet"}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.full if name in DEEP else []) for name in CASES])
 def problem(request, tiny):
     return CASES[request.param](tiny)
 
@@ -157,7 +179,7 @@ def test_double_precision_gradient_against_finite_differences(problem):
 
 
 def test_a_key_gives_the_same_start_in_both_precisions(tiny):
-    for make in (CASES["digits"], CASES["mnist"]):
+    for make in (CASES[name] for name in ("digits", "mnist", "characters", "cifar10, small")):
         problem = make(tiny)
         double = problem.init(KEY)
         again = problem.init(KEY)
@@ -184,7 +206,15 @@ def test_config_is_json(problem):
 
 
 def test_table_names_what_it_makes():
-    assert sorted(PROBLEMS) == ["digits", "mnist", "quadratic"]
+    assert sorted(PROBLEMS) == [
+        "characters",
+        "cifar10",
+        "digits",
+        "least_squares",
+        "logistic",
+        "mnist",
+        "quadratic",
+    ]
     assert PROBLEMS["digits"]().name == "digits"
 
 
@@ -192,6 +222,11 @@ def test_parameter_counts(tiny):
     assert digits().parameter_count == 17_226
     assert small_mnist(tiny).parameter_count == 163_790
     assert quadratic(np.ones(16)).parameter_count == 16
+    assert least_squares().parameter_count == logistic().parameter_count == 40
+    assert characters().parameter_count == 111_545
+    assert tiny_cifar10("small").parameter_count == 122_570
+    assert tiny_cifar10("resnet20").parameter_count == 269_722
+    assert tiny_cifar10("alexnet").parameter_count == 1_026_666
 
 
 # The quadratic

@@ -6,8 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from cases import (
+    COMMITS,
     EVERY,
     FORCED,
+    GENTLE,
+    HEAVY,
     METHODS,
     NEEDS,
     OWN,
@@ -79,19 +82,24 @@ def combinations():
         ("digits", "adaptive_staleness", "prescribed"),
         ("digits", "downpour", "write_then_read"),
         ("digits", "gem", "read_then_write, two visits"),
+        ("least_squares", "gem", "exchange"),
     }
     for problem in PROBLEMS:
         for method in METHODS:
             for protocol in PROTOCOLS:
                 case = (problem, method, protocol)
+                if problem in HEAVY and case[1:] not in GENTLE:
+                    continue
                 if protocol.startswith(NEEDS.get(method, "")):
                     yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
 
 
 @pytest.mark.parametrize(("problem", "method", "protocol"), list(combinations()))
 def test_replay_is_the_loop_teacher_forced(problem, method, protocol):
-    trace = make_trace(protocol, workers=1 if method == "sgd" else 7)
-    found = forced_deviation(stopping(trace, make_method(method), make_problem(problem)), EVERY)
+    commits = 2 * EVERY if problem in HEAVY else COMMITS
+    trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=commits)
+    rule = GENTLE[method, protocol]() if problem in HEAVY else make_method(method)
+    found = forced_deviation(stopping(trace, rule, make_problem(problem)), EVERY)
     assert max(found.values()) < FORCED, found
 
 

@@ -121,7 +121,7 @@ def test_help_names_every_choice_and_keeps_to_the_width():
     ended = python("-m", "asyncsim.study", "staleness", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
     laws = [name_of(law) for law in Gamma.__base__.__subclasses__()]
-    words = re.split(r"[^a-z_]+", ended.stdout)
+    words = re.split(r"[^a-z0-9_]+", ended.stdout)
     assert set(laws) | set(METHODS) | set(PROBLEMS) <= set(words)
     assert max(map(len, ended.stdout.splitlines())) <= 100
     assert "(default: 100)" in ended.stdout and "local step (s)" in ended.stdout
@@ -695,6 +695,7 @@ def test_wheel_carries_studies_and_figures(tmp_path):
     subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True)
     assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {"asyncsim"}
     assert {"staleness.py", "throughput.py"} <= {path.name for path in (installed / "asyncsim/studies").iterdir()}
+    assert (installed / "asyncsim/problems/queues.txt").is_file()
 
     environment = {"PYTHONPATH": str(installed)}
     where = python("-c", "import asyncsim; print(asyncsim.__file__)", cwd=empty, environment=environment)

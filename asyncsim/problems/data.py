@@ -3,9 +3,11 @@
 import contextlib
 import gzip
 import hashlib
+import io
 import logging
 import math
 import os
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,9 +28,15 @@ MNIST_MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
+CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
+CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d13530"
+CIFAR10_MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
+CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+CIFAR10_EXAMPLES = 10_000  # a file
 DATA_VARIABLE = "ASYNCSIM_DATA"
 
 _UNSIGNED_BYTE = 8
+_CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label and the pixels, one channel after the other
 _TIMEOUT = 30  # seconds without an answer
 
 
@@ -54,6 +62,87 @@ def load_mnist(
     if given:
         return {name: _parse_idx(*_read_given(Path(given), name, sha)) for name, sha in files.items()}
     return {name: _parse_idx(*_read_cached("mnist", name, sha)) for name, sha in files.items()}
+
+
+def load_cifar10(data_dir: str | os.PathLike | None = None) -> dict[str, np.ndarray]:
+    """Return the arrays of CIFAR-10's binary files, uint8, shape ``[10000, 3073]``, by file name.
+
+    A record is the label, from 0 to 9, then 32x32 pixels of red, of green and of blue.
+
+    Parameters
+    ----------
+    data_dir : path, optional
+        A folder that holds ``cifar10/`` with the standard archive, or with the six ``.bin`` files that are in it,
+        gzipped or not. Without it the folder named by ``ASYNCSIM_DATA``; without that the user's cache, downloaded
+        on first use. The archive must have the published MD5. There is no published one of the files, so of these
+        only the sizes and the labels are checked.
+
+    Raises
+    ------
+    InputError
+        Files that are missing and cannot be downloaded, or that hold something else.
+    """
+    given = data_dir or os.environ.get(DATA_VARIABLE)
+    if not given:
+        return _read_cifar10_archive(_cached_cifar10_archive())
+    folder = Path(given) / "cifar10"
+    archive = folder / CIFAR10_ARCHIVE
+    return _read_cifar10_archive(archive) if archive.is_file() else _read_cifar10_files(folder)
+
+
+def _read_cifar10_files(folder: Path) -> dict[str, np.ndarray]:
+    """Return the records of the files in a folder."""
+    found = {}
+    for name in CIFAR10_FILES:
+        paths = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        if not paths:
+            raise InputError(f"{folder / name}: no such file, gzipped or not; {_cifar10_ways()}")
+        found[name] = _parse_cifar10(paths[0], _read(paths[0], _cifar10_ways()))
+    return found
+
+
+def _cached_cifar10_archive() -> Path:
+    """Return the path of the archive in the user's cache, downloading it if need be."""
+    import pooch
+
+    folder = Path(pooch.os_cache("asyncsim")) / "cifar10"
+    failures = []
+    for mirror in CIFAR10_MIRRORS:
+        fetch = pooch.HTTPDownloader(progressbar=True, timeout=_TIMEOUT)
+        try:
+            # An archive of another hash, a damaged one say, is downloaded anew.
+            with _quiet(pooch.get_logger()):
+                url, known = f"{mirror}{CIFAR10_ARCHIVE}", f"md5:{CIFAR10_MD5}"
+                return Path(pooch.retrieve(url, known, CIFAR10_ARCHIVE, folder, downloader=fetch))
+        except (OSError, ValueError) as error:
+            failures.append(f"{mirror}: {type(error).__name__}")
+    raise InputError(f"{CIFAR10_ARCHIVE}: not in the cache, and no download ({'; '.join(failures)}); {_cifar10_ways()}")
+
+
+def _read_cifar10_archive(path: Path) -> dict[str, np.ndarray]:
+    """Return the records of the files in the standard archive; raise InputError unless it is that."""
+    contents = path.read_bytes()
+    if hashlib.md5(contents).hexdigest() != CIFAR10_MD5:
+        raise InputError(f"{path}: damaged, or not the standard archive (MD5 differs); {_cifar10_ways()}")
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(contents)) as archive:
+        for member in archive:
+            name = Path(member.name).name
+            file = archive.extractfile(member) if name in CIFAR10_FILES else None
+            if file is not None:
+                found[name] = _parse_cifar10(path / name, file.read())
+    return {name: found[name] for name in CIFAR10_FILES}  # in the archive they are in another order
+
+
+def _parse_cifar10(path: Path, contents: bytes) -> np.ndarray:
+    """Return the records of a file, shape ``[10000, 3073]``."""
+    expected = CIFAR10_EXAMPLES * _CIFAR10_RECORD
+    if len(contents) != expected:
+        raise InputError(f"{path}: {len(contents)} bytes, the standard file has {expected}; {_cifar10_ways()}")
+    records = np.frombuffer(contents, np.uint8).reshape(CIFAR10_EXAMPLES, _CIFAR10_RECORD)
+    if records[:, 0].max() > 9:
+        raise InputError(f"{path}: a label of {records[:, 0].max()}, must be from 0 to 9; {_cifar10_ways()}")
+    return records
 
 
 def _read_given(folder: Path, name: str, sha256: str) -> tuple[Path, bytes]:
@@ -115,15 +204,19 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 def _read_checked(path: Path, sha256: str) -> bytes:
     """Return a file's uncompressed contents; raise InputError unless they have this SHA-256."""
-    try:
-        contents = path.read_bytes()
-        if path.suffix == ".gz":
-            contents = gzip.decompress(contents)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({error}); {_ways(path.name)}") from error
+    contents = _read(path, _ways(path.name))
     if hashlib.sha256(contents).hexdigest() != sha256:
         raise InputError(f"{path}: damaged, or not the standard file (SHA-256 differs); {_ways(path.name)}")
     return contents
+
+
+def _read(path: Path, ways: str) -> bytes:
+    """Return a file's uncompressed contents; raise InputError, which ends with ``ways``, if it cannot be read."""
+    try:
+        contents = path.read_bytes()
+        return gzip.decompress(contents) if path.suffix == ".gz" else contents
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read ({error}); {ways}") from error
 
 
 def _parse_idx(path: Path, contents: bytes) -> np.ndarray:
@@ -139,8 +232,15 @@ def _parse_idx(path: Path, contents: bytes) -> np.ndarray:
 
 
 def _ways(name: str) -> str:
+    return _supply(f"the standard file mnist/{name.removesuffix('.gz')} (gzipped or not)")
+
+
+def _cifar10_ways() -> str:
+    return _supply(f"the standard archive cifar10/{CIFAR10_ARCHIVE} (or the six .bin files that are in it)")
+
+
+def _supply(files: str) -> str:
     return (
-        f"supply the standard file mnist/{name.removesuffix('.gz')} (gzipped or not) in the folder that the "
-        f"data_dir option names, or in the one that {DATA_VARIABLE} names, or connect to a network once for "
-        "the download"
+        f"supply {files} in the folder that the data_dir option names, or in the one that {DATA_VARIABLE} names, or "
+        "connect to a network once for the download"
     )

@@ -1,4 +1,4 @@
-"""What the classification networks share: initial weights, cross-entropy and accuracy."""
+"""What the networks share: initial weights, layers with the examples innermost, cross-entropy and accuracy."""
 
 import math
 from collections.abc import Sequence
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+_SMALL = 1e-5  # keeps a constant group's variance from being divided by
 
 
 def initial_layers(
@@ -34,6 +36,76 @@ def initial_layers(
         bias, weight = jnp.split(draw / math.sqrt(math.prod(shape[:-1])), [shape[-1]])
         layers.append({"weight": weight.reshape(shape), "bias": bias if biases else jnp.zeros_like(bias)})
     return layers
+
+
+def dense(layer: dict[str, jax.Array], activity: jax.Array) -> jax.Array:
+    """From shape ``[inputs, examples]`` to ``[units, examples]``."""
+    return layer["weight"].T @ activity + layer["bias"][:, None]
+
+
+def convolve(layer: dict[str, jax.Array], activity: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
+    """Return the convolution with a square kernel, plus the bias where the layer has one.
+
+    The patches are stacked in front and the examples are innermost: on a CPU the convolution is then one matrix
+    product over long rows, three times quicker than XLA's own, also inside a loop (where XLA's own slows down).
+
+    Parameters
+    ----------
+    layer : dict
+        ``"weight"``, shape ``[kernel, kernel, channels, units]``, and maybe ``"bias"``, shape ``[units]``.
+    activity : float array, shape ``[channels, height, width, examples]``
+    stride : int
+        Pixels between two patches.
+    padding : int
+        Zeros on every side.
+
+    Returns
+    -------
+    float array, shape ``[units, new height, new width, examples]``
+    """
+    kernel, _, channels, units = layer["weight"].shape
+    if padding:
+        activity = jnp.pad(activity, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    _, height, width, examples = activity.shape
+    rows, columns = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+
+    def shifted(i: int, j: int) -> jax.Array:
+        down, right = i + stride * (rows - 1) + 1, j + stride * (columns - 1) + 1
+        return activity[:, i:down:stride, j:right:stride]
+
+    patches = jnp.stack([shifted(i, j) for i in range(kernel) for j in range(kernel)])
+    weight = layer["weight"].reshape(kernel**2 * channels, units)
+    result = (weight.T @ patches.reshape(kernel**2 * channels, -1)).reshape(units, rows, columns, examples)
+    return result + layer["bias"][:, None, None, None] if "bias" in layer else result
+
+
+def max_pool(activity: jax.Array) -> jax.Array:
+    """Return the maximum of every 2x2 pixels of ``[channels, height, width, examples]``, without an odd last row."""
+    channels, height, width, examples = activity.shape
+    even = activity[:, : height // 2 * 2, : width // 2 * 2]
+    return even.reshape(channels, height // 2, 2, width // 2, 2, examples).max((2, 4))
+
+
+def group_norm(layer: dict[str, jax.Array], activity: jax.Array, groups: int) -> jax.Array:
+    """Return the activity with each example's groups of channels standardised, then scaled and shifted by channel.
+
+    Parameters
+    ----------
+    layer : dict
+        ``"scale"`` and ``"bias"``, shape ``[channels]``.
+    activity : float array, shape ``[channels, height, width, examples]``
+    groups : int
+        Number of groups; divides the channels.
+
+    References
+    ----------
+    Wu and He 2018, arXiv 1803.08494.
+    """
+    grouped = activity.reshape(groups, -1, *activity.shape[1:])
+    centred = grouped - grouped.mean((1, 2, 3), keepdims=True)
+    variance = jnp.mean(centred * centred, (1, 2, 3), keepdims=True)
+    standardised = (centred * jax.lax.rsqrt(variance + _SMALL)).reshape(activity.shape)
+    return standardised * layer["scale"][:, None, None, None] + layer["bias"][:, None, None, None]
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, axis: int = -1) -> jax.Array:

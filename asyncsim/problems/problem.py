@@ -47,6 +47,9 @@ class Problem:
         ``init_state()`` returns the initial state that is not trained (running means, say), any tree.
     sharded : bool
         Workers draw from disjoint shards of ``train`` instead of the whole set each.
+    shards : int or None
+        How many shards ``train`` was laid out for, with ``sharded``: example ``k`` belongs to shard ``k % shards``.
+        The number of workers must divide it, so that no worker's examples come from parts of shards.
     map_on_cpu : bool
         On a CPU, the gradients of several workers are quicker one after the other than as one batch
         (convolutions: batching over weights makes them grouped).
@@ -66,6 +69,7 @@ class Problem:
     batch_size: int | None = None
     init_state: Callable[[], Tree] | None = None
     sharded: bool = False
+    shards: int | None = None
     map_on_cpu: bool = False
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -94,9 +98,20 @@ class Problem:
         return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
     def batch_indices(self, seed: int, workers: int) -> BatchIndices | None:
-        """Return which examples each job of each worker sees; None for a problem without data."""
+        """Return which examples each job of each worker sees; None for a problem without data.
+
+        Raises
+        ------
+        InputError
+            The workers do not divide the shards, or have fewer examples than a batch.
+        """
         if self.train is None or self.batch_size is None:
             return None
+        if self.sharded and self.shards is not None and self.shards % require_count("workers", workers):
+            raise InputError(
+                f"workers = {workers}: {self.name} was made for {self.shards} workers, one shard each; make it "
+                f"with workers={workers}, or run a number of workers that divides {self.shards}"
+            )
         return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded)
 
     def stateful_loss(self, params: Tree, state: Tree, batch: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:

@@ -1,0 +1,246 @@
+"""CIFAR-10 with three networks of the field: a small convolutional one, ResNet-20, and one like AlexNet."""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.errors import require_choice
+from asyncsim.problems.data import load_cifar10
+from asyncsim.problems.layers import (
+    accuracy,
+    convolve,
+    cross_entropy,
+    dense,
+    group_norm,
+    initial_layers,
+    max_pool,
+)
+from asyncsim.problems.problem import Problem, mean_in_pieces
+
+# Of the training pixels, in [0, 1]: red, green, blue.
+_MEAN = (0.4914, 0.4822, 0.4465)
+_STD = (0.2470, 0.2435, 0.2616)
+_EVALUATED = 10_000
+_EVALUATION_PIECE = 50  # images whose patches stay in memory that is near
+_GROUPS = 8
+_GAIN = math.sqrt(6)
+
+_SMALL = {
+    "conv1": (3, 3, 3, 32),
+    "conv2": (3, 3, 32, 64),
+    "conv3": (3, 3, 64, 64),
+    "dense1": (1024, 64),
+    "dense2": (64, 10),
+}
+_ALEXNET = {
+    "conv1": (5, 5, 3, 24),
+    "conv2": (5, 5, 24, 64),
+    "conv3": (3, 3, 64, 96),
+    "conv4": (3, 3, 96, 96),
+    "conv5": (3, 3, 96, 64),
+    "fc6": (1024, 512),
+    "fc7": (512, 512),
+    "fc8": (512, 10),
+}
+_STAGES = (16, 32, 64)  # channels
+_BLOCKS = 3  # a stage, of two convolutions each
+
+
+def cifar10(
+    batch_size: int = 64,
+    sharded: bool = False,
+    data_dir: str | os.PathLike | None = None,
+    network: str = "small",
+) -> Problem:
+    """Return CIFAR-10 and a convolutional network with rectifiers and cross-entropy.
+
+    ``"small"``, 122,570 parameters: convolutions 3x3 without padding to 32, 64 and 64 channels, max-pool 2 after the
+    first two; dense 1024 to 64 to 10.
+
+    ``"resnet20"``, 269,722 parameters: He et al. 2016, arXiv 1512.03385, section 4.2. A convolution to 16 channels,
+    three stages of three blocks of two convolutions, with 16, 32 and 64 channels, all 3x3 with padding and without
+    biases; shortcuts without parameters (option A: every second pixel, channels of zeros added); global mean; dense
+    64 to 10. In place of batch normalisation, group normalisation in 8 groups (Wu and He 2018, arXiv 1803.08494):
+    as many parameters, but an example's loss depends on that example and the parameters alone. Running statistics
+    would be another thing that every worker knows differently, and a second kind of staleness.
+
+    ``"alexnet"``, 1,026,666 parameters: Krizhevsky, Sutskever and Hinton 2012 for images of 32x32, a quarter of the
+    channels and an eighth of the dense units. ``conv1`` 5x5 to 24, max-pool, ``conv2`` 5x5 to 64, max-pool,
+    ``conv3`` to ``conv5`` 3x3 to 96, 96 and 64, max-pool, all with padding; ``fc6`` 1024 to 512, ``fc7`` 512 to
+    512, ``fc8`` to 10. No strides, overlapping pools, local response normalisation or dropout.
+
+    Initial weights are uniform in ±sqrt(6/fan_in), those of the last layer in ±1/sqrt(fan_in); biases zero. Pixels
+    are standardised channel by channel; there is no augmentation.
+
+    Parameters
+    ----------
+    batch_size : int
+        Examples a minibatch.
+    sharded : bool
+        Each worker draws from its own shard instead of from the whole set.
+    data_dir : path, optional
+        Folder that holds ``cifar10/``; default the one named by ``ASYNCSIM_DATA``, then a download.
+    network : {"small", "resnet20", "alexnet"}
+
+    Returns
+    -------
+    Problem
+        50,000 and 10,000 examples ``{"image": [3, 32, 32], "label": []}``; the pixels are bytes, standardised when
+        they are used, a quarter of the memory. ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"`` over the first
+        10,000 examples at most: of the training set a fifth, which is in random order; the whole would take five times
+        as long as the test set.
+
+    Raises
+    ------
+    InputError
+        Options out of range; data that are absent and cannot be downloaded, or damaged.
+    """
+    require_choice("network", network, NETWORKS)
+    *train, test = load_cifar10(data_dir).values()
+    return cifar10_from_arrays(_examples(np.concatenate(train)), _examples(test), batch_size, sharded, network)
+
+
+def cifar10_from_arrays(
+    train: Mapping[str, np.ndarray],
+    test: Mapping[str, np.ndarray],
+    batch_size: int = 64,
+    sharded: bool = False,
+    network: str = "small",
+) -> Problem:
+    """Return the problem of `cifar10` on examples that are there already.
+
+    Parameters
+    ----------
+    train, test : dict of arrays
+        ``"image"``, uint8, shape ``[examples, 3, 32, 32]``; ``"label"``, int32, from 0 to 9.
+    batch_size, sharded, network
+        As `cifar10` has them.
+    """
+    init, logits = NETWORKS[require_choice("network", network, NETWORKS)]
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        return cross_entropy(logits(params, _standardised(batch["image"], params)), batch["label"], axis=0)
+
+    def evaluate(params: Any, state: Any, data: Any) -> dict[str, jax.Array]:
+        def means(part: Any) -> dict[str, jax.Array]:
+            scores, labels = logits(params, _standardised(part["image"], params)), part["label"]
+            return {"loss": cross_entropy(scores, labels, 0), "accuracy": accuracy(scores, labels, 0)}
+
+        return mean_in_pieces(means, jax.tree.map(lambda a: a[:_EVALUATED], data), _EVALUATION_PIECE)
+
+    return Problem(
+        name="cifar10",
+        init=init,
+        loss=loss,
+        evaluate=evaluate,
+        train=dict(train),
+        test=dict(test),
+        batch_size=batch_size,
+        sharded=sharded,
+        map_on_cpu=True,
+        config={"batch_size": batch_size, "sharded": sharded, "network": network},
+    )
+
+
+def _examples(records: np.ndarray) -> dict[str, np.ndarray]:
+    return {"image": records[:, 1:].reshape(-1, 3, 32, 32), "label": records[:, 0].astype(np.int32)}
+
+
+def _standardised(images: jax.Array, params: Any) -> jax.Array:
+    """Return bytes of shape ``[examples, 3, 32, 32]`` as standardised pixels, ``[3, 32, 32, examples]``.
+
+    In the precision of the parameters, which the replay chooses.
+    """
+    dtype = jax.tree.leaves(params)[0].dtype
+    mean, std = (np.asarray(values)[:, None, None, None] for values in (_MEAN, _STD))
+    pixels = jnp.moveaxis(images, 0, -1).astype(dtype)
+    return pixels * jnp.asarray(1 / (255 * std), dtype) - jnp.asarray(mean / std, dtype)
+
+
+def _layers(key: jax.Array, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, jax.Array]]:
+    layers = initial_layers(key, list(shapes.values()), _GAIN, biases=False)
+    layers[-1]["weight"] /= _GAIN  # small first scores: a loss of about log(10)
+    return dict(zip(shapes, layers, strict=True))
+
+
+def _small_logits(params: Any, images: jax.Array) -> jax.Array:
+    """Return the class scores, shape ``[10, examples]``, of ``images``, shape ``[3, 32, 32, examples]``."""
+    activity = jax.nn.relu(max_pool(convolve(params["conv1"], images)))
+    activity = jax.nn.relu(max_pool(convolve(params["conv2"], activity)))
+    activity = jax.nn.relu(convolve(params["conv3"], activity))
+    activity = activity.reshape(-1, activity.shape[-1])
+    return dense(params["dense2"], jax.nn.relu(dense(params["dense1"], activity)))
+
+
+def _alexnet_logits(params: Any, images: jax.Array) -> jax.Array:
+    """Return the class scores, shape ``[10, examples]``, of ``images``, shape ``[3, 32, 32, examples]``."""
+    activity = jax.nn.relu(max_pool(convolve(params["conv1"], images, padding=2)))
+    activity = jax.nn.relu(max_pool(convolve(params["conv2"], activity, padding=2)))
+    for name in ("conv3", "conv4"):
+        activity = jax.nn.relu(convolve(params[name], activity, padding=1))
+    activity = jax.nn.relu(max_pool(convolve(params["conv5"], activity, padding=1)))
+    activity = activity.reshape(-1, activity.shape[-1])
+    for name in ("fc6", "fc7"):
+        activity = jax.nn.relu(dense(params[name], activity))
+    return dense(params["fc8"], activity)
+
+
+def _resnet_shapes() -> dict[str, tuple[int, ...]]:
+    """Return the shapes of ResNet-20's weights by layer: ``stage2_block1_conv1`` say."""
+    shapes: dict[str, tuple[int, ...]] = {"conv": (3, 3, 3, _STAGES[0])}
+    inputs = _STAGES[0]
+    for stage, channels in enumerate(_STAGES, 1):
+        for block in range(1, _BLOCKS + 1):
+            shapes[f"stage{stage}_block{block}_conv1"] = (3, 3, inputs, channels)
+            shapes[f"stage{stage}_block{block}_conv2"] = (3, 3, channels, channels)
+            inputs = channels
+    return shapes | {"dense": (inputs, 10)}
+
+
+def _init_resnet(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
+    params = _layers(key, _resnet_shapes())
+    for name, layer in params.items():
+        if "conv" in name:
+            layer["scale"] = jnp.ones_like(layer["bias"])
+    return params
+
+
+def _resnet_logits(params: Any, images: jax.Array) -> jax.Array:
+    """Return the class scores, shape ``[10, examples]``, of ``images``, shape ``[3, 32, 32, examples]``."""
+
+    def normalised(name: str, activity: jax.Array, stride: int = 1) -> jax.Array:
+        layer = params[name]
+        # The bias belongs to the normalisation; the convolution's own would be taken away again by it.
+        return group_norm(layer, convolve({"weight": layer["weight"]}, activity, stride, padding=1), _GROUPS)
+
+    activity = jax.nn.relu(normalised("conv", images))
+    for stage in range(1, len(_STAGES) + 1):
+        for block in range(1, _BLOCKS + 1):
+            stride = 2 if stage > 1 and block == 1 else 1
+            inside = jax.nn.relu(normalised(f"stage{stage}_block{block}_conv1", activity, stride))
+            inside = normalised(f"stage{stage}_block{block}_conv2", inside)
+            activity = jax.nn.relu(inside + _shortcut(activity, stride))
+    return dense(params["dense"], activity.mean((1, 2)))
+
+
+def _shortcut(activity: jax.Array, stride: int) -> jax.Array:
+    """Return every ``stride``-th pixel with as many times the channels, the new ones zero, half on each side."""
+    more = activity.shape[0] * (stride - 1) // 2
+    return jnp.pad(activity[:, ::stride, ::stride], ((more, more), (0, 0), (0, 0), (0, 0)))
+
+
+class _Network(NamedTuple):
+    init: Callable[[jax.Array], dict[str, dict[str, jax.Array]]]
+    logits: Callable[[Any, jax.Array], jax.Array]
+
+
+NETWORKS = {
+    "small": _Network(lambda key: _layers(key, _SMALL), _small_logits),
+    "resnet20": _Network(_init_resnet, _resnet_logits),
+    "alexnet": _Network(lambda key: _layers(key, _ALEXNET), _alexnet_logits),
+}

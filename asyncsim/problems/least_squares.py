@@ -1,0 +1,101 @@
+"""Least squares whose workers hold different data: the test bed of the theory of heterogeneous workers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.errors import require_nonnegative
+from asyncsim.problems.heterogeneous import make_shards
+from asyncsim.problems.problem import Problem
+
+
+def least_squares(
+    workers: int = 100,
+    batch_size: int = 32,
+    heterogeneity: float = 0.0,
+    dimension: int = 40,
+    examples: int = 250,
+    condition: float = 10.0,
+    label_noise: float = 0.1,
+    data_seed: int = 0,
+) -> Problem:
+    """Return linear least squares on synthetic data, each worker with its own shard.
+
+    Worker ``i`` holds ``examples`` pairs ``(a, b)`` with ``b = <a, x_i> + label_noise xi``, ``xi`` standard normal.
+    The features ``a`` and the truths ``x_i`` are those of `asyncsim.problems.heterogeneous.make_shards`: the
+    covariance of the features has eigenvalues from 1 down to ``1/condition``, and the truths are normal around one
+    that all share, which is of size one, with a distance of ``heterogeneity`` from it, in root mean square. The loss
+    of a minibatch is the mean of ``(<a, x> - b)^2 / 2``; the objective is the mean over all workers' examples. The
+    parameters are the vector ``x`` and start at zero.
+
+    With ``batch_size = examples`` every gradient is the full one of its worker. Least squares with 10,000 examples
+    in all and 40 workers is also what Mishchenko et al. (2022, arXiv 2206.07638) experiment with; their features are
+    uniform, not normal, their workers alike, and their parameters 400: ``least_squares(workers=40, dimension=400,
+    condition=1, label_noise=1e-5, batch_size=250)`` is close, up to the scale of the features.
+
+    Parameters
+    ----------
+    workers : int
+        Number of shards. The workers of a run must divide it; a single worker has all the data.
+    batch_size : int
+        Examples a minibatch.
+    heterogeneity : float
+        How far each worker's truth lies from the shared one, zero or above; 0: all workers draw from one
+        distribution, and their shards differ by chance only.
+    dimension, examples : int
+        Number of parameters, and of each worker's examples.
+    condition : float
+        Condition number of the features' covariance, one or above.
+    label_noise : float
+        Standard deviation of the noise in ``b``.
+    data_seed : int
+        Seed of the data, which a run's seed does not change.
+
+    Returns
+    -------
+    Problem
+        Examples ``{"features": [dimension], "target": []}``; ``evaluate`` gives ``"loss"``, the objective;
+        ``"excess"``, the objective minus its minimum; and ``"gradient_norm"``. The minimiser is solved for in
+        float64, and the excess is the mean of ``<a, x - minimiser>^2 / 2``, so it has no cancellation and becomes as
+        small as the square of the precision.
+
+    Raises
+    ------
+    InputError
+        Options out of range, or a batch larger than a shard.
+    """
+    label_noise = require_nonnegative("label_noise", label_noise)
+    shards = make_shards("least_squares", workers, dimension, examples, condition, heterogeneity, data_seed)
+    target = shards.response + label_noise * shards.draw
+    minimiser = np.linalg.lstsq(shards.features, target)[0]
+
+    def init(key: jax.Array) -> jax.Array:
+        return jnp.zeros(dimension)
+
+    def objective(x: jax.Array, data: Any) -> jax.Array:
+        return 0.5 * jnp.mean((data["features"] @ x - data["target"]) ** 2)
+
+    def loss(x: jax.Array, batch: Any, key: jax.Array) -> jax.Array:
+        return objective(x, batch)
+
+    def evaluate(x: jax.Array, state: Any, data: Any) -> dict[str, jax.Array]:
+        value, gradient = jax.value_and_grad(objective)(x, data)
+        excess = 0.5 * jnp.mean((data["features"] @ (x - jnp.asarray(minimiser, x.dtype))) ** 2)
+        return {"loss": value, "excess": excess, "gradient_norm": jnp.linalg.norm(gradient)}
+
+    config = {
+        "workers": workers,
+        "batch_size": batch_size,
+        "heterogeneity": heterogeneity,
+        "dimension": dimension,
+        "examples": examples,
+        "condition": condition,
+        "label_noise": label_noise,
+        "data_seed": data_seed,
+    }
+    train = {"features": shards.features, "target": target}
+    return Problem(
+        "least_squares", init, loss, evaluate, train, None, batch_size, sharded=True, shards=workers, config=config
+    )

@@ -1,0 +1,183 @@
+"""The character transformer: text and windows, network, learning, bad input."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from asyncsim import InputError
+from asyncsim.problems import characters
+from asyncsim.study_config import StudyConfig
+
+TINY = {"batch_size": 4, "context": 8, "width": 8, "heads": 2}
+KEY = jax.random.key(3)
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def written(tmp_path, text):
+    path = tmp_path / "text.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_windows_follow_the_text(tmp_path):
+    text = "".join(chr(ord("a") + i * i % 23) for i in range(200)) + "äöß"
+    problem = characters(batch_size=2, text=written(tmp_path, text), context=6, stride=4, width=4, heads=1)
+    alphabet = problem.config["alphabet"]
+    assert alphabet == "".join(sorted(set(text))) and problem.config["characters"] == 203
+    decoded = ["".join(alphabet[code] for code in window) for window in problem.train]
+    # The last tenth, twenty characters, is the test: three windows that share one character each.
+    assert decoded == [text[i : i + 7] for i in range(0, 183 - 6, 4)]
+    assert problem.train.dtype == problem.test.dtype == np.int32
+    tested = ["".join(alphabet[code] for code in window) for window in problem.test]
+    assert tested == [text[183 + i : 190 + i] for i in (0, 6, 12)]
+    assert characters(text=written(tmp_path, text), context=16, width=4).config["stride"] == 2
+
+
+def test_line_ends_are_kept(tmp_path):
+    problem = characters(text=written(tmp_path, b"a\r\nb\n" * 100), **TINY)
+    assert problem.config["alphabet"] == "\n\rab"
+
+
+def test_the_bundled_text_is_plain():
+    config = characters().config
+    assert config["alphabet"].isascii() and config["text"] == "queues.txt" and config["characters"] > 10_000
+
+
+def reference_logits(params, window, heads, layers):
+    """One window, place by place and head by head, in NumPy."""
+    params = jax.tree.map(np.asarray, params)
+
+    def norm(layer, x):
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * layer["scale"] + layer["bias"]
+
+    def dense(layer, x):
+        return x @ layer["weight"] + layer["bias"]
+
+    def gelu(x):
+        return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    stream = [params["characters"][code] + params["positions"][i] for i, code in enumerate(window)]
+    for block in (params[f"block{i + 1}"] for i in range(layers)):
+        q, k, v = np.split(np.array([dense(block["attention"], norm(block["norm1"], x)) for x in stream]), 3, axis=1)
+        size = q.shape[1] // heads
+        for place in range(len(stream)):
+            taken = []
+            for head in (slice(h * size, (h + 1) * size) for h in range(heads)):
+                weight = np.exp([q[place, head] @ k[other, head] / math.sqrt(size) for other in range(place + 1)])
+                taken.append(weight / weight.sum() @ v[: place + 1, head])
+            stream[place] = stream[place] + dense(block["attended"], np.concatenate(taken))
+            hidden = gelu(dense(block["expand"], norm(block["norm2"], stream[place])))
+            stream[place] = stream[place] + dense(block["contract"], hidden)
+    return np.array([dense(params["last"], norm(params["norm"], x)) for x in stream])
+
+
+def shaken(params):
+    """The same parameters with biases and scales that do something."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.3 * rng.normal(size=leaf.shape)), params)
+
+
+@pytest.mark.parametrize(("heads", "layers"), [(2, 2), pytest.param(4, 11, marks=pytest.mark.full)])
+def test_network_against_a_loop(float64, heads, layers):
+    problem = characters(**TINY | {"heads": heads, "layers": layers})
+    params = shaken(problem.init(KEY))
+    batch = problem.train[:3]
+    expected = []
+    for window in batch:
+        scores = reference_logits(params, window[:-1], heads, layers)
+        expected.append(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(scores)), window[1:]])
+    # As a replay has them: rebuilt from a flat vector, in which the blocks' order is that of their names.
+    params = jax.tree.unflatten(*reversed(jax.tree.flatten(params)))
+    # The loop sees nothing after a place, so neither does the network.
+    assert float(jax.jit(problem.loss)(params, batch, None)) == pytest.approx(np.mean(expected), rel=1e-11)
+    evaluated = jax.jit(problem.evaluate)(params, None, batch)["loss"]
+    assert float(evaluated) == pytest.approx(np.mean(expected), rel=1e-11)
+
+
+def test_initial_weights(float64):
+    problem = characters(context=64, width=32, heads=2, layers=3)
+    params = jax.jit(problem.init)(KEY)
+    # Five standard errors of a uniform law's mean square v: its relative variance is 4/5 over the number.
+    for weight, variance in (
+        (params["characters"], 0.01),
+        (params["positions"], 0.01),
+        (params["block2"]["attention"]["weight"], 1 / 32),
+        (params["block3"]["attended"]["weight"], 1 / 32 / 6),
+        (params["block1"]["expand"]["weight"], 1 / 32),
+        (params["block2"]["contract"]["weight"], 1 / 128 / 6),
+        (params["last"]["weight"], 1 / 32),
+    ):
+        assert np.mean(weight**2) == pytest.approx(variance, rel=5 * (0.8 / weight.size) ** 0.5)
+    assert not np.any(params["block1"]["expand"]["bias"]) and np.all(params["norm"]["scale"] == 1)
+
+
+def test_learns_more_than_how_frequent_the_characters_are():
+    """Far below the entropy of the test's own character frequencies, which no model without context can beat."""
+    problem = characters(batch_size=16, context=16, width=32, heads=2)
+    steps, rate = 300, 0.3
+    train, test = jnp.asarray(problem.train), jnp.asarray(problem.test)
+    rows = problem.batch_indices(0, 1).rows(np.zeros(steps, int), np.arange(steps))[:, 0]
+
+    def step(params, row):
+        gradient = jax.grad(problem.loss)(params, train[row], KEY)
+        return jax.tree.map(lambda x, g: x - rate * g, params, gradient), None
+
+    params, _ = jax.jit(lambda p, r: lax.scan(step, p, r))(problem.init(KEY), rows)
+    share = np.bincount(problem.test[:, 1:].ravel()) / problem.test[:, 1:].size
+    entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
+    found = jax.jit(problem.evaluate)(params, None, test)
+    assert found["loss"] < entropy - 0.4 and found["accuracy"] > 0.3
+
+
+def test_the_option_of_a_study_reaches_the_problem(tmp_path, capsys):
+    path = written(tmp_path, "to be or not to be " * 100)
+    config = StudyConfig(problem="characters", text=path).make_problem().config
+    assert (config["text"], config["batch_size"]) == ("text.txt", 32)
+    assert capsys.readouterr().err == ""
+    StudyConfig(text=path).make_problem()
+    assert capsys.readouterr().err == "note: --text changes nothing for digits\n"
+
+
+BAD = {
+    "heads = 3: must divide width = 8": {"heads": 3},
+    "context = 0": {"context": 0},
+    "width = 0": {"width": 0},
+    "layers = 0": {"layers": 0},
+    "stride = 0": {"stride": 0},
+    "batch_size = 0": {"batch_size": 0},
+    "text = 3: must be a path": {"text": 3},
+    "text = 'no/such': cannot be read": {"text": "no/such"},
+    "context = 2000": {"context": 2000},
+    "batch_size = 100000: train has only": {"batch_size": 100_000},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input(message):
+    with pytest.raises(InputError, match=message):
+        characters(**TINY | BAD[message])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "too short, 0 characters"),
+        (b"a" * 89, "too short, 89 characters; its last tenth must hold more than context = 8"),
+        (b"\xff\xfe\x00", "not text in UTF-8"),
+        (b"a\0" * 100, "holds zero bytes, so it is not text"),
+    ],
+)
+def test_files_that_are_not_a_text_or_too_short(tmp_path, content, message):
+    with pytest.raises(InputError, match=message):
+        characters(**TINY, text=written(tmp_path, content))
+    with pytest.raises(InputError, match="cannot be read"):
+        characters(**TINY, text=tmp_path)
