@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 #: Share of the commits, at the end, over which "final" minibatch losses and energy ratios are taken.
 FINAL_SHARE = 0.1
+#: Columns of a summary that its table shows, and their titles there.
+_SHOWN = {
+    "final_loss": "minibatch loss",
+    "train_loss": "train loss",
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "energy_ratio": "energy ratio",
+    "simulated_seconds": "simulated s",
+    "trace.throughput": "commits/s",
+}
 
 
 class Cell(NamedTuple):
@@ -135,6 +145,28 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
         **ended,
         "simulated_seconds": float(run.commits["commit_time"].iloc[-1]),
     }
+
+
+def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
+    """Return a table of how the runs of a study ended, one line for each combination of some columns.
+
+    All means are over one population, the seeds that finished; the first column says how many of them diverged.
+    """
+    shown = [name for name in _SHOWN if name in summary]
+    keys = [summary[name] for name in by]
+    means = summary[shown].where(summary["status"] == "finished").groupby(keys, sort=False).mean()
+    runs = summary.groupby(list(by), sort=False)["status"]
+    table = means.rename(columns=_SHOWN)
+    table.insert(0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}"))
+    return table.reset_index().to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+
+
+def averaged(summary: pd.DataFrame) -> str:
+    """Return over which seeds the means of a study are, in words."""
+    seeds, diverged = summary["seed"].nunique(), (summary["status"] == "diverged").any()
+    if seeds == 1:
+        return "one seed"
+    return f"means over the seeds that finished, of {seeds}" if diverged else f"means over {seeds} seeds"
 
 
 class _Traces:

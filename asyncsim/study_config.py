@@ -86,7 +86,7 @@ its own update is applied; write_then_read, two visits, between which others are
     noise: float = 0.1
     """Standard deviation of each gradient coordinate (quadratic)."""
 
-    learning_rate: float = 0.05
+    learning_rate: float | tuple[float, ...] = 0.05
     """Step size of a gradient, for all methods."""
     momentum: float = 0.9
     """Momentum of gem and sgd, and of the proxy whose energy all methods are compared with; from 0 to below 1."""
@@ -274,6 +274,8 @@ class StudyConfig(StudyOptions):
 
     workers: int = 100
     """Workers of the cluster."""
+    learning_rate: float = 0.05
+    """Step size of a gradient, for all methods."""
 
     @property
     def commits(self) -> int:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count
+from asyncsim.study import load_file, shipped
 from asyncsim.study_config import StudyConfig, StudyOptions, factory_options
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def run_cells(
     config: StudyOptions,
     cells: "Sequence[Cell]",
     conclude: Callable[[Path, "pd.DataFrame"], None],
+    measure: Callable[[Path], None] | None = None,
 ) -> Result:
     """Run the cells of a study into a new folder, and conclude.
 
@@ -156,6 +158,8 @@ def run_cells(
     cells : sequence of Cell
     conclude : function
         From the folder and the summary: draws the figures and prints the tables of the runs that there are.
+    measure : function, optional
+        What is to be measured after all cells and before the conclusion; writes its own tables into the folder.
 
     Raises
     ------
@@ -168,10 +172,14 @@ def run_cells(
     from asyncsim.comparison import compare, missing
 
     record = {"study": study, **config.record(_methods(cells), cells[0].problem)}
+    if any(cell.values for cell in cells):
+        record["cells"] = [dict(cell.values) for cell in cells]
     with results.new_folder(config.out, study) as folder:
         results.write_json(folder / "config.json", record)
         try:
             summary = compare(cells, folder)
+            if measure is not None:
+                measure(folder)
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
                 finished = _summary(folder)
@@ -180,6 +188,27 @@ def run_cells(
             raise
         conclude(folder, summary)
     return Result(folder, summary)
+
+
+def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str], tables: Sequence[str] = ()) -> None:
+    """Print how the runs of each cell ended, draw the study's figures if it has some, and say what was written.
+
+    Parameters
+    ----------
+    study : str
+    folder : Path
+    summary : pandas.DataFrame
+    by : sequence of str
+        Columns that set the lines of the table apart.
+    tables : sequence of str
+        Names of the study's own files in the folder.
+    """
+    from asyncsim.comparison import averaged, outcome_table
+
+    print(f"{averaged(summary)}\n{outcome_table(summary, by)}")
+    files = [name for name in tables if (folder / name).exists()]
+    written = [results.SUMMARY, *files, *(path.name for path in _draw(study, folder))]
+    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join(written)}")
 
 
 def read(folder: str | os.PathLike, study: str) -> Finished:
@@ -201,6 +230,12 @@ def read(folder: str | os.PathLike, study: str) -> Finished:
     if found != study:
         raise InputError(f"folder = {str(folder)!r}: holds the study {found}, not {study}; {remedy}")
     return Finished(folder, config, summary)
+
+
+def _draw(study: str, folder: Path) -> list[Path]:
+    """Draw the figures of a study of the GEM paper into its folder."""
+    path = shipped("figures") / "gem" / "__init__.py"
+    return load_file("asyncsim.figures.gem", path).draw_study(study, folder) if path.exists() else []
 
 
 def _summary(folder: Path) -> "pd.DataFrame":
