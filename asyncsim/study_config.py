@@ -29,6 +29,9 @@ else:
     LawLike = MethodLike = ProblemLike = str
 
 
+Discipline = Literal["fifo", "lowest_rank", "random"]
+
+
 @dataclass(frozen=True)
 class StudyOptions:
     """Options that all studies share, those of one cluster and those of several; see each study for its own."""
@@ -68,7 +71,7 @@ its own update is applied; write_then_read, two visits, between which others are
     """What a visit to the server is; see above."""
     exclusive: bool = True
     """With read_then_write: nobody comes between a read and its write; --no-exclusive lets others."""
-    discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
+    discipline: Discipline = "fifo"
     """Who is served next of those that wait: the first to come, the lowest worker index, or any."""
 
     problem: ProblemLike = "digits"
@@ -86,7 +89,7 @@ its own update is applied; write_then_read, two visits, between which others are
     noise: float = 0.1
     """Standard deviation of each gradient coordinate (quadratic)."""
 
-    learning_rate: float | tuple[float, ...] = 0.05
+    learning_rate: float = 0.05
     """Step size of a gradient, for all methods."""
     momentum: float = 0.9
     """Momentum of gem and sgd, and of the proxy whose energy all methods are compared with; from 0 to below 1."""
@@ -274,8 +277,6 @@ class StudyConfig(StudyOptions):
 
     workers: int = 100
     """Workers of the cluster."""
-    learning_rate: float = 0.05
-    """Step size of a gradient, for all methods."""
 
     @property
     def commits(self) -> int:
