@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 
 #: Share of the commits, at the end, over which "final" minibatch losses and energy ratios are taken.
 FINAL_SHARE = 0.1
+#: Columns of a summary that its table shows, and their titles there.
+_SHOWN = {
+    "final_loss": "minibatch loss",
+    "train_loss": "train loss",
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "energy_ratio": "energy ratio",
+    "median_pi": "median pi",
+    "simulated_seconds": "simulated s",
+    "trace.throughput": "commits/s",
+}
 
 
 class Cell(NamedTuple):
@@ -61,11 +72,13 @@ class Cell(NamedTuple):
         return (Path("runs", self.name) / f"{method.name}-seed{seed}").as_posix()
 
 
-def compare(cells: Sequence[Cell], folder: Path) -> pd.DataFrame:
+def compare(
+    cells: Sequence[Cell], folder: Path, follow: Callable[[pd.DataFrame], Sequence[Cell]] | None = None
+) -> pd.DataFrame:
     """Replay every method of each cell on one trace per seed; write traces, runs and ``summary.csv`` as they finish.
 
     Methods that need another timing than the cluster's get a trace of their own, from the same random streams. Cells
-    of one cluster share their traces.
+    of one cluster share their traces. ``follow`` may choose more cells by the summary of these, which are run then.
 
     Returns
     -------
@@ -78,13 +91,10 @@ def compare(cells: Sequence[Cell], folder: Path) -> pd.DataFrame:
         A file cannot be written.
     """
     rows: list[dict[str, Any]] = []
-    total = sum(len(cell.wanted) for cell in cells)
     traces = _Traces(folder)
-    for cell in cells:
-        for row in _runs(cell, traces, folder):
-            rows.append(row)
-            _write(folder, rows)
-            print(f"[{len(rows)}/{total}] {_told(cell, row)}", file=sys.stderr, flush=True)
+    _run_all(cells, traces, folder, rows)
+    if follow is not None:
+        _run_all(follow(pd.DataFrame(rows)), traces, folder, rows)
     return _write(folder, rows)
 
 
@@ -120,13 +130,17 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     """Return how a run ended, as columns.
 
     ``final_loss`` is the mean minibatch loss and ``energy_ratio`` the median of central over proxy energy, both over
-    the last tenth of the commits; ``train_...`` and ``test_...`` are the last evaluation's. NaN if the run diverged.
+    the last tenth of the commits, ``median_...`` the mean of the recorded medians of a method's own diagnostic there;
+    ``train_...`` and ``test_...`` are the last evaluation's. NaN if the run diverged.
     """
     last = run.commits.tail(max(1, round(FINAL_SHARE * len(trace.taken_up))))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (last["central_energy"] / last["proxy_energy"]).median()
     evaluated = run.evaluations.iloc[-1].filter(regex="^(train|test)_").to_dict()
-    ended = {"final_loss": last["loss"].mean(), **evaluated, "energy_ratio": ratio}
+    shown = run.diagnostics
+    late = shown[(shown["commit"] >= last["commit"].iloc[0]) & (shown["quantile"] == 0.5) & (shown["tensor"] == "")]
+    medians = late.groupby("quantity", sort=False)["value"].mean().add_prefix("median_").to_dict()
+    ended = {"final_loss": last["loss"].mean(), **evaluated, "energy_ratio": ratio, **medians}
     if run.diverged_at is not None:
         ended = dict.fromkeys(ended, np.nan)
     return {
@@ -135,6 +149,28 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
         **ended,
         "simulated_seconds": float(run.commits["commit_time"].iloc[-1]),
     }
+
+
+def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
+    """Return a table of how the runs of a study ended, one line for each combination of some columns.
+
+    All means are over one population, the seeds that finished; the first column says how many of them diverged.
+    """
+    shown = [name for name in _SHOWN if name in summary]
+    keys = [summary[name] for name in by]
+    means = summary[shown].where(summary["status"] == "finished").groupby(keys, sort=False).mean()
+    runs = summary.groupby(list(by), sort=False)["status"]
+    table = means.rename(columns=_SHOWN)
+    table.insert(0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}"))
+    return table.reset_index().to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+
+
+def averaged(summary: pd.DataFrame) -> str:
+    """Return over which seeds the means of a study are, in words."""
+    seeds, diverged = summary["seed"].nunique(), (summary["status"] == "diverged").any()
+    if seeds == 1:
+        return "one seed"
+    return f"means over the seeds that finished, of {seeds}" if diverged else f"means over {seeds} seeds"
 
 
 class _Traces:
@@ -154,6 +190,16 @@ class _Traces:
         if key not in self._paths:
             self._paths[key] = trace.save(self._folder / "traces" / name.with_suffix(".parquet"))
         return trace, self._paths[key].relative_to(self._folder).as_posix()
+
+
+def _run_all(cells: Sequence[Cell], traces: _Traces, folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Run some cells, and add their rows to those that there are."""
+    total = len(rows) + sum(len(cell.wanted) for cell in cells)
+    for cell in cells:
+        for row in _runs(cell, traces, folder):
+            rows.append(row)
+            _write(folder, rows)
+            print(f"[{len(rows)}/{total}] {_told(cell, row)}", file=sys.stderr, flush=True)
 
 
 def _runs(cell: Cell, traces: _Traces, folder: Path) -> "Iterator[dict[str, Any]]":

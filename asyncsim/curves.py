@@ -41,7 +41,13 @@ def trace_length(runs: Sequence[Run]) -> int:
     return max(int(run.config.get("commits", len(run.commits))) for run in runs)
 
 
-def curve_of(runs: Sequence[Run], quantity: Callable[[pd.DataFrame], np.ndarray], average: str, workers: int) -> Curve:
+def curve_of(
+    runs: Sequence[Run],
+    quantity: Callable[[pd.DataFrame], np.ndarray],
+    average: str,
+    workers: int,
+    bin_steps: float | None = None,
+) -> Curve:
     """Bin a quantity by commits, and average the bins over the runs of one method.
 
     Parameters
@@ -54,15 +60,39 @@ def curve_of(runs: Sequence[Run], quantity: Callable[[pd.DataFrame], np.ndarray]
         Of the commits of a bin.
     workers : int
         Commits that count as one worker step.
+    bin_steps : float, optional
+        Worker steps of a bin, the last of which may be shorter; by default as many as make `bins` of them.
     """
-    commits = trace_length(runs)
-    edges = np.linspace(0, commits, bins(commits, workers) + 1)
-    binned = [_binned(run, quantity, average, edges) for run in runs]
-    times, values = (pd.concat([table[name] for table in binned], axis=1) for name in ("time", "value"))
-    series = (times.mean(axis=1), values.mean(axis=1), values.min(axis=1), values.max(axis=1))
-    time, mean, low, high = (one.to_numpy() for one in series)
-    ends = [_end(run, table, workers) for run, table in zip(runs, binned, strict=True) if run.diverged_at is not None]
-    return Curve(time, (edges[1:] + edges[:-1]) / 2 / workers, mean, low, high, ends)
+    tables = [run.commits[["commit", "commit_time"]].assign(value=quantity(run.commits)) for run in runs]
+    return _curve(runs, tables, average, workers, bin_steps)
+
+
+def diagnostic_curve(
+    runs: Sequence[Run],
+    quantity: str,
+    workers: int,
+    bin_steps: float | None = None,
+    tensor: str = "",
+    quantile: float | None = 0.5,
+) -> Curve:
+    """Bin a recorded diagnostic by commits, and average the bins over the runs of one method.
+
+    Parameters
+    ----------
+    runs, workers, bin_steps
+        As `curve_of` has them.
+    quantity, tensor : str
+        As `Run.diagnostics` has them; no tensor for all parameters.
+    quantile : float, optional
+        None for a share or a sum.
+    """
+    tables = []
+    for run in runs:
+        table = run.diagnostics
+        chosen = (table["quantity"] == quantity) & (table["tensor"] == tensor)
+        chosen &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
+        tables.append(table.loc[chosen, ["commit", "commit_time", "value"]])
+    return _curve(runs, tables, "mean", workers, bin_steps)
 
 
 def draw_curves(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
@@ -118,13 +148,30 @@ def mark_beyond(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
         told += 1
 
 
-def _binned(run: Run, quantity: Callable[[pd.DataFrame], np.ndarray], average: str, edges: np.ndarray) -> pd.DataFrame:
+def _curve(
+    runs: Sequence[Run], tables: Sequence[pd.DataFrame], average: str, workers: int, bin_steps: float | None
+) -> Curve:
+    commits = trace_length(runs)
+    if bin_steps is None:
+        edges = np.linspace(0, commits, bins(commits, workers) + 1)
+    else:
+        edges = np.append(np.arange(0, commits, bin_steps * workers), commits)
+    binned = [_binned(table, average, edges) for table in tables]
+    times, values = (pd.concat([table[name] for table in binned], axis=1) for name in ("time", "value"))
+    series = (times.mean(axis=1), values.mean(axis=1), values.min(axis=1), values.max(axis=1))
+    time, mean, low, high = (one.to_numpy() for one in series)
+    ends = [_end(run, table, workers) for run, table in zip(runs, binned, strict=True) if run.diverged_at is not None]
+    return Curve(time, (edges[1:] + edges[:-1]) / 2 / workers, mean, low, high, ends)
+
+
+def _binned(table: pd.DataFrame, average: str, edges: np.ndarray) -> pd.DataFrame:
     """Return ``time`` and ``value`` of each bin; nan for those after the end of a run that diverged."""
-    values = quantity(run.commits)
-    table = pd.DataFrame({"time": run.commits["commit_time"].to_numpy(), "value": values})
-    table["value"] = table["value"].where(np.isfinite(values))
-    place = np.searchsorted(edges, run.commits["commit"].to_numpy(), side="right") - 1
-    return table.groupby(place).agg({"time": "mean", "value": average}).reindex(range(len(edges) - 1))
+    values = table["value"].to_numpy(np.float64)
+    finite = pd.DataFrame(
+        {"time": table["commit_time"].to_numpy(), "value": np.where(np.isfinite(values), values, np.nan)}
+    )
+    place = np.searchsorted(edges, table["commit"].to_numpy(), side="right") - 1
+    return finite.groupby(place).agg({"time": "mean", "value": average}).reindex(range(len(edges) - 1))
 
 
 def _end(run: Run, binned: pd.DataFrame, workers: int) -> tuple[float, float, float]:

@@ -10,14 +10,18 @@ those of a paper's columns, at which everything stays readable::
 """
 
 import os
+import textwrap
 import zlib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
 import matplotlib.style
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from asyncsim.results import write_whole
@@ -27,6 +31,10 @@ SINGLE, DOUBLE = 3.4, 7.0
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
+
+#: Characters of a title across a single column, and how the title of a figure is set.
+_TITLE_WIDTH = 50
+_TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
 
 _STYLE = {
     "axes.axisbelow": True,
@@ -121,6 +129,28 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     return {name: found[name] for name in names}
 
 
+class Shade(NamedTuple):
+    """How a value in a row of them is drawn, a number of workers say: a colour and a marker."""
+
+    color: str
+    marker: str
+
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+#: Of the map of colours, what is dark enough on white.
+_DARK = (0.0, 0.83)
+
+
+def shades(values: Iterable[Hashable]) -> dict[Any, Shade]:
+    """Return a look for each of some values in their order, from dark to light, so that grey print keeps the order.
+
+    The markers differ up to ten.
+    """
+    values = list(values)
+    colors = matplotlib.colormaps["viridis"](np.linspace(*_DARK, max(2, len(values))))
+    return {value: Shade(to_hex(colors[i]), _MARKERS[i % len(_MARKERS)]) for i, value in enumerate(values)}
+
+
 def style() -> AbstractContextManager[Any]:
     """Return the context in which figures have the house look, whatever the user's own settings."""
     return matplotlib.style.context(["default", _STYLE])
@@ -132,6 +162,23 @@ def new_figure(
     """Return a figure of this size (inches) and its axes row by row; ``options`` go to ``Figure.subplots``."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def title(figure: Any, text: str, width: float | None = None) -> None:
+    """Set the title of a figure, or of a part of one that is so wide (inches), in as few lines as fit."""
+    inches = figure.get_figwidth() if width is None else width
+    figure.suptitle(wrapped(text, _TITLE_WIDTH * inches / SINGLE), **_TITLE)
+
+
+def wrapped(text: str, width: float = _TITLE_WIDTH) -> str:
+    """Break a text into as few lines as fit, of about the same length; ``width`` in characters."""
+    lines = _lines(text, int(width))
+    even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
+    return "\n".join(next((found for found in even if len(found) == len(lines)), lines))
+
+
+def _lines(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def save(figure: Figure, path: str | os.PathLike) -> list[Path]:

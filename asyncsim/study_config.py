@@ -31,6 +31,9 @@ else:
     LawLike = PolicyLike = MethodLike = ProblemLike = str
 
 
+Discipline = Literal["fifo", "lowest_rank", "random"]
+
+
 @dataclass(frozen=True)
 class StudyOptions:
     """Options that all studies share, those of one cluster and those of several; see each study for its own."""
@@ -77,7 +80,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """What a visit to the server is; see above."""
     exclusive: bool = True
     """With read_then_write: nobody comes between a read and its write; --no-exclusive lets others."""
-    discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
+    discipline: Discipline = "fifo"
     """Who is served next of those that wait: the first to come, the lowest worker index, or any."""
 
     policy: PolicyLike = "asynchronous"

@@ -21,10 +21,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count
+from asyncsim.study import load_file, shipped
 from asyncsim.study_config import StudyConfig, StudyOptions, factory_options
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 class SweepConfig(StudyOptions):
     """Options of a study of several clusters."""
 
+    #: Options that hold several values, one for each cell, though a `StudyConfig` has only one of each.
+    varied: ClassVar[tuple[str, ...]] = ("workers",)
+
     workers: tuple[int, ...] = (5, 10, 20, 30)
     """Workers of the clusters, one after the other."""
     scale: Literal["small", "paper"] = "small"
@@ -50,19 +54,25 @@ class SweepConfig(StudyOptions):
         Raises
         ------
         InputError
-            A count or a law that cannot be used.
+            A count or a law that cannot be used; no value, or one twice, where there may be several.
         """
         super().check()
-        if not self.workers:
-            raise InputError("workers: none given; give one number or more")
-        for count in self.workers:
-            require_count("workers", count)
-            self.at(workers=count).check()
+        for name in self.varied:
+            values = getattr(self, name)
+            if not values:
+                raise InputError(f"{name}: none given; give one or more")
+            if len(set(values)) < len(values):
+                raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
+            for value in values:
+                if name == "workers":
+                    require_count("workers", value)
+                self.at(**{name: value}).check()
 
     def at(self, **values: Any) -> StudyConfig:
-        """Return the options of one cluster: these, but for some values, of which ``workers`` is one."""
+        """Return the options of one cluster: these, but for some values; the first, where there are several."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
-        return StudyConfig(**{**options, **values})
+        first = {name: getattr(self, name)[0] for name in self.varied if name in options}
+        return StudyConfig(**{**options, **first, **values})
 
 
 class Result(NamedTuple):
@@ -156,6 +166,8 @@ def run_cells(
     config: StudyOptions,
     cells: "Sequence[Cell]",
     conclude: Callable[[Path, "pd.DataFrame"], None],
+    measure: Callable[[Path], None] | None = None,
+    follow: "Callable[[Path, pd.DataFrame], Sequence[Cell]] | None" = None,
 ) -> Result:
     """Run the cells of a study into a new folder, and conclude.
 
@@ -167,6 +179,10 @@ def run_cells(
     cells : sequence of Cell
     conclude : function
         From the folder and the summary: draws the figures and prints the tables of the runs that there are.
+    measure : function, optional
+        What is to be measured after all cells and before the conclusion; writes its own tables into the folder.
+    follow : function, optional
+        From the folder and the summary of these cells to more of them, chosen by it, which are run then.
 
     Raises
     ------
@@ -179,18 +195,49 @@ def run_cells(
     from asyncsim.comparison import compare, missing
 
     record = {"study": study, **config.record(_methods(cells), cells[0].problem)}
+    if any(cell.values for cell in cells):
+        record["cells"] = [dict(cell.values) for cell in cells]
+    known = list(cells)
+
+    def chosen(summary: "pd.DataFrame") -> "Sequence[Cell]":
+        known.extend(follow(folder, summary) if follow is not None else [])
+        return known[len(cells) :]
+
     with results.new_folder(config.out, study) as folder:
         results.write_json(folder / "config.json", record)
         try:
-            summary = compare(cells, folder)
+            summary = compare(cells, folder, chosen)
+            if measure is not None:
+                measure(folder)
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
                 finished = _summary(folder)
-                results.write_json(folder / "config.json", {**record, "incomplete": missing(cells, finished)})
+                results.write_json(folder / "config.json", {**record, "incomplete": missing(known, finished)})
                 conclude(folder, finished)
             raise
         conclude(folder, summary)
     return Result(folder, summary)
+
+
+def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str], tables: Sequence[str] = ()) -> None:
+    """Print how the runs of each cell ended, draw the study's figures if it has some, and say what was written.
+
+    Parameters
+    ----------
+    study : str
+    folder : Path
+    summary : pandas.DataFrame
+    by : sequence of str
+        Columns that set the lines of the table apart.
+    tables : sequence of str
+        Names of the study's own files in the folder.
+    """
+    from asyncsim.comparison import averaged, outcome_table
+
+    print(f"{averaged(summary)}\n{outcome_table(summary, by)}")
+    files = [name for name in tables if (folder / name).exists()]
+    written = [results.SUMMARY, *files, *(path.name for path in draw(study, folder))]
+    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join(written)}")
 
 
 def read(folder: str | os.PathLike, study: str) -> Finished:
@@ -212,6 +259,12 @@ def read(folder: str | os.PathLike, study: str) -> Finished:
     if found != study:
         raise InputError(f"folder = {str(folder)!r}: holds the study {found}, not {study}; {remedy}")
     return Finished(folder, config, summary)
+
+
+def draw(study: str, folder: Path) -> list[Path]:
+    """Draw the figures of a study of the GEM paper, of which there may be none, into its folder."""
+    path = shipped("figures") / "gem" / "__init__.py"
+    return load_file("asyncsim.figures.gem", path).draw_study(study, folder) if path.exists() else []
 
 
 def _summary(folder: Path) -> "pd.DataFrame":

@@ -10,11 +10,9 @@ The data come from ``python -m asyncsim.study staleness``, which draws these fig
 each cluster where methods need different ones.
 """
 
-import argparse
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -37,6 +35,7 @@ from asyncsim.curves import (
     steady_time,
     trace_length,
 )
+from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
 from asyncsim.run import Run
 from asyncsim.trace import Trace
@@ -45,9 +44,6 @@ from asyncsim.wording import counted
 _REMEDY = "make one with: python -m asyncsim.study staleness --out FOLDER"
 #: Losses above so many times the first are cut off: a run that diverges would flatten all others.
 _CUT = 100.0
-#: Characters of a title in a column of the paper, and how titles are set.
-_TITLE_WIDTH = 50
-_TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
 #: Width of the losses in one panel (inches).
 _LOSS_WIDTH = 4.8
 
@@ -166,9 +162,9 @@ def staleness(results: Results) -> Figure:
     for axes, timing in zip(panels, timings, strict=False):
         plots.staleness_histogram(axes, timing.traces)
         if len(timings) > 1:
-            axes.set_title(_wrapped(f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}", _TITLE_WIDTH))
+            axes.set_title(look.wrapped(f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}"))
     setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
-    _title(figure, f"{setting}{results.seeds}")
+    look.title(figure, f"{setting}{results.seeds}")
     return figure
 
 
@@ -225,7 +221,7 @@ def queue(results: Results) -> Figure:
         plots.timeline(left, trace)
         plots.queue_length(right, trace)
         whose = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
-        row.suptitle(_wrapped(f"{whose}{_cluster(trace)}; seed\u00a0{trace.seed}", 2 * _TITLE_WIDTH), **_TITLE)
+        look.title(row, f"{whose}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
     return figure
 
 
@@ -235,17 +231,7 @@ FIGURES = {"staleness": staleness, "loss": loss, "energy": energy, "queue": queu
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures of a folder; return the exit code (2 for bad input)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m figures.staleness", description="Draw the figures of a staleness study."
-    )
-    parser.add_argument("folder", help="what `python -m asyncsim.study staleness` wrote")
-    try:
-        for path in draw(parser.parse_args(arguments).folder):
-            print(path)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return draw_folder("staleness", draw, arguments)
 
 
 def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[Timing]:
@@ -303,11 +289,7 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
     steps = commits / bins(commits, results.workers) / results.workers
     each = f"each point the {average} of {steps:.2g} worker step{'' if steps == 1 else 's'}"
     seeds = results.seeds if results.seeds == "1 seed" else f"mean and range of {results.seeds}"
-    _title(figure, f"{results.config.get('problem', '')}, {counted(results.workers, 'worker')}; {seeds}; {each}")
-
-
-def _title(figure: Figure, text: str) -> None:
-    figure.suptitle(_wrapped(text, _TITLE_WIDTH * figure.get_figwidth() / look.SINGLE), **_TITLE)
+    look.title(figure, f"{results.config.get('problem', '')}, {counted(results.workers, 'worker')}; {seeds}; {each}")
 
 
 def _labels(methods: Sequence[str]) -> str:
@@ -320,17 +302,6 @@ def _cluster(trace: Trace) -> str:
         return f"{counted(trace.workers, 'worker')}, {trace.protocol}"
     glued = (part.replace(" ", "\u00a0") for part in parts(trace.cluster))
     return ", ".join(part.replace("\u00a0+", " +").replace("\u00a0and", " and") for part in glued)
-
-
-def _wrapped(text: str, width: float) -> str:
-    """Break a text into as few lines as fit, of about the same length."""
-    lines = _lines(text, int(width))
-    even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
-    return "\n".join(next((found for found in even if len(found) == len(lines)), lines))
-
-
-def _lines(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ The data come from ``python -m asyncsim.study throughput``, which draws this fig
 ``throughput``: how many commits (or visits, or gradients) each contender makes per second, by task, workers and method.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from asyncsim import look
+from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
 
 _REMEDY = "make one with: python -m asyncsim.study throughput --out FOLDER"
@@ -185,17 +185,7 @@ def _spread(count: int) -> list[float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figure of a folder; return the exit code (2 for bad input)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m figures.throughput", description="Draw the figure of a throughput study."
-    )
-    parser.add_argument("folder", help="what `python -m asyncsim.study throughput` wrote")
-    try:
-        for path in draw(parser.parse_args(arguments).folder):
-            print(path)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return draw_folder("throughput", draw, arguments)
 
 
 if __name__ == "__main__":

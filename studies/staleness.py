@@ -50,7 +50,7 @@ def run(config: Config) -> Result:
 
 def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "pd.DataFrame") -> str:
     """Return the tables that the study prints: each timing against theory, and the methods side by side."""
-    from asyncsim.comparison import timings
+    from asyncsim.comparison import averaged, outcome_table, timings
 
     groups = timings(cluster, methods)
     lines = []
@@ -62,7 +62,7 @@ def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "
             rows = _table(timing, traces)
             lines += [f"  {name:<24} {measured:<24} {known}".rstrip() for name, measured, known in rows]
             lines.append("")
-    return "\n".join([*lines, f"{problem}, {_averaged(summary)}", _method_table(summary)])
+    return "\n".join([*lines, f"{problem}, {averaged(summary)}", outcome_table(summary)])
 
 
 def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder: Path, summary: "pd.DataFrame") -> None:
@@ -70,13 +70,6 @@ def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder:
     figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py").draw(folder)
     print(report(cluster, methods, problem, summary))
     print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {', '.join(path.name for path in figures)}")
-
-
-def _averaged(summary: "pd.DataFrame") -> str:
-    seeds, diverged = summary["seed"].nunique(), (summary["status"] == "diverged").any()
-    if seeds == 1:
-        return "one seed"
-    return f"means over the seeds that finished, of {seeds}" if diverged else f"means over {seeds} seeds"
 
 
 def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:
@@ -131,23 +124,3 @@ def _utilisation(queue: "QueueTheory | None") -> str:
     if queue is None:
         return ""
     return f"{'at most ' if 'bound' in queue.law else ''}{queue.utilisation:.3f} ({queue.law})"
-
-
-def _method_table(summary: "pd.DataFrame") -> str:
-    columns = {
-        "final_loss": "minibatch loss",
-        "train_loss": "train loss",
-        "test_loss": "test loss",
-        "test_accuracy": "test accuracy",
-        "energy_ratio": "energy ratio",
-        "simulated_seconds": "simulated s",
-        "trace.throughput": "commits/s",
-    }
-    shown = [name for name in columns if name in summary]
-    by_method = summary.groupby("method", sort=False)
-    # One population for all columns: the seeds that finished.
-    finished = summary[shown].where(summary["status"] == "finished")
-    table = finished.groupby(summary["method"], sort=False).mean().rename(columns=columns)
-    runs = by_method["status"].agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}")
-    table.insert(0, "diverged", runs)
-    return table.reset_index().to_string(index=False, float_format="{:#.3g}".format, na_rep="-")

@@ -1,0 +1,83 @@
+"""Whether many data epochs overfit: training and validation loss of GEM, and of momentum SGD on one worker.
+
+Figure 5 of the GEM paper: 30 passes through the training data, by 100 workers together with GEM and by one worker with
+momentum SGD, so that both compute the same number of gradients. "Validation" is the problem's test set.
+
+At paper scale about 170,000 commits of MNIST's network, evaluated about 30 times a run: half an hour on two cores.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncsim.errors import InputError, require_count
+from asyncsim.study_config import MethodLike
+from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+
+if TYPE_CHECKING:
+    from asyncsim.comparison import Cell
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the generalization study."""
+
+    workers: tuple[int, ...] = (10,)
+    """Workers of the clusters, one after the other; sgd has one of its own."""
+    epochs: int = 30
+    """Passes through the training data, by all workers together."""
+    steps: int = 0
+    """Commits per worker. 0: as many as the epochs take."""
+    evaluate_every: int | None = None
+    """Worker steps between evaluations on all data. None: about one for each epoch."""
+    methods: tuple[MethodLike, ...] = ("gem", "sgd")
+    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            An option that cannot be used.
+        """
+        if self.steps == 0:
+            return dataclasses.replace(self, steps=1).check()
+        super().check()
+        require_count("epochs", self.epochs)
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(scale="paper", problem="mnist", workers=(100,)),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
+    """
+    config.check()
+    with config.computing_device():
+        cells = sweep(dataclasses.replace(config, steps=config.steps or 1), [{"workers": n} for n in config.workers])
+        if config.steps == 0:
+            cells = [_of_epochs(cell, config.epochs) for cell in cells]
+        conclude = functools.partial(report, "generalization", by=("workers", "method"))
+        return run_cells("generalization", config, cells, conclude)
+
+
+def _of_epochs(cell: "Cell", epochs: int) -> "Cell":
+    """Return a cell whose workers together pass through the training data so many times."""
+    problem = cell.problem
+    if problem.batch_size is None:
+        raise InputError(f"problem = {problem.name!r}: has no data to pass through; give steps instead of epochs")
+    steps = max(1, round(epochs * problem.examples / (problem.batch_size * cell.cluster.workers * cell.cluster.window)))
+    every = cell.config.evaluate_every or max(1, steps // epochs)
+    return cell._replace(config=dataclasses.replace(cell.config, steps=steps, evaluate_every=every))

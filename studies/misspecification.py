@@ -1,0 +1,76 @@
+"""What too high a learning rate does: momentum SGD on one worker, GEM and DOWNPOUR on several.
+
+Figure 6 of the GEM paper, at a learning rate of 0.1 instead of 0.05, and a sweep of rates beside it: a method is worse
+than another only if it is so with its own best rate. A method that needs a cluster of one worker, as sgd does, is run
+on that alone, for as many worker steps as the others.
+
+At paper scale about 800,000 commits of MNIST's network: one to two hours on two cores.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from asyncsim.study_config import MethodLike
+from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+
+if TYPE_CHECKING:
+    from asyncsim.comparison import Cell
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the misspecification study."""
+
+    varied: ClassVar = ("workers", "learning_rate")
+
+    workers: tuple[int, ...] = (5, 10, 20)
+    """Workers of the clusters, one after the other; sgd has one of its own."""
+    learning_rate: tuple[float, ...] = (0.05, 0.1, 0.2)  # type: ignore[assignment]
+    """Step sizes of a gradient, one after the other, for all methods."""
+    methods: tuple[MethodLike, ...] = ("sgd", "gem", "downpour")
+    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
+    seeds: int = 2
+    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
+    steps: int = 100
+    """Commits per worker, on average; a trace has steps * workers commits."""
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(
+        scale="paper",
+        problem="mnist",
+        learning_rate=(0.1, 0.025, 0.05, 0.2),
+        steps=938,
+        seeds=3,
+        evaluate_every=469,
+    ),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
+    """
+    config.check()
+    with config.computing_device():
+        counts = dict.fromkeys((1, *config.workers))
+        grid = [{"learning_rate": rate, "workers": n} for rate in config.learning_rate for n in counts]
+        cells = [_suitable(cell, config.workers) for cell in sweep(config, grid)]
+        conclude = functools.partial(report, "misspecification", by=("learning_rate", "method", "workers"))
+        return run_cells("misspecification", config, [cell for cell in cells if cell.methods], conclude)
+
+
+def _suitable(cell: "Cell", workers: tuple[int, ...]) -> "Cell":
+    """Return a cell with only those methods that belong to its number of workers."""
+    count = cell.cluster.workers
+    alone = [method for method in cell.methods if method.timing.workers == 1]
+    others = [method for method in cell.methods if method.timing.workers != 1]
+    return cell._replace(methods=(alone if count == 1 else []) + (others if count in workers else []))

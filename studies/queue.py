@@ -1,0 +1,91 @@
+"""What serving the lowest rank first does to workers, staleness and learning, at a server that is never idle.
+
+The server of the GEM paper's program takes what has come first from a queue. Without that queue it polled its sockets
+in the order of the ranks: the lowest were served first, and the highest starved, which its authors name as a known
+issue. Here both disciplines serve the same workers, twice as many as the server can keep busy.
+
+At paper scale about 230,000 commits of MNIST's network: twenty minutes on two cores.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from asyncsim import results
+from asyncsim.study_config import Discipline, LawLike, MethodLike
+from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The table of the workers, and its columns besides those that tell the traces apart.
+_RANKS = "ranks.csv"
+_COLUMNS = {"mean_staleness": "staleness_mean", "mean_wait": "wait_mean"}
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the queue study."""
+
+    varied: ClassVar = ("workers", "discipline")
+
+    workers: tuple[int, ...] = (20,)
+    """Workers of the clusters, one after the other."""
+    discipline: tuple[Discipline, ...] = ("fifo", "lowest_rank")  # type: ignore[assignment]
+    """Who is served next of those that wait: the first to come, the lowest worker index, or any (random)."""
+    service: LawLike = "constant(0.1)"
+    """Law of the time that the server is busy with a visit (s)."""
+    methods: tuple[MethodLike, ...] = ("gem", "downpour")
+    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(scale="paper", problem="mnist", steps=938, evaluate_every=469),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
+    """
+    config.check()
+    with config.computing_device():
+        grid = [{"discipline": one, "workers": n} for n in config.workers for one in config.discipline]
+        return run_cells("queue", config, sweep(config, grid), _conclude)
+
+
+def ranks(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return one row per trace and worker: its share of the commits, mean staleness and mean wait (s).
+
+    All commits count, those at the start too.
+    """
+    import pandas as pd
+
+    from asyncsim.trace import Trace
+    from asyncsim.trace_summary import per_worker
+
+    tables = []
+    for row in summary.drop_duplicates("trace_file").to_dict("records"):
+        table = per_worker(Trace.load(folder / row["trace_file"]), warm_up=0).rename(columns=_COLUMNS)
+        known = {name: row[name] for name in ("discipline", "workers", "seed")}
+        tables.append(table.assign(**known)[[*known, *table.columns]])
+    return pd.concat(tables, ignore_index=True)
+
+
+def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+    table = ranks(folder, summary)
+    results.write_csv(folder / _RANKS, table)
+    lowest = table["worker"] < table["workers"] / 2
+    half = lowest.map({True: "lower half", False: "upper half"}).rename("ranks")
+    means = table.groupby(["workers", "discipline", half], sort=False)[["staleness_mean", "wait_mean"]].mean()
+    shares = table.groupby(["workers", "discipline", half], sort=False)["share"].sum() / table["seed"].nunique()
+    shown = means.assign(share=shares).reset_index().to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+    print(f"{shown}\n")
+    report("queue", folder, summary, ("workers", "discipline", "method"), (_RANKS,))

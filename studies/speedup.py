@@ -1,0 +1,131 @@
+"""How much sooner more workers learn when a batch of a given size is divided among them.
+
+Figure 4 of the GEM paper: the effective batch is 256 examples, so each of n workers computes gradients of 256 / n, and
+that takes it an n-th of the time. All clusters are given the same simulated seconds. The paper measured 60 s of wall
+clock; what a gradient took there is unknown, so --compute, the law of the time of the whole batch on one worker, is a
+guess here, as is the service time, which bounds the throughput of many workers.
+
+At paper scale about 600,000 commits of MNIST's network, most of small batches: half an hour to an hour on two cores.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.laws import Law, as_law, parse
+from asyncsim.study_config import LawLike, MethodLike
+from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+
+if TYPE_CHECKING:
+    from asyncsim.comparison import Cell
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the speedup study."""
+
+    workers: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Workers of the clusters, one after the other; each must divide the effective batch."""
+    effective_batch: int = 256
+    """Examples of the workers' batches together."""
+    seconds: float = 10.0
+    """Simulated time that every cluster is given (s)."""
+    compute: LawLike = "gamma(mean=0.1, cv=0.2)"
+    """Law of the time of a gradient of the whole effective batch (s); a worker's share takes its share of that."""
+    service: LawLike = "constant(0.0001)"
+    """Law of the time that the server is busy with a visit (s)."""
+    steps: int = 0
+    """Commits per worker. 0: as many as there is time for."""
+    methods: tuple[MethodLike, ...] = ("gem",)
+    """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
+    seeds: int = 2
+    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            An option that cannot be used; a batch that cannot be divided.
+        """
+        if self.steps == 0:
+            return dataclasses.replace(self, steps=1).check()
+        super().check()
+        require_count("effective_batch", self.effective_batch)
+        require_positive("seconds", self.seconds, "s")
+        if self.batch_size is not None:
+            raise InputError(f"batch_size = {self.batch_size}: follows from the effective batch; give effective_batch")
+        for count in self.workers:
+            if self.effective_batch % count:
+                raise InputError(
+                    f"workers = {count}: cannot divide an effective batch of {self.effective_batch}; "
+                    "give numbers that do, or another effective_batch"
+                )
+            scaled(self.compute, 1 / count)
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(scale="paper", problem="mnist", seconds=60.0, seeds=3, evaluate_every=600),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
+    """
+    config.check()
+    with config.computing_device():
+        grid = [
+            {
+                "workers": n,
+                "batch_size": config.effective_batch // n,
+                "compute": str(scaled(config.compute, 1 / n)),
+            }
+            for n in config.workers
+        ]
+        cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
+        if config.steps == 0:
+            cells = [_long_enough(cell, config.seconds) for cell in cells]
+        conclude = functools.partial(report, "speedup", by=("workers", "batch_size", "method"))
+        return run_cells("speedup", config, cells, conclude)
+
+
+def scaled(law: Any, factor: float) -> Law:
+    """Return a law whose durations are a factor times those of another.
+
+    Raises
+    ------
+    InputError
+        A law without a single parameter that scales it.
+    """
+    known = as_law("compute", parse(law) if isinstance(law, str) else law)
+    scales = [field.name for field in dataclasses.fields(known) if field.name in ("mean", "value")]  # type: ignore
+    if not scales:
+        raise InputError(
+            f"compute = {known}: is not divided among workers here; choose constant, exponential, gamma, lognormal, "
+            "weibull or pareto"
+        )
+    return dataclasses.replace(known, **{scales[0]: getattr(known, scales[0]) * factor})  # type: ignore[type-var]
+
+
+def _long_enough(cell: "Cell", seconds: float) -> "Cell":
+    """Return a cell with as many steps as its cluster makes in some simulated seconds."""
+    from asyncsim.simulation import simulate
+
+    commits = cell.cluster.workers
+    times = simulate(cell.cluster, commits).frame["commit_time"]
+    while times.iloc[-1] < seconds:
+        commits *= 2
+        times = simulate(cell.cluster, commits).frame["commit_time"]
+    steps = int((times <= seconds).sum()) // cell.cluster.workers
+    return cell._replace(config=dataclasses.replace(cell.config, steps=max(1, steps)))
