@@ -238,7 +238,7 @@ def _read(folder: Path, study: str) -> Finished:
 def _keep(deviations: Sequence[published.Deviation], path: Path) -> Path:
     """Print the deviations, and put them into the table in place of those that it has of the same figures."""
     table = published.table(deviations)
-    shown = table.to_string(index=False, na_rep="-", float_format="{:.3g}".format)
+    shown = table.to_string(index=False, na_rep="-", float_format="{:.4g}".format)
     print(shown)
     if path.exists():
         before = pd.read_csv(path, dtype={"figure": str})

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from asyncsim import look
 from asyncsim.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
@@ -14,7 +15,7 @@ from asyncsim.errors import InputError
 from asyncsim.run import Run
 from asyncsim.sweep import Finished
 
-from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, setting, values_of
+from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, plain_logs, setting, values_of
 
 #: Share of a run at its end that counts: by then the start, where all read the same, is over.
 _LATE = 0.5
@@ -48,7 +49,9 @@ def by_workers(results: Finished) -> Figure:
         axes.set_ylabel("central / proxy energy")
     low, high = (edge(axes.get_ylim()[i] for axes in (gem, downpour)) for i, edge in enumerate((min, max)))
     for axes in (gem, downpour):
-        axes.set_ylim(low, high)
+        # Room for the legend below.
+        axes.set_ylim(low / (high / low) ** 0.4, high)
+    plain_logs(whole.yaxis)
     whole.set_title("whole vector")
     whole.legend(loc="upper left")
     whole.annotate("compliant", (1, 1), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
@@ -58,7 +61,7 @@ def by_workers(results: Finished) -> Figure:
         axes.set_xscale("log")
         counts = values_of(results, "workers")
         axes.set_xticks(counts, [str(n) for n in counts])
-        axes.minorticks_off()
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("workers n")
     for axes, name in zip((whole, whole, gem, downpour), ("gem", "downpour") * 2, strict=True):
@@ -164,6 +167,7 @@ def _mark_diverged(axes: Axes, results: Finished, method: str) -> None:
 
 def _finish_by_workers(figure: Figure, results: Finished) -> None:
     text = setting(results, "central against proxy energy, medians over the second half of the runs")
+    text = text.replace("mean and range", "median and range")
     crosses = (results.summary["status"] == "diverged").any()
     look.title(figure, text + ("; cross: some run diverged, its second half shown" if crosses else ""))
 

@@ -11,10 +11,10 @@ from asyncsim import look
 from asyncsim.curves import Curve
 from asyncsim.sweep import Finished
 
-from . import published
 from .losses import METHODS
 from .panels import (
     LOSS,
+    MOST_LOSS,
     STEPS,
     chosen,
     diverged_of,
@@ -24,6 +24,7 @@ from .panels import (
     log_axis,
     loss,
     own_table,
+    published_curves,
     published_handle,
     setting,
     values_of,
@@ -49,12 +50,12 @@ def fitted(results: Finished) -> Figure:
     image: Any = None
     for (left, right), name in zip(panels, names, strict=True):
         image = _map(left, table[table["method"] == name], all_rates[name], best, most)
-        left.set_title(f"{look.METHOD_LOOKS[name].label}, \u03b7 = {all_rates[name]:g}: deviation, fitted n")
+        left.set_title(f"{look.METHOD_LOOKS[name].label}, \u03b7 = {all_rates[name]:g}, fitted n")
         curves = _curves(results, name, all_rates[name], best)
         _draw_curves(right, curves, name, set(table.loc[table["fitted"], "workers"]))
     panels[-1][0].set_xlabel("CV of the compute time")
     panels[-1][1].set_xlabel(STEPS)
-    figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation", location="left", shrink=0.8)
+    figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation over the fitted n", location="left", shrink=0.8)
     where = f"service {best[0]:g} s, CV {best[1]:g} (circle: the best of all)"
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
@@ -129,9 +130,9 @@ def _curves(results: Finished, method: str, rate: float, best: tuple[float, floa
 def _draw_curves(axes: Axes, curves: dict[int, Curve], method: str, fitted_on: set[int]) -> None:
     (panel,) = (panel for panel, name in METHODS.items() if name == method)
     looks = look.shades(curves)
-    names = {n: f"{method} n={n}" for n in curves}
-    log_axis(axes, [*curves.values(), *(published.binned(panel, name) for name in names.values())], LOSS, most=6.0)
-    draw_published(axes, panel, names, looks)
+    theirs = published_curves(panel, method, curves)
+    log_axis(axes, [*curves.values(), *theirs.values()], LOSS, most=MOST_LOSS)
+    draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) + ("" if n in fitted_on else " (held out)") for n in curves}
     draw_family(axes, curves, labels, look.METHOD_LOOKS[method].line, looks=looks)
     axes.set_xlabel("")

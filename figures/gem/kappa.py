@@ -7,7 +7,20 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.sweep import Finished
 
-from .panels import LOSS, PANEL, at_rate, chosen, draw_family, family, finish, log_axis, median_pi, setting, values_of
+from .panels import (
+    LOSS,
+    MOST_LOSS,
+    PANEL,
+    at_rate,
+    chosen,
+    draw_family,
+    family,
+    finish,
+    log_axis,
+    median_pi,
+    setting,
+    values_of,
+)
 
 
 def losses(results: Finished) -> Figure:
@@ -15,7 +28,7 @@ def losses(results: Finished) -> Figure:
     results = at_rate(chosen(results, method="gem"))
     curves = family(results, "kappa")
     figure, (axes,) = look.new_figure(*PANEL)
-    log_axis(axes, curves.values(), LOSS, most=6.0)
+    log_axis(axes, curves.values(), LOSS, most=MOST_LOSS)
     draw_family(axes, curves, _labels(curves))
     finish(figure, axes, _setting(results), columns=4)
     return figure

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.sweep import Finished
 
-from .panels import finish, own_table, plain_logs
+from .panels import finish, own_table, plain_logs, problem
 
 _COLUMNS = ["method", "question", "at", "largest_stable", "smallest_unstable"]
 _PANELS = {
-    "workers": ("largest stable number of workers n", "learning rate \u03b7"),
-    "learning_rate": ("largest stable learning rate \u03b7", "workers n"),
+    "workers": ("largest stable n", "learning rate \u03b7"),
+    "learning_rate": ("largest stable \u03b7", "workers n"),
 }
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
@@ -31,7 +31,7 @@ def limits(results: Finished) -> Figure:
         axes.set_ylabel(label)
         axes.set_xlabel(at)
     seeds = f", {table['seeds'].iloc[0]:g} seeds" if "seeds" in table and table["seeds"].nunique() == 1 else ""
-    text = f"limits of stability, {results.config.get('problem', '')}{seeds}; bars end at the smallest unstable value"
+    text = f"limits of stability, {problem(results)}{seeds}; bars end at the smallest unstable value"
     finish(figure, panels[0], text + "; arrows: none found")
     return figure
 
@@ -51,10 +51,16 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
         axes.vlines(x[found], stable[found], unstable[found], color=one.color, linewidth=0.8)
         axes.plot(x[found], unstable[found], "_", **style)
         open_ended = unstable.isna() & stable.notna()
-        axes.plot(x[open_ended], stable[open_ended] * 1.15, marker=r"$\uparrow$", linestyle="none", **style)
+        axes.plot(
+            x[open_ended],
+            stable[open_ended] * 1.12,
+            marker=r"$\uparrow$",
+            linestyle="none",
+            **(style | {"markersize": 8}),
+        )
     places = sorted(table["at"].unique())
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
     low, high = axes.get_ylim()
-    axes.set_ylim(low / 1.1, high * 1.2)
+    axes.set_ylim(low / 1.1, high * 1.25)
     plain_logs(axes.yaxis)

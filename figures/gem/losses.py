@@ -1,6 +1,6 @@
 """Figures 1, 2 and 3: losses for several numbers of workers, method by method, and GEM's median factor."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from asyncsim.sweep import Finished
 from . import published
 from .panels import (
     LOSS,
+    MOST_LOSS,
     PANEL,
     at_rate,
     chosen,
@@ -29,6 +30,7 @@ from .panels import (
     loss,
     median_pi,
     points_told,
+    published_curves,
     published_handle,
     rates,
     setting,
@@ -43,8 +45,6 @@ METHODS = {"1a": "gem", "1b": "downpour", "1c": "adaptive_staleness"}
 BAR, PI_BAR, PI_RELATIVE = 0.08, 0.03, 0.25
 #: What the paper reports of figure 2, and the least that we want.
 ACCURACY, LEAST_ACCURACY = 0.9938, 0.992
-#: Losses above this are cut off: they are those of runs that diverge.
-_MOST_LOSS = 6.0
 
 
 def of_workers(results: Finished, panel: str) -> Figure:
@@ -74,7 +74,7 @@ def of_workers_at_all_rates(results: Finished) -> Figure:
             axes.label_outer()
     # Shared limits: those that show all curves.
     limits = [line.get_ydata() for axes in all_axes for line in axes.lines]
-    log_axis(all_axes[0], limits, most=_MOST_LOSS)
+    log_axis(all_axes[0], limits, most=MOST_LOSS)
     handles = [published_handle(all_axes[0], results)]
     finish(figure, all_axes[0], setting(results, "losses with n workers", _points(results)), handles)
     return figure
@@ -86,7 +86,7 @@ def final(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     names = [name for name in METHODS.values() if name in set(results.summary["method"])]
     shown = [results.summary["final_loss"], *(published.series("1d", name)["y"] for name in names)]
-    log_axis(axes, shown, "loss over the last tenth", _MOST_LOSS)
+    log_axis(axes, shown, "loss over the last tenth", MOST_LOSS)
     for (name, one), marker in zip(look.looks(names).items(), "osD", strict=False):
         points = published.series("1d", name)
         axes.plot(points["x"], points["y"], marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
@@ -119,7 +119,7 @@ def hundred(results: Finished) -> Figure:
     draw_family(axes, {n: times}, {n: f"GEM, n = {n}"}, against="time")
     axes.set_xlim(0, published.SECONDS)
     axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, so that both runs end together")
-    (handle,) = axes.plot([], [], color="#999999", linewidth=0.7, label=_published_name(results))
+    (handle,) = axes.plot([], [], color="#999999", linewidth=0.7, label=f"{_published_name(results)}, n = 100")
     reached = f"test accuracy {results.summary['test_accuracy'].mean():.2%}".replace("%", "\u00a0%")
     if is_paper(results):
         reached += f" (published {100 * ACCURACY:.2f}\u00a0%)"
@@ -133,7 +133,7 @@ def factors(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     curves = family(results, "workers", median_pi)
     looks = look.shades(curves)
-    draw_published(axes, "3", _names(curves, "gem"), looks)
+    draw_published(axes, published_curves("3", "gem", curves), looks)
     axes.set_ylim(0, 1.1 * max(1.0, *(_most(curve) for curve in curves.values())))
     draw_family(axes, curves, {n: workers_label(n) for n in curves}, looks=looks)
     axes.set_ylabel("median \u03c0 over the weights")
@@ -151,6 +151,8 @@ def measure_of_workers(results: Finished, panel: str) -> list[Deviation]:
         for n, curve in family(at_rate(results, rate), "workers", _paper_loss).items():
             rows = chosen(at_rate(results, rate), workers=n).summary
             theirs = published.binned(panel, f"{method} n={n}")
+            if theirs.empty:
+                continue
             deviation = published.log_deviation(curve, theirs)
             bar = BAR if panel == "1a" and rate == rates(at_rate(results))[0] else np.nan
             found.append(_curve_row(panel, f"{method} n={n}", f"learning_rate={rate:g}", deviation, bar, rows))
@@ -174,7 +176,9 @@ def measure_final(results: Finished) -> list[Deviation]:
 
 def measure_hundred(results: Finished) -> list[Deviation]:
     """Return how far the loss with 100 workers is from figure 2, and the test accuracy from the paper's."""
-    results = chosen(results, method="gem")
+    results = results._replace(summary=results.rows(method="gem", workers=100))
+    if results.summary.empty:
+        return []
     rows, name, rate = results.summary, "gem n=100", f"learning_rate={rates(results)[0]:g}"
     curve = loss(results.runs(), int(rows["workers"].iloc[0]), published.BIN_STEPS)
     deviation = published.log_deviation(curve, published.binned("2", name))
@@ -194,6 +198,8 @@ def measure_factors(results: Finished) -> list[Deviation]:
     for n in values_of(results, "workers"):
         rows = chosen(results, workers=n)
         theirs = published.end_value("3", f"gem n={n}")
+        if np.isnan(theirs):
+            continue
         ours = float(np.mean([_end_factor(run) for run in rows.runs()]))
         off = abs(ours - theirs)
         bar = max(PI_BAR, PI_RELATIVE * theirs)
@@ -206,16 +212,12 @@ def measure_factors(results: Finished) -> list[Deviation]:
 def _loss_panel(axes: Axes, results: Finished, panel: str) -> None:
     curves = family(results, "workers")
     looks = look.shades(curves)
-    names = _names(curves, METHODS[panel])
-    log_axis(axes, [*curves.values(), *(published.binned(panel, name) for name in names.values())], most=_MOST_LOSS)
-    draw_published(axes, panel, names, looks)
+    theirs = published_curves(panel, METHODS[panel], curves)
+    log_axis(axes, [*curves.values(), *theirs.values()], most=MOST_LOSS)
+    draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) for n in curves}
     draw_family(axes, curves, labels, look.METHOD_LOOKS[METHODS[panel]].line, looks=looks)
     axes.set_ylabel(LOSS)
-
-
-def _names(counts: Iterable[int], method: str) -> dict[int, str]:
-    return {n: f"{method} n={n}" for n in counts}
 
 
 def _points(results: Finished) -> str:

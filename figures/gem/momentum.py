@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.sweep import Finished
 
-from .panels import PANEL, finish, own_table, setting
+from .panels import PANEL, finish, own_table, problem
 
 _COLUMNS = ["workers", "momentum_measured", "standard_error", "momentum_theory"]
 #: Error bars, in standard errors.
@@ -37,5 +37,5 @@ def implicit(results: Finished) -> Figure:
     below.set_xticks(counts, [str(n) for n in counts])
     below.minorticks_off()
     below.set_xlabel("workers n")
-    finish(figure, above, setting(results, "implicit momentum of asynchrony"), columns=2)
+    finish(figure, above, f"implicit momentum of asynchrony; {problem(results)}", columns=2)
     return figure

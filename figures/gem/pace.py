@@ -5,11 +5,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from asyncsim import look
 from asyncsim.sweep import Finished
 
-from .panels import LOSS, PANEL, chosen, draw_family, family, finish, log_axis, setting, values_of, workers_label
+from .panels import (
+    LOSS,
+    MOST_LOSS,
+    PANEL,
+    chosen,
+    draw_family,
+    family,
+    finish,
+    log_axis,
+    setting,
+    values_of,
+    workers_label,
+)
 
 #: Examples of the training sets, for data epochs; of other problems gradients are shown.
 _EXAMPLES = {"digits": 1_437, "mnist": 60_000}
@@ -59,11 +72,11 @@ def misspecified(results: Finished, panel: str) -> Figure:
     results = _at_misspecified(results)
     curves = family(chosen(results, method=method), "workers")
     figure, (axes,) = look.new_figure(*PANEL)
-    log_axis(axes, curves.values(), most=6.0)
+    log_axis(axes, curves.values(), most=MOST_LOSS)
     name = look.METHOD_LOOKS[method]
     if panel == "6a":
         alone = _sequential(results)
-        log_axis(axes, [*curves.values(), *alone.values()], most=6.0)
+        log_axis(axes, [*curves.values(), *alone.values()], most=MOST_LOSS)
         labels = {n: look.METHOD_LOOKS["sgd"].label for n in alone}
         draw_family(axes, alone, labels, ":", looks={n: look.Shade(look.BLACK, "") for n in alone})
     labels = {n: f"{name.label}, {workers_label(n)}" for n in curves}
@@ -78,7 +91,7 @@ def rates(results: Finished) -> Figure:
     """Draw the final loss against the learning rate, a panel for each method, a curve for each number of workers."""
     names = [name for name in look.METHOD_LOOKS if name in set(results.summary["method"])]
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(names), sharex=True, sharey=True)
-    log_axis(panels[0], [results.summary["final_loss"]], "loss over the last tenth", most=6.0)
+    log_axis(panels[0], [results.summary["final_loss"]], "loss over the last tenth", most=MOST_LOSS)
     panels[0].set_xscale("log")
     looks = look.shades(values_of(results, "own_workers"))
     for axes, name in zip(panels, names, strict=True):
@@ -94,6 +107,9 @@ def rates(results: Finished) -> Figure:
                 axes.plot(rate, axes.get_ylim()[1], "x", color=style["color"], markersize=5, clip_on=False)
         axes.set_title(look.METHOD_LOOKS[name].label)
         axes.set_xlabel("learning rate \u03b7")
+        places = values_of(results, "learning_rate")
+        axes.set_xticks(places, [f"{rate:g}" for rate in places])
+        axes.xaxis.set_minor_locator(NullLocator())
     handles = []
     for n, shade in looks.items():
         handles += panels[0].plot([], [], label=workers_label(n), **_marked(shade))

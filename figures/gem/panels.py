@@ -22,6 +22,8 @@ from . import published
 PANEL = (look.SINGLE, 2.9)
 STEPS = "worker steps (commits per worker)"
 LOSS = "minibatch loss"
+#: Losses above this are cut off: they are those of runs that diverge.
+MOST_LOSS = 6.0
 #: The paper's learning rate, unless it says otherwise.
 STATED_RATE = 0.05
 #: A run shorter than this many bins of the paper's is drawn with as many points.
@@ -30,6 +32,8 @@ _POINTS = 25
 _MARKED_EVERY = 6
 _PUBLISHED: dict[str, Any] = {"color": "#999999", "linewidth": 0.7, "zorder": 1}
 _HOLLOW: dict[str, Any] = {"markersize": 3.2, "markerfacecolor": "white", "markeredgewidth": 0.6}
+
+_PROBLEMS = {"mnist": "MNIST", "cifar10": "CIFAR-10 in place of ImageNet"}
 
 #: From runs of one cell and method, and the workers of their traces, to a curve.
 Quantity = Callable[[Sequence[Run], int], Curve]
@@ -71,7 +75,15 @@ def at_rate(results: Finished, rate: float | None = None) -> Finished:
 
 
 def values_of(results: Finished, column: str) -> list[Any]:
-    """Return the values of a column, ascending."""
+    """Return the values of a column, ascending.
+
+    Raises
+    ------
+    InputError
+        There is no such column.
+    """
+    if column not in results.summary:
+        raise InputError(f"folder = {str(results.folder)!r}: its summary.csv has no column {column}")
     return sorted(results.summary[column].unique())
 
 
@@ -87,8 +99,17 @@ def loss(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
 
 
 def median_pi(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
-    """Return the median of GEM's factor over all weights, as means over ``width`` worker steps."""
-    return diagnostic_curve(runs, "pi", workers, width or bin_steps(runs, workers))
+    """Return the median of GEM's factor over all weights, as means over ``width`` worker steps.
+
+    Raises
+    ------
+    InputError
+        It was not recorded.
+    """
+    curve = diagnostic_curve(runs, "pi", workers, width or bin_steps(runs, workers))
+    if not np.isfinite(curve.mean).any():
+        raise InputError("no medians of pi were recorded; run the study with --diagnose-every 5")
+    return curve
 
 
 def family(results: Finished, column: str, quantity: Quantity = loss) -> dict[Any, Curve]:
@@ -134,19 +155,29 @@ def draw_family(
         for time, step, height in curve.ends:
             end = step if against == "step" else time
             axes.plot(end, np.clip(height, *axes.get_ylim()), color=shade.color, clip_on=False, zorder=4, **DIVERGED)
-    axes.set_xlim(0, None)
+    drawn = [curve.step[-1] if against == "step" else np.nanmax(curve.time) for curve in curves.values()]
+    axes.set_xlim(0, 1.03 * max([*drawn, 1e-9]))
     axes.set_xlabel(STEPS if against == "step" else "simulated time (s)")
 
 
-def draw_published(axes: Axes, figure: str, names: Mapping[Any, str], looks: Mapping[Any, look.Shade]) -> None:
-    """Draw published curves thin and grey, averaged as ours, with the hollow markers of their values."""
-    for turn, (value, name) in enumerate(names.items()):
-        points = published.binned(figure, name)
-        if points.empty:
-            continue
-        x = (points.index + 0.5) * published.BIN_STEPS
+def published_curves(figure: str, method: str, curves: Mapping[int, Curve]) -> dict[int, pd.Series]:
+    """Return the published curves of a method for the numbers of workers of some curves of ours, and as far as these.
+
+    By worker step, averaged as ours; none where the paper has none.
+    """
+    found = {}
+    for n, curve in curves.items():
+        points = published.binned(figure, f"{method} n={n}")
+        points.index = (points.index + 0.5) * published.BIN_STEPS
+        found[n] = points[points.index <= curve.step[-1] + published.BIN_STEPS]
+    return {n: points for n, points in found.items() if len(points)}
+
+
+def draw_published(axes: Axes, curves: Mapping[int, pd.Series], looks: Mapping[int, look.Shade]) -> None:
+    """Draw published curves thin and grey, with the hollow markers of their numbers of workers."""
+    for turn, (n, points) in enumerate(curves.items()):
         places = (turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY)
-        axes.plot(x, points, marker=looks[value].marker, markevery=places, **_PUBLISHED, **_HOLLOW)
+        axes.plot(points.index, points, marker=looks[n].marker, markevery=places, **_PUBLISHED, **_HOLLOW)
 
 
 def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, most: float | None = None) -> None:
@@ -192,11 +223,17 @@ def finish(figure: Figure, axes: Axes, text: str, more: Sequence[Any] = (), colu
 
 def setting(results: Finished, *parts: str) -> str:
     """Return the end of a title: these parts, the problem, the learning rate if there is but one, and the seeds."""
-    found = rates(results)
-    said = [*parts, str(results.config.get("problem", ""))]
+    found, seeds = rates(results), results.summary["seed"].nunique()
+    said = [*parts, problem(results)]
     said += [f"\u03b7\u00a0=\u00a0{found[0]:g}"] if len(found) == 1 else []
-    seeds = results.summary["seed"].nunique()
-    return "; ".join([part for part in said if part] + ["1 seed" if seeds == 1 else f"mean and range of {seeds} seeds"])
+    said += ["1 seed" if seeds == 1 else f"mean and range of {seeds} seeds"]
+    return "; ".join(part for part in said if part)
+
+
+def problem(results: Finished) -> str:
+    """Return the name of the problem, for titles."""
+    name = str(results.config.get("problem", ""))
+    return _PROBLEMS.get(name, name)
 
 
 def points_told(runs: Sequence[Run], workers: int) -> str:

@@ -11,7 +11,7 @@ from asyncsim import look
 from asyncsim.curves import Curve, draw_curves
 from asyncsim.sweep import Finished
 
-from .panels import LOSS, at_rate, chosen, finish, log_axis, loss, own_table, setting
+from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, own_table, setting, values_of
 
 #: Disciplines by their lines and markers; the first one is the program's.
 _LOOKS = {
@@ -25,19 +25,19 @@ def discipline(results: Finished) -> Figure:
     """Draw shares and staleness per rank, and the losses, a panel for each discipline."""
     results = at_rate(results)
     ranks = own_table(results, "ranks.csv", ["discipline", "worker", "share", "staleness_mean"])
-    names = [name for name in _LOOKS if name in set(results.summary["discipline"])]
+    names = [name for name in _LOOKS if name in values_of(results, "discipline")]
     n = int(results.summary["workers"].iloc[0])
     figure = Figure(figsize=(look.DOUBLE, 4.9), layout="constrained")
     halves: Any = figure.subfigures(2, 1)
     top, below = halves
-    share, staleness = top.subplots(1, 2)
+    share, staleness = top.subplots(1, 2, sharex=True)
     _by_rank(share, ranks.assign(share=ranks["share"] * n), "share", "commits of a worker / mean")
     share.axhline(1, color=look.GREY, linewidth=0.5, zorder=0)
     _by_rank(staleness, ranks, "staleness_mean", "mean staleness (versions)")
     share.legend(loc="best")
     panels = np.atleast_1d(below.subplots(1, len(names), sharex=True, sharey=True))
     curves = {name: _losses(chosen(results, discipline=name)) for name in names}
-    log_axis(panels[0], [one for found in curves.values() for one in found.values()], most=6.0)
+    log_axis(panels[0], [one for found in curves.values() for one in found.values()], most=MOST_LOSS)
     for axes, name in zip(panels, names, strict=True):
         labels = {method: one.label for method, one in look.looks(curves[name]).items()}
         draw_curves(axes, curves[name], labels, "time")

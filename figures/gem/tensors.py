@@ -38,7 +38,8 @@ def heat_map(results: Finished, place: int) -> Figure:
     axes.set_xlabel("server updates (commits)")
     figure.colorbar(image, ax=axes, label="median \u03c0 of the tensor", extend="max")
     network = results.config.get("problem_config", {}).get("network", "")
-    finish(figure, axes, setting(results, f"GEM, {counts[place]} workers", network).replace(" and range", ""))
+    text = setting(results, f"GEM's median \u03c0 of each tensor, {counts[place]} workers", network)
+    finish(figure, axes, text.replace("mean and range", "mean"))
     return figure
 
 
