@@ -273,7 +273,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
 
     def _arguments_of(self, factory: Callable[..., Any]) -> dict[str, Any]:
         options = {field.name for field in dataclasses.fields(self)}
-        arguments = {name: getattr(self, name) for name in inspect.signature(factory).parameters if name in options}
+        arguments = {name: getattr(self, name) for name in _options_of([factory]) if name in options}
         # A study may leave the rate to each method.
         return {name: value for name, value in arguments.items() if (name, value) != ("learning_rate", None)}
 
@@ -410,7 +410,8 @@ def _made(entry: str, factory: Callable[..., Any], arguments: Mapping[str, Any])
 
 
 def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:
-    return {name for factory in factories for name in inspect.signature(factory).parameters}
+    # A policy is the cluster's; methods that need one name their own.
+    return {name for factory in factories for name in inspect.signature(factory).parameters} - {"policy"}
 
 
 def _plain(value: Any) -> Any:

@@ -213,7 +213,7 @@ OWN = {
     "message with the central variable, and resume": (elastic, "exchange", 3),
     "a tree as message": (pair_of_messages, "read_then_write", 1),
     "a reply before the commit": (lambda: methods.dana_zero(0.01), "read_then_write", 1),
-    "an optimizer on the server": (methods.fedbuff, "exchange", 3),
+    "an optimizer on the server": (lambda: methods.fedbuff(policy=None), "exchange", 3),
     "local adam": (lambda: methods.downpour(optimizer=optax.adam(1e-2)), "exchange", 3),
     "local momentum": (lambda: methods.adaptive_staleness(optimizer=optax.sgd(0.02, 0.9)), "prescribed", 1),
     "schedule": (lambda: methods.downpour(learning_rate=decaying), "exchange", 1),

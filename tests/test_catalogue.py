@@ -222,6 +222,11 @@ def path_deviation(method, rule, trace):
     return worst
 
 
+def free(make):
+    """The factory of a method that takes whatever timing a trace has."""
+    return functools.partial(make, policy=None) if "policy" in inspect.signature(make).parameters else make
+
+
 def unless(default, *case):
     return pytest.param(*case, marks=[] if default else pytest.mark.full)
 
@@ -238,7 +243,18 @@ def combinations():
 def test_methods_are_their_papers_formulas(name, workers):
     make, rule, window, timing = RULES[name]
     trace = TIMINGS[timing](workers, window)
-    assert path_deviation(make(learning_rate=RATE), rule, trace) < 1e-10
+    assert path_deviation(free(make)(learning_rate=RATE), rule, trace) < 1e-10
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if free(METHODS[name]) is not METHODS[name]])
+def test_methods_that_need_a_policy_learn_under_it_and_refuse_others(name):
+    method, problem = METHODS[name](), problems.quadratic(CURVATURE, start=START)
+    cluster = Cluster(7, Gamma(1.0, 0.4), policy=method.timing.policy)
+    run = replay(simulate(cluster, 700), method, problem, diagnose_every=0, progress=False)
+    assert run.evaluations["train_loss"].iloc[-1] < 0.5 * run.evaluations["train_loss"].iloc[0]
+    with pytest.raises(InputError, match=f"method = {name!r}: needs a trace with policy = "):
+        replay(simulate(Cluster(7, Gamma(1.0, 0.4)), 70), method, problem)
+    assert METHODS[name](policy=method.timing.policy).hyperparameters == method.hyperparameters
 
 
 # Reductions: with one worker nothing is stale
@@ -269,7 +285,9 @@ PLAIN = {
 @pytest.mark.parametrize("name", [unless(name in ("dc_asgd", "ringleader"), name) for name in PLAIN])
 def test_one_worker_is_sequential_sgd_bit_for_bit(name):
     problem = problems.quadratic(CURVATURE, noise=0.1, start=START)
-    found, expected = (one_worker(one, problem, 1, "float32") for one in (PLAIN[name](), methods.sgd(momentum=0.0)))
+    found, expected = (
+        one_worker(one, problem, 1, "float32") for one in (free(PLAIN[name])(), methods.sgd(momentum=0.0))
+    )
     assert np.array_equal(found.commits["loss"], expected.commits["loss"])
     for a, b in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
         assert np.array_equal(a, b)
@@ -294,7 +312,7 @@ def nesterov():
 )
 def test_one_worker_is_its_sequential_counterpart(method, counterpart, window, lenient):
     problem = quadratic()
-    found, expected = (one_worker(one, problem, window) for one in (method(), counterpart()))
+    found, expected = (one_worker(one, problem, window) for one in (free(method)(), counterpart()))
     assert deviation(found.commits["loss"], expected.commits["loss"]) < 1e-12
 
 
@@ -332,10 +350,10 @@ def test_a_period_of_delayed_nesterov_is_one_nesterov_step_with_the_mean():
 
 def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(lenient):
     own = methods.async_local_sgd(server_optimizer=optax.sgd(0.07, 0.9, nesterov=True))
-    buffer = methods.fedbuff(server_optimizer=optax.sgd(0.5))
+    buffer = methods.fedbuff(server_optimizer=optax.sgd(0.5), policy=None)
     for found, expected, trace in (
         (own, methods.async_local_sgd(), asynchronous(7)),
-        (buffer, methods.fedbuff(server_rate=0.5), buffered(7)),
+        (buffer, methods.fedbuff(server_rate=0.5, policy=None), buffered(7)),
     ):
         runs = [replay(trace, one, quadratic(), precision="float64", progress=False) for one in (found, expected)]
         assert deviation(runs[0].commits["loss"], runs[1].commits["loss"]) < 1e-12

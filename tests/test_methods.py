@@ -151,6 +151,7 @@ BAD = {
     "server_momentum": [-0.1, 1, "heavy"],
     "period": [0, -1, 2.5, "often"],
     "spread": [-0.1, math.nan, "wide"],
+    "policy": ["buffred(10)", "buffered(0)", 3],
 }
 
 

@@ -62,7 +62,7 @@ def test_replays_grow_and_shrink_as_the_maps_do(workers, share, together):
     step, rounds = 0.5, 400
     if together:
         alpha = share * theory.elastic_stable_beta(workers, step) / workers
-        method, matrix = methods.easgd(step, alpha), theory.elastic_synchronous(workers, step, alpha)
+        method, matrix = methods.easgd(step, alpha, policy=None), theory.elastic_synchronous(workers, step, alpha)
     else:
         alpha = share * theory.elastic_stable_alpha(step)
         method, matrix = (

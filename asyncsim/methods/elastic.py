@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.errors import require_choice, require_fraction, require_positive
-from asyncsim.methods.checks import require_rate
+from asyncsim.methods.checks import require_policy, require_rate
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -20,6 +20,7 @@ from asyncsim.methods.method import (
     gradient_steps,
     local_steps,
 )
+from asyncsim.policy import Policy
 
 _ORDERS = ("moved", "remembered")
 
@@ -180,6 +181,7 @@ def easgd(
     alpha: float | None = None,
     beta: float = 0.9,
     optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "barrier()",
 ) -> Method:
     """Return synchronous elastic averaging SGD, for traces on which one message of each worker makes a version.
 
@@ -199,6 +201,8 @@ def easgd(
         The elastic step of all workers together; without effect if alpha is given.
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
+    policy : Policy or text, optional
+        When the replicas meet. None: whatever the trace has.
 
     Raises
     ------
@@ -219,6 +223,7 @@ def easgd(
     """
     named, local = local_steps(learning_rate, optimizer)
     exchange = _exchange(alpha, beta)
+    needed = require_policy(policy)
 
     def message(worker, update, start, central, visit):
         pull = exchange(start, central, visit)
@@ -231,13 +236,19 @@ def easgd(
 
     return Method(
         name="easgd",
-        hyperparameters={**named, "alpha": alpha, "beta": beta},
+        hyperparameters={
+            **named,
+            "alpha": alpha,
+            "beta": beta,
+            "policy": None if needed is None else str(needed),
+        },
         optimizer=local,
         message=message,
         apply=apply,
         init_server=jnp.zeros_like,
         init_worker=lambda central: ElasticWorker(central, (), ()),
         resume=lambda worker, read: worker.replica,
+        timing=Timing(policy=needed),
         elementwise=True,
     )
 

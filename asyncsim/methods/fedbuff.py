@@ -3,9 +3,11 @@
 import optax
 
 from asyncsim.methods.buffer import collect, empty_buffer
+from asyncsim.methods.checks import require_policy
 from asyncsim.methods.damping import staleness_weight
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, local_steps
 from asyncsim.methods.outer import outer_optimizer, outer_step
+from asyncsim.policy import Policy
 
 
 def fedbuff(
@@ -17,6 +19,7 @@ def fedbuff(
     threshold: float = 4.0,
     optimizer: optax.GradientTransformation | None = None,
     server_optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "buffered(count=10)",
 ) -> Method:
     """Return buffered asynchronous federated averaging, the window of the trace being a client's local steps.
 
@@ -41,6 +44,8 @@ def fedbuff(
         The clients' local optimizer, in the place of plain steps.
     server_optimizer : optax.GradientTransformation, optional
         The server's, in the place of its rate and momentum; on the vector of all parameters.
+    policy : Policy or text, optional
+        With the size of the buffer as its count. None: whatever the trace has.
 
     Raises
     ------
@@ -50,10 +55,10 @@ def fedbuff(
 
     Notes
     -----
-    The trace decides how many messages fill the buffer: ten in the paper, one on a plain asynchronous trace. Clients of
-    the paper send start less end, a descent direction that is subtracted; here all messages are end less start. The sum
-    is divided by the number of messages, not by that of their weights; FLSim's program divides the weights by their
-    average, and corrects the momentum for them.
+    The policy decides how many messages fill the buffer: ten in the paper. Clients of the paper send start less end, a
+    descent direction that is subtracted; here all messages are end less start. The sum is divided by the number of
+    messages, not by that of their weights; FLSim's program divides the weights by their average, and corrects the
+    momentum for them.
 
     References
     ----------
@@ -61,6 +66,7 @@ def fedbuff(
     """
     named, local = local_steps(learning_rate, optimizer)
     served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (1.0, 0.0))
+    needed = require_policy(policy)
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
@@ -74,10 +80,18 @@ def fedbuff(
 
     return Method(
         name="fedbuff",
-        hyperparameters={**named, **served, "law": law, "strength": strength, "threshold": threshold},
+        hyperparameters={
+            **named,
+            **served,
+            "law": law,
+            "strength": strength,
+            "threshold": threshold,
+            "policy": None if needed is None else str(needed),
+        },
         optimizer=local,
         message=message,
         apply=apply,
         init_server=lambda central: (empty_buffer(central), outer.init(central)),
+        timing=Timing(policy=needed),
         elementwise=server_optimizer is None,
     )

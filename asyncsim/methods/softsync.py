@@ -3,11 +3,16 @@
 import jax.numpy as jnp
 
 from asyncsim.methods.buffer import add_mean, empty_buffer
-from asyncsim.methods.checks import require_rate, require_switch
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, gradient_steps
+from asyncsim.methods.checks import require_policy, require_rate, require_switch
+from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, gradient_steps
+from asyncsim.policy import Policy
 
 
-def softsync(learning_rate: float | Schedule = LEARNING_RATE, modulated: bool = True) -> Method:
+def softsync(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    modulated: bool = True,
+    policy: Policy | str | None = "buffered(count=4)",
+) -> Method:
     """Return n-softsync with rates that depend on the staleness.
 
     The server averages the messages that make up a version, and adds them::
@@ -20,6 +25,8 @@ def softsync(learning_rate: float | Schedule = LEARNING_RATE, modulated: bool = 
     learning_rate : float or schedule of the Visit
     modulated : bool
         Whether the rates depend on the staleness; without, the runs of the paper with many learners fail.
+    policy : Policy or text, optional
+        ``buffered(workers // n)`` is the paper's n-softsync. None: whatever the trace has.
 
     Raises
     ------
@@ -28,7 +35,7 @@ def softsync(learning_rate: float | Schedule = LEARNING_RATE, modulated: bool = 
 
     Notes
     -----
-    The trace decides how many messages make up a version: ``workers // n`` of any of them for n-softsync (``n`` is the
+    The policy decides how many messages make up a version: ``workers // n`` of any of them for n-softsync (``n`` is the
     paper's splitting parameter, its lambda the number of workers); one, ``n = workers``, on a plain asynchronous trace.
     A fresh gradient keeps its whole rate, and so does one of staleness one: dist-keras' 1 / (staleness + 1) damps the
     second by half (`asyncsim.methods.adaptive_staleness`). A worker that finds no newer version does not pull in the
@@ -40,6 +47,7 @@ def softsync(learning_rate: float | Schedule = LEARNING_RATE, modulated: bool = 
     """
     require_rate("learning_rate", learning_rate)
     require_switch("modulated", modulated)
+    needed = require_policy(policy)
 
     def message(worker, update, start, central, visit):
         if modulated:
@@ -48,10 +56,15 @@ def softsync(learning_rate: float | Schedule = LEARNING_RATE, modulated: bool = 
 
     return Method(
         name="softsync",
-        hyperparameters={"learning_rate": learning_rate, "modulated": modulated},
+        hyperparameters={
+            "learning_rate": learning_rate,
+            "modulated": modulated,
+            "policy": None if needed is None else str(needed),
+        },
         optimizer=gradient_steps(learning_rate),
         message=message,
         apply=add_mean,
         init_server=empty_buffer,
+        timing=Timing(policy=needed),
         elementwise=True,
     )

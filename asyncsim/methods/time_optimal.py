@@ -1,12 +1,13 @@
 """Rennala and Ringmaster: plain averages and steps, once the timing has chosen which gradients count."""
 
 from asyncsim.methods.buffer import add_mean, empty_buffer
-from asyncsim.methods.checks import require_rate
+from asyncsim.methods.checks import require_policy, require_rate
 from asyncsim.methods.downpour import downpour
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, gradient_steps
+from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, gradient_steps
+from asyncsim.policy import Policy
 
 
-def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "barrier()") -> Method:
     """Return SGD with the mean of all gradients that make up a version.
 
     ::
@@ -16,11 +17,13 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     Parameters
     ----------
     learning_rate : float or schedule of the Visit
+    policy : Policy or text, optional
+        Which gradients make a version; by default one of each worker, synchronous SGD. None: whatever the trace has.
 
     Raises
     ------
     InputError
-        For a learning rate that is not above zero.
+        For a learning rate that is not above zero, or a policy that is none.
 
     Notes
     -----
@@ -34,17 +37,21 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     (K-sync and its relatives).
     """
     require_rate("learning_rate", learning_rate)
+    needed = require_policy(policy)
     return Method(
         name="batch_sgd",
-        hyperparameters={"learning_rate": learning_rate},
+        hyperparameters={"learning_rate": learning_rate, "policy": None if needed is None else str(needed)},
         optimizer=gradient_steps(learning_rate),
         apply=add_mean,
         init_server=empty_buffer,
+        timing=Timing(policy=needed),
         elementwise=True,
     )
 
 
-def rennala(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+def rennala(
+    learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "discard_stale(limit=1, count=10)"
+) -> Method:
     """Return Rennala SGD, for traces on which a fixed number of fresh gradients makes a version.
 
     ::
@@ -55,11 +62,13 @@ def rennala(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     ----------
     learning_rate : float or schedule of the Visit
         About half the inverse of the largest curvature.
+    policy : Policy or text, optional
+        With the batch of fresh gradients as its count. None: whatever the trace has.
 
     Raises
     ------
     InputError
-        For a learning rate that is not above zero.
+        For a learning rate that is not above zero, or a policy that is none.
 
     Notes
     -----
@@ -71,10 +80,12 @@ def rennala(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     Tyurin and Richtarik 2023, "Optimal time complexities of parallel stochastic optimization methods under a fixed
     computation model", arXiv 2305.12387.
     """
-    return batch_sgd(learning_rate)._replace(name="rennala")
+    return batch_sgd(learning_rate, policy)._replace(name="rennala")
 
 
-def ringmaster(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
+def ringmaster(
+    learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "discard_stale(limit=10, count=1)"
+) -> Method:
     """Return Ringmaster ASGD, for traces without gradients that are too stale.
 
     ::
@@ -85,11 +96,13 @@ def ringmaster(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     ----------
     learning_rate : float or schedule of the Visit
         About half the inverse of the largest curvature times the limit of the staleness.
+    policy : Policy or text, optional
+        With the limit of the staleness; ``cancel_stale`` for the variant with stops. None: whatever the trace has.
 
     Raises
     ------
     InputError
-        For a learning rate that is not above zero.
+        For a learning rate that is not above zero, or a policy that is none.
 
     Notes
     -----
@@ -101,4 +114,6 @@ def ringmaster(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     Maranjyan, Tyurin and Richtarik 2025, "Ringmaster ASGD: the first asynchronous SGD with optimal time complexity",
     arXiv 2501.16168.
     """
-    return downpour(learning_rate)._replace(name="ringmaster")
+    needed = require_policy(policy)
+    named = {"learning_rate": learning_rate, "policy": None if needed is None else str(needed)}
+    return downpour(learning_rate)._replace(name="ringmaster", hyperparameters=named, timing=Timing(policy=needed))
