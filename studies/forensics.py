@@ -76,9 +76,10 @@ class Config(SweepConfig):
         InputError
             An option that cannot be used; a number of workers or a method without a published curve.
         """
+        for name, values in (("service", self.service), ("cv", self.cv), ("hidden", self.hidden)):
+            for value in values:
+                require_nonnegative(name, value)
         super().check()
-        for name, value in zip(_POINT, self.hidden, strict=True):
-            require_nonnegative(f"hidden {name}", value)
         if not self.fitted:
             raise InputError("fitted: none given; give one or more of workers")
         for count in self.fitted:
