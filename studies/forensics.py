@@ -1,0 +1,289 @@
+"""Which cluster published curves came from: service time and spread of the compute times, found from losses alone.
+
+The GEM paper does not say how long its server took for a visit, nor how much its workers' times varied, and its curves
+depend on both. So the methods of its figure 1 are run over a grid of clusters and learning rates, with some numbers of
+workers (--fitted). Chosen is the cluster whose curves are nearest to the published ones of all methods, each at its
+best learning rate. It is checked with the other numbers of workers, on which nothing was fitted; for comparison so is
+the cluster that fits each method best by itself.
+
+Times are in units of the mean time of a gradient, one second, as curves over worker steps know no other. The deviation
+is the root mean square of log10(ours / published), losses averaged over 20 worker steps and the seeds. Bins outside the
+published axes are left out, and a curve that has fewer than half of the published bins, because it diverged, has none.
+
+Curves are published for MNIST alone (--scale paper). On any other problem the study shows instead how far it can be
+trusted: the curves to be fitted are those of a hidden cluster (--hidden), with seeds of their own, and it has to
+find that cluster again.
+
+At paper scale the grid is 18 points of 70,000 commits of MNIST's network each, the check at most four times 110,000
+more: about two hours on two cores for each seed.
+"""
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_choice, require_nonnegative
+from asyncsim.study import load_file, shipped
+from asyncsim.study_config import StudyConfig
+from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.comparison import Cell
+    from asyncsim.curves import Curve
+    from asyncsim.run import Run
+
+#: The panels of the paper's figure by their methods.
+_PANELS = {"gem": "1a", "downpour": "1b", "adaptive_staleness": "1c"}
+#: What sets the cells apart besides the workers.
+_POINT = ["service", "cv", "learning_rate"]
+_CLUSTER = ["service", "cv"]
+_TABLES = ("fit.csv", "target.csv")
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the forensics study."""
+
+    varied: ClassVar = ("workers", "service", "cv", "learning_rate")
+
+    service: tuple[float, ...] = (0.0, 0.2)
+    """Constant times that the server is busy with a visit, one after the other (s; a gradient takes 1 s on average)."""
+    cv: tuple[float, ...] = (0.05, 0.5)
+    """Coefficients of variation of the compute times, which are gamma distributed, one after the other."""
+    learning_rate: tuple[float, ...] = (0.05, 0.02)  # type: ignore[assignment]
+    """Step sizes of a gradient, one after the other, for all methods."""
+    fitted: tuple[int, ...] = (5, 20)
+    """Those of workers on which the cluster is fitted; it is checked on the others."""
+    hidden: tuple[float, float, float] = (0.2, 0.05, 0.05)
+    """Service time (s), CV and learning rate that are to be found again, on a problem without published curves."""
+    seeds: int = 1
+    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
+    steps: int = 100
+    """Commits per worker, on average; a trace has steps * workers commits."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            An option that cannot be used; a number of workers or a method without a published curve.
+        """
+        for name, values in (("service", self.service), ("cv", self.cv), ("hidden", self.hidden)):
+            for value in values:
+                require_nonnegative(name, value)
+        super().check()
+        if not self.fitted:
+            raise InputError("fitted: none given; give one or more of workers")
+        for count in self.fitted:
+            if count not in self.workers:
+                known = ", ".join(map(str, self.workers))
+                raise InputError(f"fitted = {count}: is not among workers, {known}; give some of these")
+
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of one cluster; ``cv`` is that of its compute times."""
+        cv = values.pop("cv", self.cv[0])
+        return super().at(**{"compute": f"gamma(mean=1, cv={cv})" if cv else "constant(1)", **values})
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(
+        scale="paper",
+        problem="mnist",
+        service=(0.0, 0.05, 0.2),
+        cv=(0.05, 0.2, 0.5),
+        learning_rate=(0.05, 0.01),
+        steps=938,
+        evaluate_every=938,
+        diagnose_every=0,
+    ),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
+    """
+    config.check()
+    with config.computing_device():
+        points = list(itertools.product(config.service, config.cv, config.learning_rate))
+        grid = list(itertools.product(dict.fromkeys([*points, config.hidden]), config.workers))
+        made = sweep(config, [{**dict(zip(_POINT, point, strict=True)), "workers": n} for point, n in grid])
+        cells = dict(zip(grid, made, strict=True))
+        targets = _published(made[0], config) or _hidden([cells[config.hidden, n] for n in config.workers])
+
+        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
+            results.write_csv(folder / "target.csv", _as_table(targets))
+            table = fit(folder, summary, targets, config.fitted)
+            results.write_csv(folder / "fit.csv", table)
+            print(f"{_told(table)}\n")
+            report("forensics", folder, summary, ("method", *_POINT, "workers"), _TABLES)
+
+        def follow(folder: Path, summary: "pd.DataFrame") -> "list[Cell]":
+            found = choose(fit(folder, summary, targets, config.fitted))
+            held_out = [n for n in config.workers if n not in config.fitted]
+            return [_only(cells[point, n], names) for point, names in found.items() for n in held_out]
+
+        first = [cells[point, n] for point in points for n in config.workers if n in config.fitted]
+        return run_cells("forensics", config, first, conclude, follow=follow)
+
+
+def fit(
+    folder: Path, summary: "pd.DataFrame", targets: "dict[tuple[str, int], pd.Series]", fitted: tuple[int, ...]
+) -> "pd.DataFrame":
+    """Return the deviation of every method in every cell from its target.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``method``, ``service``, ``cv``, ``learning_rate``, ``workers``, ``deviation`` (nan without half of the bins),
+        ``fitted`` (whether the cluster is chosen by this number of workers), ``bins``, ``diverged`` (seeds).
+    """
+    import pandas as pd
+
+    from asyncsim.run import Run
+
+    rows = []
+    for key, group in summary.groupby(["method", *_POINT, "workers"], sort=False):
+        method, *point, n = key
+        target = targets[method, n]
+        ours = _curve([Run.load(folder / name) for name in group["run_folder"]], n)
+        bins = int((pd.Series(ours.mean).reindex(target.index).notna() & target.notna()).sum())
+        deviation = _measure().log_deviation(ours, target) if 2 * bins >= target.notna().sum() else float("nan")
+        row = {"method": method, **dict(zip(_POINT, point, strict=True)), "workers": n, "deviation": deviation}
+        diverged = int((group["status"] == "diverged").sum())
+        rows.append({**row, "fitted": n in fitted, "bins": bins, "diverged": diverged})
+    return pd.DataFrame(rows)
+
+
+def scores(table: "pd.DataFrame") -> "pd.Series":
+    """Return the mean square deviation at the fitted numbers of workers, by method and point; without nan."""
+    square = table[table["fitted"]].assign(square=lambda rows: rows["deviation"] ** 2)
+    # All of them count: a mean over those that did not diverge would choose the worst.
+    by_point = square.groupby(["method", *_POINT], sort=False)["square"]
+    return by_point.mean().where(by_point.count() == by_point.size()).dropna()
+
+
+def choose(table: "pd.DataFrame") -> dict[tuple[float, float, float], set[str]]:
+    """Return the points to check, each with its methods: the common cluster, and each method's own best."""
+    found = scores(table)
+    chosen: dict[tuple[float, float, float], set[str]] = {}
+    for method in found.index.unique("method"):
+        own = found[method]
+        chosen.setdefault(own.idxmin(), set()).add(method)
+        with contextlib.suppress(KeyError):
+            service, cv = common_cluster(found)
+            rate = own.xs((service, cv), level=_CLUSTER).idxmin()
+            chosen.setdefault((service, cv, rate), set()).add(method)
+    return chosen
+
+
+def common_cluster(found: "pd.Series") -> tuple[float, float]:
+    """Return service time and CV with the least mean square deviation over all methods, each at its best rate.
+
+    Raises
+    ------
+    KeyError
+        There is no cluster at which every method has curves to compare.
+    """
+    best = found.groupby(["method", *_CLUSTER], sort=False).min().groupby(_CLUSTER, sort=False)
+    everywhere = best.count() == found.index.unique("method").size
+    if not everywhere.any():
+        raise KeyError("no cluster for all methods")
+    return best.mean()[everywhere].idxmin()
+
+
+def _told(table: "pd.DataFrame") -> str:
+    """Return the deviations at the chosen points, as a table."""
+    import pandas as pd
+
+    parts = []
+    for point, names in choose(table).items():
+        here = (table[_POINT] == list(point)).all(axis=1) & table["method"].isin(names)
+        parts.append(table[here])
+    if not parts:
+        return "no curves to compare: all of them diverged early"
+    rows = pd.concat(parts).assign(used=lambda rows: rows["fitted"].map({True: "fitted", False: "held out"}))
+    wide = rows.pivot_table(index=["method", *_POINT], columns=["used", "workers"], values="deviation")
+    shown = wide.to_string(float_format="{:.3f}".format, na_rep="-")
+    with contextlib.suppress(KeyError):
+        service, cv = common_cluster(scores(table))
+        return f"{shown}\n\nthe cluster that fits all methods best: service {service:g} s, CV {cv:g}"
+    return shown
+
+
+def _published(cell: "Cell", config: Config) -> "dict[tuple[str, int], pd.Series]":
+    """Return the published curves of the study's methods and workers; none for another problem than the paper's."""
+    if cell.problem.name != "mnist":
+        return {}
+    module, found = _measure(), {}
+    for method in cell.methods:
+        panel = _PANELS[require_choice("methods", method.name, _PANELS)]
+        for n in config.workers:
+            found[method.name, n] = module.binned(panel, f"{method.name} n={n}")
+            if found[method.name, n].empty:
+                raise InputError(f"workers = {n}: no curve of {method.name} is published for it; give 5, 10, 20 or 30")
+    return found
+
+
+def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
+    """Return the curves of a cluster that is to be found again, with seeds that the study does not use."""
+    import pandas as pd
+
+    from asyncsim.comparison import meet
+    from asyncsim.simulation import simulate
+    from asyncsim.wave_replay import replay
+
+    found = {}
+    for cell in cells:
+        config = cell.config
+        print(f"note: {cell.problem.name} has no published curves: fits those of {cell.name}", file=sys.stderr)
+        for method in cell.methods:
+            runs = []
+            for seed in range(config.seeds, 2 * config.seeds):
+                trace = simulate(meet(cell.cluster, method.timing), config.commits, seed)
+                options: dict[str, Any] = {"precision": config.precision, "proxy_momentum": config.momentum}
+                runs.append(replay(trace, method, cell.problem, seed, diagnose_every=0, **options))
+            found[method.name, cell.cluster.workers] = pd.Series(_curve(runs, cell.cluster.workers).mean)
+    return found
+
+
+def _curve(runs: "list[Run]", workers: int) -> "Curve":
+    """Return the losses averaged over bins of 20 worker steps and the runs."""
+    from asyncsim.curves import curve_of
+
+    return curve_of(runs, lambda commits: commits["loss"].to_numpy(), "mean", workers, _measure().BIN_STEPS)
+
+
+def _as_table(targets: "dict[tuple[str, int], pd.Series]") -> "pd.DataFrame":
+    import pandas as pd
+
+    steps = _measure().BIN_STEPS
+    parts = [
+        pd.DataFrame({"method": method, "workers": n, "step": (target.index + 0.5) * steps, "loss": target.to_numpy()})
+        for (method, n), target in targets.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _only(cell: "Cell", names: set[str]) -> "Cell":
+    return cell._replace(methods=[method for method in cell.methods if method.name in names])
+
+
+def _measure() -> Any:
+    """Return the module of the published curves and of the deviation from them."""
+    return load_file("asyncsim.figures.gem.published", shipped("figures") / "gem" / "published.py")

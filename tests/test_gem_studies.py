@@ -1,0 +1,366 @@
+"""The studies of the GEM paper: each runs, keeps what it says, and finds what is known beforehand."""
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncsim import InputError, Run, Trace, study
+from asyncsim.laws import Constant, Exponential, Gamma, Mixture
+from asyncsim.study import load_file
+from asyncsim.sweep import read
+
+#: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
+TINY = {
+    "stability": ("--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits", "learning_rate workers"),
+    "kappa": ("--workers 2 --kappa 2 --steps 20 --diagnose-every 1", "workers kappa"),
+    "misspecification": ("--workers 2 --learning-rate 0.1 --steps 4", "learning_rate workers"),
+    "speedup": ("--workers 1 2 --methods downpour --seconds 1", "workers batch_size compute"),
+    "generalization": ("--workers 2 --steps 4", "workers"),
+    "queue": ("--workers 4 --service 0.5 --methods downpour --steps 10", "discipline workers"),
+    "forensics": (
+        "--workers 2 3 --fitted 2 --service 0 --cv 0.2 --learning-rate 0.1 0.03 --hidden 0 0.2 0.1 --noise 0 "
+        "--steps 60 --methods downpour",
+        "service cv learning_rate workers",
+    ),
+}
+OWN_TABLES = {"queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
+
+
+@pytest.fixture
+def told(capsys):
+    """Run the command line; return the exit code and the lines on standard output and standard error."""
+
+    def run(name: str, options: str) -> tuple[int, list[str], list[str]]:
+        code = study.main([name, *options.split(), "--seeds=1", "--problem=quadratic", "--out=mine"])
+        output = capsys.readouterr()
+        return code, output.out.splitlines(), output.err.splitlines()
+
+    return run
+
+
+def limits():
+    return load_file("asyncsim.studies._limits", study.shipped("studies") / "_limits.py")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_study_runs_and_says_what_it_wrote(told, name):
+    options, columns = TINY[name]
+    code, out, err = told(name, options)
+    assert code == 0, err
+    said, named = re.fullmatch("wrote (.*?): (.*)", out[-1]).groups()
+    assert said == "mine" and sorted(named.split(", ")) == sorted(path.name for path in Path("mine").iterdir())
+    assert OWN_TABLES.get(name, set()) <= set(named.split(", "))
+    results = read("mine", name)
+    assert {"method", "seed", "status", *columns.split()} <= set(results.summary)
+    assert set(results.summary["status"]) == {"finished"}
+    assert len(results.runs()) == len(results.summary) >= 1
+    cells = [set(cell) for cell in results.config["cells"]]
+    assert cells and all(cell == set(columns.split()) for cell in cells)
+    CHECKS.get(name, lambda results: None)(results)
+
+
+def check_kappa(results):
+    # GEM's own median of pi, over the last tenth of the commits.
+    for row, run in zip(results.summary.itertuples(), results.runs(), strict=True):
+        shown = run.diagnostics
+        late = shown[(shown["quantity"] == "pi") & (shown["tensor"] == "") & (shown["quantile"] == 0.5)]
+        late = late[late["commit"] >= 36]
+        assert row.median_pi == pytest.approx(late["value"].mean(), rel=1e-12) and len(late) >= 1
+        assert run.config["hyperparameters"]["kappa"] == row.kappa
+
+
+def check_misspecification(results):
+    found = set(zip(results.summary["method"], results.summary["workers"], strict=True))
+    assert found == {("sgd", 1), ("gem", 2), ("downpour", 2)}
+    steps = [len(run.commits) / n for run, n in zip(results.runs(), results.summary["workers"], strict=True)]
+    assert steps == [4, 4, 4]
+
+
+def check_speedup(results):
+    assert list(results.summary["batch_size"]) == [256, 128]
+    assert list(results.summary["compute"]) == ["gamma(mean=0.1, cv=0.2)", "gamma(mean=0.05, cv=0.2)"]
+    # Both end within one step of a worker (5 standard deviations) of the second that they are given.
+    ends = [run.commits["commit_time"].iloc[-1] for run in results.runs()]
+    assert all(1 - 0.1 * (1 + 5 * 0.2) <= end <= 1 for end in ends)
+
+
+def check_queue(results):
+    ranks = pd.read_csv(results.folder / "ranks.csv")
+    assert list(ranks["worker"]) == [0, 1, 2, 3] * 2
+    shares = ranks.groupby("discipline")["share"]
+    assert shares.sum().tolist() == pytest.approx([1, 1])
+    # Four workers of demand 0.5/1.5 each: the queue is never empty for long, and the last rank waits behind all others.
+    assert ranks.loc[ranks["discipline"] == "fifo", "share"].min() >= 0.2
+    lowest = ranks[ranks["discipline"] == "lowest_rank"].set_index("worker")["share"]
+    assert lowest[3] < 0.2 < lowest[0]
+    # The table is that of all commits of the traces.
+    for row in results.summary.itertuples():
+        of_worker = Trace.load(results.folder / row.trace_file).frame.groupby("worker")["staleness"]
+        found = ranks[ranks["discipline"] == row.discipline].set_index("worker")
+        assert found["commits"].sum() == 40 and found["commits"].to_dict() == {3: 0} | of_worker.size().to_dict()
+        assert found["staleness_mean"].dropna().tolist() == pytest.approx(of_worker.mean().tolist(), rel=1e-12)
+
+
+def check_forensics(results):
+    # Without noise nothing but the rate sets the curves apart, and that of the hidden cluster is found again.
+    fit = pd.read_csv(results.folder / "fit.csv")
+    assert {"method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"} <= set(fit)
+    best = fit[fit["fitted"]].sort_values("deviation").iloc[0]
+    assert best["learning_rate"] == 0.1
+    assert fit.loc[~fit["fitted"], ["workers", "learning_rate"]].to_numpy().tolist() == [[3, 0.1]]
+    assert (fit["bins"] == 3).all()
+
+
+CHECKS = {
+    "kappa": check_kappa,
+    "misspecification": check_misspecification,
+    "speedup": check_speedup,
+    "queue": check_queue,
+    "forensics": check_forensics,
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_scales_are_valid_and_chosen_by_name(name):
+    module = study.load(name)
+    assert set(module.SCALES) == {"small", "paper"}
+    for scale, config in module.SCALES.items():
+        config.check()
+        assert config.scale == scale
+        assert study.configure(name, ["--scale", scale])[1] == config
+    small, paper = module.SCALES["small"], module.SCALES["paper"]
+    assert small.problem == "digits" and paper.problem == "mnist" and small == module.Config()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("stability", "--workers 5 5", "workers = 5, 5: one comes twice; give each once"),
+        ("stability", "--workers 0", "workers = 0: must be at least 1"),
+        ("stability", "--learning-rate 0.1 0", "learning_rate = 0.0: must be above zero"),
+        ("stability", "--learning-rate 0.1 0.1", "learning_rate = 0.1, 0.1: one comes twice"),
+        ("stability", "--most-workers 0", "most_workers = 0: must be at least 1"),
+        ("stability", "--rates-at 3 0", "rates_at = 0: must be at least 1"),
+        ("stability", "--fraction 0", "fraction = 0.0: must be above zero"),
+        ("stability", "--fraction 2", "fraction = 2.0: above one, a loss that grows would count; give at most one"),
+        ("kappa", "--kappa 1 -1", "kappa = -1.0: must be zero or above"),
+        ("speedup", "--workers 3", "workers = 3: cannot divide an effective batch of 256; give numbers that do"),
+        ("speedup", "--seconds 0", "seconds = 0.0: must be above zero (s)"),
+        ("speedup", "--effective-batch 0", "effective_batch = 0: must be at least 1"),
+        ("speedup", "--batch-size 8", "batch_size = 8: follows from the effective batch; give effective_batch"),
+        ("speedup", "--compute uniform(0,1)", "is not divided among workers here; choose constant, exponential"),
+        ("speedup", "--steps -1", "steps = -1: must be at least 1"),
+        ("generalization", "--epochs 0", "epochs = 0: must be at least 1"),
+        ("generalization", "", "problem = 'quadratic': has no data to pass through; give steps instead of epochs"),
+        ("forensics", "--fitted 7", "fitted = 7: is not among workers, 5, 10, 20, 30; give some of these"),
+        ("forensics", "--service -1", "service = -1.0: must be zero or above"),
+        ("forensics", "--cv -1", "cv = -1.0: must be zero or above"),
+        ("forensics", "--hidden -1 0.1 0.1", "hidden = -1.0: must be zero or above"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(told, name, options, message):
+    code, out, err = told(name, options)
+    errors = [line for line in err if not line.startswith("note: ")]
+    assert (code, out, len(errors)) == (2, [], 1), err
+    assert message in errors[0]
+    assert list(Path().iterdir()) == []
+
+
+# Limits
+
+
+@given(st.lists(st.integers(0, 1000), unique=True, max_size=40).map(sorted), st.integers(-1, 1001))
+def test_bisection_finds_a_known_limit(values, limit):
+    asked = []
+    found = limits().bisect(values, lambda value: asked.append(value) or value <= limit)
+    stable, unstable = [v for v in values if v <= limit], [v for v in values if v > limit]
+    assert found == (stable[-1] if stable else None, unstable[0] if unstable else None)
+    assert len(asked) == len(set(asked)) <= math.ceil(math.log2(len(values) + 1))
+
+
+def test_first_and_last_loss():
+    # Two workers of five steps: their first steps are commits 0 and 2, and a tenth of the commits is one.
+    step, loss = [0, 1, 0, 1, 2, 2, 3, 3, 4, 4], [5.0, 9, 3, 9, 9, 9, 9, 9, 9, 2]
+    run = SimpleNamespace(commits=pd.DataFrame({"worker_step": step, "loss": loss}))
+    assert limits().first_and_last(run, 10) == (4.0, 2.0)
+
+
+def test_limits_of_gradient_descent(told, monkeypatch):
+    # One worker on a quadratic of curvature one: the loss shrinks with a rate below two and grows above it.
+    module = study.load("stability")
+    monkeypatch.setattr(module, "_RATES", [1.0, 1.9, 2.1])
+    options = "--workers 1 --most-workers 1 --learning-rate 1 --methods downpour --curvature 1 --noise 0 --steps 40"
+    code, out, err = told("stability", options)
+    assert code == 0, err
+    table = pd.read_csv("mine/limits.csv").set_index("question")
+    assert table.loc["learning_rate", ["largest_stable", "smallest_unstable"]].tolist() == [1.9, 2.1]
+    assert table.loc["workers", "largest_stable"] == 1 and np.isnan(table.loc["workers", "smallest_unstable"])
+    assert (table["at"] == 1).all() and (table["seeds"] == 1).all() and (table["method"] == "downpour").all()
+    tried = pd.read_csv("mine/limit_runs.csv")
+    assert list(tried["learning_rate"]) == [1.0, 1.9, 2.1] and list(tried["stable"]) == [True, True, False]
+    assert "limits.csv" in out[-1] and "limit_runs.csv" in out[-1]
+
+
+def test_numbers_of_workers_that_are_tried():
+    counts = study.load("stability")._counts(100)
+    assert counts[0] == 1 and counts[-1] == 100 and counts == sorted(set(counts))
+    # No step is above a fifth, but for those of one worker.
+    assert all(b / a <= 2**0.25 * 1.1 or b - a == 1 for a, b in itertools.pairwise(counts))
+
+
+# What is left when it ends early
+
+
+def stop_at(monkeypatch, module, number: int) -> None:
+    """Let the replay of that number, from one, be interrupted."""
+    replay, calls = module.replay, []
+
+    def stopping(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return replay(*arguments, **options)
+
+    monkeypatch.setattr(module, "replay", stopping)
+
+
+def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monkeypatch):
+    from asyncsim import comparison
+
+    stop_at(monkeypatch, comparison, 2)
+    code, out, err = told("queue", "--workers 2 --methods downpour --steps 2")
+    assert (code, err[-1]) == (130, "interrupted: what was finished is in mine")
+    config = json.loads(Path("mine/config.json").read_text())
+    assert config["incomplete"] == ["runs/discipline-lowest_rank_workers-2/downpour-seed0"]
+    assert list(pd.read_csv("mine/summary.csv")["discipline"]) == ["fifo"]
+    assert set(pd.read_csv("mine/ranks.csv")["discipline"]) == {"fifo"}
+    assert out[-1].startswith("wrote mine: ")
+
+
+def test_interrupted_limits_keep_the_grid(told, monkeypatch):
+    stop_at(monkeypatch, limits(), 1)
+    code, _, err = told("stability", "--workers 2 --learning-rate 0.1 --methods downpour --steps 2")
+    assert (code, err[-1]) == (130, "interrupted: what was finished is in mine")
+    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == []
+    assert len(pd.read_csv("mine/summary.csv")) == 1 and not Path("mine/limits.csv").exists()
+
+
+# Parts
+
+
+@pytest.mark.parametrize(
+    ("law", "expected"),
+    [
+        ("gamma(mean=1, cv=0.2)", Gamma(0.25, 0.2)),
+        (2.0, Constant(0.5)),
+        (Exponential(4.0), Exponential(1.0)),
+    ],
+)
+def test_laws_are_scaled(law, expected):
+    assert study.load("speedup").scaled(law, 0.25) == expected
+
+
+def test_a_law_that_cannot_be_scaled():
+    with pytest.raises(InputError, match="is not divided among workers here"):
+        study.load("speedup").scaled(Mixture([1.0, 2.0], [1, 1]), 0.5)
+
+
+def test_epochs_are_passes_through_the_data():
+    module = study.load("generalization")
+    problem = SimpleNamespace(name="digits", batch_size=32, examples=1437)
+    cell = SimpleNamespace(cluster=SimpleNamespace(workers=10, window=1), config=module.Config().at(steps=1))
+    changed = {}
+    stub = SimpleNamespace(**vars(cell), problem=problem, _replace=lambda **values: changed.update(values))
+    module._of_epochs(stub, 30)
+    config = changed["config"]
+    assert config.steps == round(30 * 1437 / 320) == 135
+    assert config.evaluate_every == 4
+
+
+def table_of(deviations: dict) -> pd.DataFrame:
+    """Return a table of deviations by method, service, learning rate and workers; fitted on 5 and 20."""
+    rows = [
+        {"method": m, "service": s, "cv": 0.2, "learning_rate": rate, "workers": n, "deviation": d, "fitted": n != 10}
+        for (m, s, rate, n), d in deviations.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_one_cluster_is_chosen_for_all_methods_each_at_its_best_rate():
+    forensics = study.load("forensics")
+    deviations = {}
+    # By method and service: the deviation at rate 0.05 and 0.01.
+    for (method, service), both in {
+        ("gem", 0.0): (0.1, 0.5),
+        ("gem", 0.2): (0.2, 0.6),
+        ("downpour", 0.0): (0.6, 0.7),
+        ("downpour", 0.2): (0.4, 0.3),
+    }.items():
+        for rate, deviation in zip((0.05, 0.01), both, strict=True):
+            deviations |= {(method, service, rate, n): deviation for n in (5, 20)}
+            deviations[method, service, rate, 10] = 9.0  # held out: must not count
+    table = table_of(deviations)
+    # Mean squares of the best rates: (0.01 + 0.36) / 2 without service, (0.04 + 0.09) / 2 with.
+    assert forensics.common_cluster(forensics.scores(table)) == (0.2, 0.2)
+    assert forensics.choose(table) == {
+        (0.0, 0.2, 0.05): {"gem"},
+        (0.2, 0.2, 0.05): {"gem"},
+        (0.2, 0.2, 0.01): {"downpour"},
+    }
+
+
+def test_a_cluster_without_curves_of_all_is_not_chosen():
+    forensics = study.load("forensics")
+    known = {("gem", 0.0, 0.05, 5): 0.1, ("gem", 0.2, 0.05, 5): 0.3, ("downpour", 0.2, 0.05, 5): 0.3}
+    # It diverged early at one of the numbers of workers: the other does not count either.
+    early = {("downpour", 0.0, 0.05, 5): 0.01, ("downpour", 0.0, 0.05, 20): np.nan}
+    table = table_of(known | early)
+    assert forensics.common_cluster(forensics.scores(table)) == (0.2, 0.2)
+    assert ("downpour", 0.0, 0.2, 0.05) not in forensics.scores(table).index
+
+
+def test_deviation_of_known_curves():
+    forensics = study.load("forensics")
+    target = pd.Series([1.0, 0.5, 0.25])
+    commits = pd.DataFrame({"commit": range(120), "commit_time": np.arange(120.0), "worker": 0})
+    run = Run(commits.assign(loss=10 * np.repeat([1.0, 0.5, 0.25], 40)), pd.DataFrame(), pd.DataFrame(), {})
+    run.save("runs/one")
+    point = {"service": 0.0, "cv": 0.2, "learning_rate": 0.05}
+    row = {"method": "gem", **point, "workers": 2, "status": "finished", "run_folder": "runs/one"}
+    summary = pd.DataFrame([row])
+    found = forensics.fit(Path(), summary, {("gem", 2): target}, (2,)).iloc[0]
+    assert found["deviation"] == pytest.approx(1.0, rel=1e-12) and found["bins"] == 3 and found["fitted"]
+    # Fewer than half of the bins are no curve.
+    longer = pd.Series([1.0] * 7)
+    assert np.isnan(forensics.fit(Path(), summary, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
+
+
+def test_published_curves_are_those_of_mnist():
+    forensics = study.load("forensics")
+    gem, other = SimpleNamespace(name="gem"), SimpleNamespace(name="mine")
+    cell = SimpleNamespace(problem=SimpleNamespace(name="mnist"), methods=[gem])
+    found = forensics._published(cell, forensics.Config())
+    assert {key for key in found} == {("gem", n) for n in (5, 10, 20, 30)}
+    # Read off the first points of figure 1a in the file: steps 5, 10, 15 and 20.
+    assert found["gem", 5].iloc[0] == pytest.approx((2.293 + 2.264 + 2.143 + 1.827) / 4, rel=1e-9)
+    with pytest.raises(InputError, match=r"workers = 7: no curve of gem is published for it; give 5, 10, 20 or 30"):
+        forensics._published(cell, forensics.Config(workers=(7,), fitted=(7,)))
+    with pytest.raises(InputError, match="methods = 'mine': unknown; choose from gem, downpour, adaptive_staleness"):
+        forensics._published(SimpleNamespace(problem=cell.problem, methods=[other]), forensics.Config())
+    digits = SimpleNamespace(problem=SimpleNamespace(name="digits"), methods=[gem])
+    assert forensics._published(digits, forensics.Config()) == {}
