@@ -132,7 +132,7 @@ def write_all(folder, steps=5, counts=(2, 4), problem="digits", seeds=2, noise=0
         "stability": {"limits.csv": limits()},
         "queue": {"ranks.csv": ranks(counts[-1])},
         "momentum": {"momentum.csv": measured()},
-        "forensics": {"fit.csv": fit(counts)},
+        "forensics": {"fit.csv": fit(counts), "target.csv": target(counts)},
     }
     for name, cells in _cells(size, dies, counts).items():
         study = "staleness" if name == "hundred" else name
@@ -199,6 +199,15 @@ def fit(counts):
     return pd.DataFrame(rows, columns=columns)
 
 
+def target(counts):
+    tables = []
+    for method in METHODS[1:]:
+        for n in counts:
+            step = np.array([2.0, 4.0])
+            tables.append(pd.DataFrame({"method": method, "workers": n, "step": step, "loss": 1 / step}))
+    return pd.concat(tables)
+
+
 def limits():
     rows = []
     for method in METHODS:
@@ -224,5 +233,7 @@ def ranks(n):
 def measured():
     n = np.array([2, 4, 8, 16, 32])
     off = 0.01 * np.array([1, -1, 0.5, 0, -0.5])
-    values = {"workers": n, "momentum_measured": 1 - 1 / n + off, "standard_error": 0.01, "momentum_theory": 1 - 1 / n}
-    return pd.DataFrame(values)
+    theory = 1 - 1 / n
+    values = {"workers": n, "momentum_measured": theory + off, "standard_error": 0.01, "momentum_theory": theory}
+    laws = ("exponential(1)", "gamma(mean=1, cv=0.2)")
+    return pd.concat([pd.DataFrame({"compute": law, "window": 1, "method": "downpour", **values}) for law in laws])

@@ -17,8 +17,8 @@ from asyncsim.sweep import Finished
 
 from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, plain_logs, setting, values_of
 
-#: Share of a run at its end that counts: by then the start, where all read the same, is over.
-_LATE = 0.5
+#: Share of a run, at its end, that counts: that of "final" losses and energy ratios in a study's summary.
+_LATE = 0.1
 _METHODS = ("gem", "downpour")
 #: Where the ratio of a map is as far from one as its colours go (powers of ten).
 _DECADES = 2.0
@@ -56,7 +56,7 @@ def by_workers(results: Finished) -> Figure:
     whole.legend(loc="upper left")
     whole.annotate("compliant", (1, 1), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
                    ha="right", va="bottom", fontsize=7)  # fmt: skip
-    _draw_shares(shares, chosen(results, method="gem"))
+    _draw_shares(shares, results)
     for axes in panels:
         axes.set_xscale("log")
         counts = values_of(results, "workers")
@@ -102,7 +102,7 @@ def over_time(results: Finished) -> Figure:
 
 def _whole(run: Run) -> float:
     """Return the median ratio of the whole vector's energies late in the run."""
-    late = run.commits[run.commits["commit"] >= _LATE * len(run.commits)]
+    late = run.commits.tail(max(1, round(_LATE * len(run.commits))))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = late["central_energy"] / late["proxy_energy"]
     return float(ratio[np.isfinite(ratio)].median())
@@ -123,8 +123,11 @@ def _diagnosed(quantity: str, quantile: float | None) -> Callable[[Run], float]:
         table = run.diagnostics
         wanted = (table["quantity"] == quantity) & (table["tensor"] == "")
         wanted &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
-        values = table.loc[wanted & (table["commit"] >= _LATE * len(run.commits)), "value"]
-        return float(values[np.isfinite(values)].median()) if len(values) else float("nan")
+        found = table[wanted & np.isfinite(table["value"])]
+        # At least the last recording, if the run is short.
+        from_commit = min((1 - _LATE) * len(run.commits), found["commit"].max())
+        values = found.loc[found["commit"] >= from_commit, "value"]
+        return float(values.median()) if len(values) else float("nan")
 
     return late_median
 
@@ -148,13 +151,19 @@ def _weights(axes: Axes, results: Finished, one: look.Look) -> None:
 
 
 def _draw_shares(axes: Axes, results: Finished) -> None:
-    for quantity, (label, color, marker, line) in _SHARES.items():
-        late = _late(results, _diagnosed(quantity, None))
+    """Draw GEM's shares, and how often DOWNPOUR's updates go against the drift if that was recorded."""
+    drawn = [("gem", quantity, *one) for quantity, one in _SHARES.items()]
+    drawn.append(("downpour", "opposite_sign", "the same, DOWNPOUR", look.VERMILLION, "v", ":"))
+    for method, quantity, label, color, marker, line in drawn:
+        rows = results.rows(method=method)
+        late = _late(results._replace(summary=rows), _diagnosed(quantity, None))
+        if late["median"].isna().all():
+            continue
         axes.fill_between(late.index, late["min"], late["max"], color=color, alpha=0.2, linewidth=0)
         axes.plot(late.index, late["median"], color=color, linestyle=line, marker=marker, ms=3, label=label)
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of the weights")
-    axes.set_title("GEM: where the energies cannot match")
+    axes.set_title("where GEM cannot match the energies")
     axes.legend(loc="upper left")
 
 
@@ -166,10 +175,10 @@ def _mark_diverged(axes: Axes, results: Finished, method: str) -> None:
 
 
 def _finish_by_workers(figure: Figure, results: Finished) -> None:
-    text = setting(results, "central against proxy energy, medians over the second half of the runs")
+    text = setting(results, "central against proxy energy, medians over the last tenth of the runs")
     text = text.replace("mean and range", "median and range")
     crosses = (results.summary["status"] == "diverged").any()
-    look.title(figure, text + ("; cross: some run diverged, its second half shown" if crosses else ""))
+    look.title(figure, text + ("; crosses: some run diverged, shown as far as it went" if crosses else ""))
 
 
 def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rate: float) -> None:

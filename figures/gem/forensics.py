@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from asyncsim import look
 from asyncsim.curves import Curve
+from asyncsim.errors import InputError
 from asyncsim.sweep import Finished
 
 from .losses import METHODS
@@ -21,6 +22,7 @@ from .panels import (
     draw_family,
     draw_published,
     finish,
+    is_paper,
     log_axis,
     loss,
     own_table,
@@ -52,15 +54,15 @@ def fitted(results: Finished) -> Figure:
         image = _map(left, table[table["method"] == name], all_rates[name], best, most)
         left.set_title(f"{look.METHOD_LOOKS[name].label}, \u03b7 = {all_rates[name]:g}, fitted n")
         curves = _curves(results, name, all_rates[name], best)
-        _draw_curves(right, curves, name, set(table.loc[table["fitted"], "workers"]))
+        _draw_curves(right, results, curves, name, set(table.loc[table["fitted"], "workers"]))
     panels[-1][0].set_xlabel("CV of the compute time")
     panels[-1][1].set_xlabel(STEPS)
     figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation over the fitted n", location="left", shrink=0.8)
     where = f"service {best[0]:g} s, CV {best[1]:g} (circle: the best of all)"
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
-    text = setting(results, f"cluster fitted to the published curves: {where}")
-    finish(figure, first, text, [*handles, published_handle(first, results)], columns=5)
+    text = setting(results, f"cluster fitted to {_fitted_to(results)}: {where}")
+    finish(figure, first, text, [*handles, _target_handle(first, results)], columns=5)
     return figure
 
 
@@ -87,14 +89,20 @@ def _table(results: Finished) -> pd.DataFrame:
 
 
 def _scores(table: pd.DataFrame) -> pd.Series:
-    """Return the mean square deviation of the fitted n, by method, learning rate and cluster."""
+    """Return the mean square deviation of the fitted n, by method, learning rate and cluster.
+
+    Without those at which some n has no curve to compare: a mean over the others would choose the worst.
+    """
     rows = table[table["fitted"]]
-    return (rows["deviation"] ** 2).groupby([rows[name] for name in ("method", "learning_rate", *_CLUSTER)]).mean()
+    squares = (rows["deviation"] ** 2).groupby([rows[name] for name in ("method", "learning_rate", *_CLUSTER)])
+    return squares.mean()[squares.count() == squares.size()]
 
 
 def _best(table: pd.DataFrame) -> tuple[float, float]:
     """Return service time and CV that fit all methods best, each at its best learning rate: the cluster is one."""
-    scores = _scores(table).groupby(["method", *_CLUSTER]).min().groupby(_CLUSTER).mean()
+    scores = _scores(table).groupby(["method", *_CLUSTER]).min().unstack("method").dropna().mean(axis=1)
+    if scores.empty:
+        raise InputError("fit.csv: no cluster at which all methods have curves to compare")
     service, cv = scores.idxmin()
     return service, cv
 
@@ -127,12 +135,33 @@ def _curves(results: Finished, method: str, rate: float, best: tuple[float, floa
     return {n: loss(chosen(rows, workers=n).runs(), n) for n in values_of(rows, "workers")}
 
 
-def _draw_curves(axes: Axes, curves: dict[int, Curve], method: str, fitted_on: set[int]) -> None:
+def _draw_curves(axes: Axes, results: Finished, curves: dict[int, Curve], method: str, fitted_on: set[int]) -> None:
     (panel,) = (panel for panel, name in METHODS.items() if name == method)
     looks = look.shades(curves)
-    theirs = published_curves(panel, method, curves)
+    theirs = _targets(results, method) or published_curves(panel, method, curves)
+    theirs = {n: theirs[n] for n in curves if n in theirs}
     log_axis(axes, [*curves.values(), *theirs.values()], LOSS, most=MOST_LOSS)
     draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) + ("" if n in fitted_on else " (held out)") for n in curves}
     draw_family(axes, curves, labels, look.METHOD_LOOKS[method].line, looks=looks)
     axes.set_xlabel("")
+
+
+def _targets(results: Finished, method: str) -> dict[int, pd.Series]:
+    """Return the curves that were fitted to, by worker step; of other problems than the paper's these are our own."""
+    if is_paper(results):
+        return {}
+    table = own_table(results, "target.csv", ["method", "workers", "step", "loss"])
+    of_method = table[table["method"] == method].groupby("workers")
+    return {int(n): rows.set_index("step")["loss"] for n, rows in of_method}
+
+
+def _fitted_to(results: Finished) -> str:
+    return "the published curves" if is_paper(results) else "curves of a cluster that is to be found again"
+
+
+def _target_handle(axes: Axes, results: Finished) -> Any:
+    handle = published_handle(axes, results)
+    if not is_paper(results):
+        handle.set_label("to be found")
+    return handle

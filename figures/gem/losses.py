@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from asyncsim import look
 from asyncsim.curves import Curve, trace_length
@@ -98,6 +99,9 @@ def final(results: Finished) -> Figure:
         for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
             axes.plot(n, axes.get_ylim()[1], "x", color=one.color, markersize=5, clip_on=False)
     counts = values_of(results, "workers")
+    if counts[-1] > 10 * counts[0]:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("workers n")
     finish(figure, axes, setting(results, "final loss"), [_hollow_handle(axes, results)], columns=2)

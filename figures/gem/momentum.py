@@ -11,6 +11,9 @@ from asyncsim.sweep import Finished
 from .panels import PANEL, finish, own_table, problem
 
 _COLUMNS = ["workers", "momentum_measured", "standard_error", "momentum_theory"]
+#: What else a row may differ in, and the looks of these.
+_GROUPS = ("method", "compute", "window")
+_MARKS = ((look.BLUE, "o"), (look.VERMILLION, "s"), (look.GREEN, "^"), (look.PURPLE, "D"), (look.ORANGE, "v"))
 #: Error bars, in standard errors.
 _SIGMAS = 2
 
@@ -23,12 +26,15 @@ def implicit(results: Finished) -> Figure:
     above.plot(
         theory["workers"], theory["momentum_theory"], color=look.BLACK, linewidth=1, label="theory: 1 \u2212 1/n"
     )
-    bars: dict[str, Any] = {"fmt": "o", "color": look.BLUE, "markersize": 3, "capsize": 2, "linewidth": 0.9}
-    error = _SIGMAS * table["standard_error"]
-    above.errorbar(
-        table["workers"], table["momentum_measured"], error, label=f"measured, \u00b1{_SIGMAS} standard errors", **bars
-    )
-    below.errorbar(table["workers"], table["momentum_measured"] - table["momentum_theory"], error, **bars)
+    groups = table.groupby([name for name in _GROUPS if name in table] or (lambda row: "measured"), sort=False)
+    for turn, (group, rows) in enumerate(groups):
+        color, marker = _MARKS[turn % len(_MARKS)]
+        bars: dict[str, Any] = {"fmt": marker, "color": color, "markersize": 3, "capsize": 2, "linewidth": 0.9}
+        # Side by side, as all have the same numbers of workers.
+        x = rows["workers"] * 1.06 ** (turn - (len(groups) - 1) / 2)
+        error = _SIGMAS * rows["standard_error"]
+        above.errorbar(x, rows["momentum_measured"], error, label=_told(group), **bars)
+        below.errorbar(x, rows["momentum_measured"] - rows["momentum_theory"], error, **bars)
     below.axhline(0, color=look.BLACK, linewidth=0.8)
     above.set_ylabel("momentum")
     below.set_ylabel("difference")
@@ -37,5 +43,19 @@ def implicit(results: Finished) -> Figure:
     below.set_xticks(counts, [str(n) for n in counts])
     below.minorticks_off()
     below.set_xlabel("workers n")
-    finish(figure, above, f"implicit momentum of asynchrony; {problem(results)}", columns=2)
+    finish(
+        figure,
+        above,
+        f"implicit momentum of asynchrony; {problem(results)}; bars: \u00b1{_SIGMAS} standard errors",
+        columns=2,
+    )
     return figure
+
+
+def _told(group: Any) -> str:
+    """Return what a group of measurements is: the method's label, the law of the compute times, the window."""
+    parts = [group] if isinstance(group, str) else list(group)
+    said = [look.METHOD_LOOKS[part].label if part in look.METHOD_LOOKS else str(part) for part in parts]
+    if len(said) == len(_GROUPS):
+        said[-1] = f"window {said[-1]}" if said[-1] != "1" else ""
+    return ", ".join(part for part in said if part)
