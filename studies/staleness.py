@@ -156,8 +156,8 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         )
     )
     rows.append(("mean wait (s)", f"{mean['trace.wait_mean']:.4f}", ""))
-    lost = mean["trace.discarded_share"] + mean["trace.cancelled_share"]
-    if lost > 0:
+    if cluster.policy.staleness_limit is not None:
+        lost = mean["trace.discarded_share"] + mean["trace.cancelled_share"]
         rows.append(("computations lost", f"{lost:.3f}", ""))
     # A short trace may well lie beyond what holds in the long run.
     return [("", "measured", "theory, in the long run"), *rows]
