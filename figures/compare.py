@@ -11,6 +11,7 @@ computed.
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim import look
+from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
 from asyncsim.sweep import Finished, read
 from asyncsim.wording import counted
@@ -77,6 +79,11 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     return figure
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the figure of a folder; return the exit code (2 for bad input)."""
+    return draw_folder("compare", draw, arguments)
+
+
 def _curve(finished: Finished, run_folder: str, trace_file: str) -> pd.DataFrame:
     """Return a run's evaluations with the gradients computed by then."""
     evaluations = finished.run(run_folder).evaluations
@@ -86,6 +93,4 @@ def _curve(finished: Finished, run_folder: str, trace_file: str) -> pd.DataFrame
 
 
 if __name__ == "__main__":
-    from asyncsim.study import load_file, shipped
-
-    sys.exit(load_file("asyncsim.figures._command", shipped("figures") / "_command.py").main(draw, "compare"))
+    sys.exit(main())
