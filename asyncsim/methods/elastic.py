@@ -89,7 +89,8 @@ def aeasgd(
 
     References
     ----------
-    Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD", arXiv 1412.6651; the rule as the first author's program has it.
+    Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD", arXiv 1412.6651;
+    the rule as the first author's program has it.
     """
     named, local = local_steps(learning_rate, optimizer)
     exchange = _exchange(alpha, beta)
@@ -151,7 +152,8 @@ def eamsgd(
 
     References
     ----------
-    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651; the rule as the first author's program has it.
+    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651;
+    the rule as the first author's program has it.
     """
     require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
