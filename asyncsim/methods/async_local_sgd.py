@@ -61,7 +61,7 @@ def async_local_sgd(
 
     References
     ----------
-    Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135, algorithm 1 and 2, and
+    Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135, and
     its authors' toy notebook; Douillard et al. 2023, arXiv 2311.08105 (DiLoCo).
     """
     named, local = local_steps(learning_rate, optimizer)
@@ -153,7 +153,7 @@ def delayed_nesterov(
 
     References
     ----------
-    Liu et al. 2024, arXiv 2401.09135, algorithm 3.
+    Liu et al. 2024, arXiv 2401.09135; the rule as public programs have it.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_positive("server_rate", server_rate)

@@ -51,8 +51,8 @@ def dc_asgd(
 
     References
     ----------
-    Zheng et al. 2017, "Asynchronous stochastic gradient descent with delay compensation", arXiv 1609.08326, eq. 10 and
-    algorithm 2; constants from memory.
+    Zheng et al. 2017, "Asynchronous stochastic gradient descent with delay compensation", arXiv 1609.08326;
+    constants from memory.
     """
     require_rate("learning_rate", learning_rate)
     require_nonnegative("compensation", compensation)

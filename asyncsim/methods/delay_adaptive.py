@@ -43,7 +43,7 @@ def delay_adaptive(
 
     References
     ----------
-    Koloskova, Stich and Jaggi 2022, arXiv 2206.08307, section 4; Mishchenko, Bach, Even and Woodworth 2022,
+    Koloskova, Stich and Jaggi 2022, arXiv 2206.08307; Mishchenko, Bach, Even and Woodworth 2022,
     arXiv 2206.07638, and its authors' notebook.
     """
     require_rate("learning_rate", learning_rate)

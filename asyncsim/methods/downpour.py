@@ -35,6 +35,12 @@ def downpour(
     dist-keras looks at the window before the batch, so that its first commit carries one batch less (none
     with window 1); here every window is full.
 
+    Hermans' thesis runs Adam on the workers (``optimizer=optax.adam(1e-3)``): the size of its messages does not follow
+    that of the gradients, and its collapses from some number of workers on are those of such steps.
+
+    Dean et al. also run Adagrad on the server, which makes nothing of the workers' rate:
+    ``async_local_sgd(server_optimizer=optax.adagrad(rate, initial_accumulator_value=0))``.
+
     References
     ----------
     Dean et al. 2012, "Large scale distributed deep networks", algorithm 1.1 of its appendix.

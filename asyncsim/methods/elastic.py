@@ -90,7 +90,8 @@ def aeasgd(
 
     References
     ----------
-    Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD", arXiv 1412.6651, algorithm 1.
+    Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD", arXiv 1412.6651;
+    the rule as the first author's program has it.
     """
     named, local = local_steps(learning_rate, optimizer)
     exchange = _exchange(alpha, beta)
@@ -152,7 +153,8 @@ def eamsgd(
 
     References
     ----------
-    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651, algorithm 2.
+    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651;
+    the rule as the first author's program has it.
     """
     require_rate("learning_rate", learning_rate)
     mu = require_fraction("momentum", momentum)
@@ -219,7 +221,7 @@ def easgd(
 
     References
     ----------
-    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651, eq. 5 and 6.
+    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651; the rule as public programs have it.
     """
     named, local = local_steps(learning_rate, optimizer)
     exchange = _exchange(alpha, beta)

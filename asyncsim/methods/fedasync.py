@@ -50,7 +50,7 @@ def fedasync(
 
     References
     ----------
-    Xie, Koyejo and Gupta 2019, "Asynchronous federated optimization", arXiv 1903.03934, algorithm 1.
+    Xie, Koyejo and Gupta 2019, "Asynchronous federated optimization", arXiv 1903.03934, and its authors' program.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_share("mixing", mixing)

@@ -62,7 +62,7 @@ def fedbuff(
 
     References
     ----------
-    Nguyen et al. 2022, "Federated learning with buffered asynchronous aggregation", arXiv 2106.06639, algorithm 1.
+    Nguyen et al. 2022, "Federated learning with buffered asynchronous aggregation", arXiv 2106.06639.
     """
     named, local = local_steps(learning_rate, optimizer)
     served, outer = outer_optimizer(server_rate, server_momentum, server_optimizer, (1.0, 0.0))

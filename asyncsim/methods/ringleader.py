@@ -94,7 +94,7 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
 
     References
     ----------
-    Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860, algorithm 1.
+    Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860.
     """
     require_rate("learning_rate", learning_rate)
 

@@ -22,7 +22,7 @@ def elastic_stable_alpha(step: float) -> float:
 
     References
     ----------
-    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651, section 4; the formula from memory, checked against
+    Zhang, Choromanska and LeCun 2015, arXiv 1412.6651; the formula from memory, checked against
     `elastic_round_robin`.
     """
     step = _require_step(step)
