@@ -138,7 +138,7 @@ def test_numbers_of_workers_keep_their_order_in_grey_print():
 
 def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys):
     first, second = (
-        {path.name: path.read_bytes() for path in gem.draw(results, tmp_path / turn, ["1a", "energy"])}
+        {path.name: path.read_bytes() for path in gem.draw(results, tmp_path / turn, ["1a", "9"])}
         for turn in ("first", "second")
     )
     assert first == second and set(first) == {"1a.png", "1a.pdf", "9.png", "9.pdf"}
@@ -175,9 +175,9 @@ def test_the_command_line_knows_its_papers():
 
 
 def test_a_study_draws_its_own_figures_into_its_folder(results, tmp_path):
-    folder = tmp_path / "kappa"
-    folder.symlink_to(results / "kappa")
-    assert [path.name for path in gem.draw_study("kappa", folder)] == ["8a.png", "8a.pdf", "8b.png", "8b.pdf"]
+    folder = tmp_path / "momentum"
+    folder.symlink_to(results / "momentum")
+    assert [path.name for path in gem.draw_study("momentum", folder)] == ["momentum.png", "momentum.pdf"]
     assert gem.draw_study("staleness", folder) == []
 
 
@@ -188,7 +188,7 @@ def test_a_study_that_was_interrupted_draws_what_it_can(tmp_path, capsys):
     assert "1b: folder = " in (told := capsys.readouterr().err) and "method = downpour" in told and "limits.csv" in told
 
 
-@pytest.mark.parametrize("name", ["1a", "8a", "9", "queue", "energy_time", "forensics"])
+@pytest.mark.parametrize("name", ["1a", "8a", "9", "queue", "forensics"])
 def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path, name):
     drawing = gem.FIGURES[name]
     write_study(tmp_path, drawing.folder, [({"workers": 2}, "downpour", {})])
@@ -241,10 +241,16 @@ def paper(tmp_path_factory):
     return folder
 
 
-def test_deviations_of_the_papers_task_are_written_and_printed(paper, tmp_path, capsys):
-    gem.draw(paper, tmp_path, ["1a", "3"])
-    printed = capsys.readouterr().out
-    table = pd.read_csv(tmp_path / "deviations.csv", dtype={"figure": str}).set_index(["figure", "setting"])
+@pytest.fixture(scope="module")
+def deviations(paper):
+    """The table beside the figures."""
+    (table,) = [path for path in gem.draw(paper, only=["1a", "3"]) if path.suffix == ".csv"]
+    return table
+
+
+def test_deviations_of_the_papers_task_are_written(deviations):
+    assert deviations.name == "deviations.csv"
+    table = pd.read_csv(deviations, dtype={"figure": str}).set_index(["figure", "setting"])
     losses = table.loc["1a"]
     assert losses["deviation"].tolist() == pytest.approx([np.log10(1.1)] * 2, rel=1e-6)
     assert losses.loc["learning_rate=0.05", "bar"] == 0.08 and losses.loc["learning_rate=0.05", "within"] == "yes"
@@ -257,14 +263,14 @@ def test_deviations_of_the_papers_task_are_written_and_printed(paper, tmp_path, 
     assert factor["deviation"] == pytest.approx(abs(ours - theirs))
     assert factor["relative"] == pytest.approx(abs(ours - theirs) / theirs)
     assert factor["bar"] == pytest.approx(max(0.03, 0.25 * theirs))
-    assert "log10 RMS" in printed and "gem n=5" in printed
 
 
-def test_the_table_keeps_the_figures_that_are_not_drawn_again(paper, tmp_path):
-    gem.draw(paper, tmp_path, ["1a", "3"])
-    whole = (tmp_path / "deviations.csv").read_bytes()
-    gem.draw(paper, tmp_path, ["1a"])
-    assert (tmp_path / "deviations.csv").read_bytes() == whole
+def test_the_table_is_printed_and_keeps_the_figures_that_are_not_drawn_again(paper, deviations, capsys):
+    whole = deviations.read_bytes()
+    gem.draw(paper, only=["1a"])
+    assert deviations.read_bytes() == whole
+    printed = capsys.readouterr().out
+    assert "log10 RMS" in printed and "gem n=5" in printed and "median pi" not in printed
 
 
 def test_digits_have_no_deviations(results, tmp_path):
