@@ -101,11 +101,10 @@ def over_time(results: Finished) -> Figure:
 
 
 def _whole(run: Run) -> float:
-    """Return the median ratio of the whole vector's energies late in the run."""
-    late = run.commits.tail(max(1, round(_LATE * len(run.commits))))
+    """Return the median ratio of the whole vector's energies late in the run; a run that diverged has its last ones."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = late["central_energy"] / late["proxy_energy"]
-    return float(ratio[np.isfinite(ratio)].median())
+        ratio = run.commits["central_energy"] / run.commits["proxy_energy"]
+    return float(ratio[np.isfinite(ratio)].tail(max(1, round(_LATE * len(run.commits)))).median())
 
 
 def _late(results: Finished, measure: Callable[[Run], float]) -> pd.DataFrame:
@@ -164,7 +163,8 @@ def _draw_shares(axes: Axes, results: Finished) -> None:
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of the weights")
     axes.set_title("where GEM cannot match the energies")
-    axes.legend(loc="upper left")
+    if axes.lines:
+        axes.legend(loc="upper left")
 
 
 def _mark_diverged(axes: Axes, results: Finished, method: str) -> None:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.sweep import Finished
 
-from .panels import PANEL, finish, own_table, problem
+from .panels import finish, own_table, problem
 
 _COLUMNS = ["workers", "momentum_measured", "standard_error", "momentum_theory"]
 #: What else a row may differ in, and the looks of these.
@@ -21,12 +21,14 @@ _SIGMAS = 2
 def implicit(results: Finished) -> Figure:
     """Draw measured and theoretical momentum against the number of workers, and how far apart they are."""
     table = own_table(results, "momentum.csv", _COLUMNS).sort_values("workers")
-    figure, (above, below) = look.new_figure(*PANEL, 1, 2, sharex=True, gridspec_kw={"height_ratios": [2.2, 1]})
+    groups = table.groupby([name for name in _GROUPS if name in table] or (lambda row: "measured"), sort=False)
+    # A line of the legend for each.
+    size = (look.SINGLE, 2.8 + 0.16 * len(groups))
+    figure, (above, below) = look.new_figure(*size, 1, 2, sharex=True, gridspec_kw={"height_ratios": [2.2, 1]})
     theory = table.drop_duplicates("workers")
     above.plot(
         theory["workers"], theory["momentum_theory"], color=look.BLACK, linewidth=1, label="theory: 1 \u2212 1/n"
     )
-    groups = table.groupby([name for name in _GROUPS if name in table] or (lambda row: "measured"), sort=False)
     for turn, (group, rows) in enumerate(groups):
         color, marker = _MARKS[turn % len(_MARKS)]
         bars: dict[str, Any] = {"fmt": marker, "color": color, "markersize": 3, "capsize": 2, "linewidth": 0.9}
@@ -43,12 +45,8 @@ def implicit(results: Finished) -> Figure:
     below.set_xticks(counts, [str(n) for n in counts])
     below.minorticks_off()
     below.set_xlabel("workers n")
-    finish(
-        figure,
-        above,
-        f"implicit momentum of asynchrony; {problem(results)}; bars: \u00b1{_SIGMAS} standard errors",
-        columns=2,
-    )
+    text = f"implicit momentum of asynchrony; {problem(results)}; bars: \u00b1{_SIGMAS} standard errors"
+    finish(figure, above, text, columns=1)
     return figure
 
 
