@@ -1,13 +1,16 @@
 """Studies of a grid: cells that differ in workers, rates or whatever else, run one after the other into one folder.
 
-A study says which values its cells have; everything else is here::
+A study says which values its cells have and which of its options hold several; everything else is here::
+
+    class Config(SweepConfig):
+        varied: ClassVar = ("workers", "learning_rate")
+        learning_rate: tuple[float, ...] = (0.05, 0.1)
 
     def run(config):
         config.check()
-        from asyncsim.sweep import run_cells, sweep
-
         with config.computing_device():
-            cells = sweep(config, [{"workers": n} for n in config.workers])
+            cells = sweep(config, [{"workers": n, "learning_rate": r} for r in config.learning_rate for n in ...])
+            conclude = functools.partial(report, "stability", by=("learning_rate", "method", "workers"))
             return run_cells("stability", config, cells, conclude)
 
 Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the defaults of all other
