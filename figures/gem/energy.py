@@ -1,0 +1,254 @@
+"""How far the central variable is from spending the proxy's energy: at each number of workers, and over time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from asyncsim import look
+from asyncsim.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
+from asyncsim.errors import InputError
+from asyncsim.run import Run
+from asyncsim.sweep import Finished
+
+from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, plain_logs, setting, values_of
+
+#: Share of a run, at its end, that counts: that of "final" losses and energy ratios in a study's summary.
+_LATE = 0.1
+_METHODS = ("gem", "downpour")
+#: Where the ratio of a map is as far from one as its colours go (powers of ten).
+_DECADES = 2.0
+_SHARES = {
+    "clipped_low": ("clip binds at 0", look.BLUE, "o", "-"),
+    "clipped_high": ("clip binds at 5", look.ORANGE, "s", "--"),
+    "opposite_sign": ("opposite signs of drift and update", look.GREEN, "^", "-."),
+}
+
+
+def by_workers(results: Finished) -> Figure:
+    """Draw central over proxy energy against n, of the whole vector and of the weights, and shares of the weights."""
+    results = at_rate(results)
+    names = [name for name in _METHODS if name in set(results.summary["method"])]
+    figure, panels = look.new_figure(look.DOUBLE, 4.9, 2, 2, sharex=True)
+    whole, gem, shares, downpour = panels
+    for name, one in look.looks(names).items():
+        late = _late(chosen(results, method=name), _whole)
+        whole.fill_between(late.index, late["min"], late["max"], color=one.color, alpha=0.2, linewidth=0)
+        whole.plot(late.index, late["median"], color=one.color, linestyle=one.line, marker="o", ms=3, label=one.label)
+    for axes, name in zip((gem, downpour), _METHODS, strict=True):
+        if name in names:
+            _weights(axes, chosen(results, method=name), look.METHOD_LOOKS[name])
+        axes.set_title(f"each weight, {look.METHOD_LOOKS[name].label}")
+    for axes in (whole, gem, downpour):
+        axes.set_yscale("log")
+        axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0)
+        axes.set_ylabel("central / proxy energy")
+    low, high = (edge(axes.get_ylim()[i] for axes in (gem, downpour)) for i, edge in enumerate((min, max)))
+    for axes in (gem, downpour):
+        # Room for the legend below.
+        axes.set_ylim(low / (high / low) ** 0.4, high)
+    plain_logs(whole.yaxis)
+    whole.set_title("whole vector")
+    whole.legend(loc="upper left")
+    whole.annotate("compliant", (1, 1), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
+                   ha="right", va="bottom", fontsize=7)  # fmt: skip
+    _draw_shares(shares, results)
+    for axes in panels:
+        axes.set_xscale("log")
+        counts = values_of(results, "workers")
+        axes.set_xticks(counts, [str(n) for n in counts])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("workers n")
+    for axes, name in zip((whole, whole, gem, downpour), ("gem", "downpour") * 2, strict=True):
+        _mark_diverged(axes, results, name)
+    _finish_by_workers(figure, results)
+    return figure
+
+
+def over_time(results: Finished) -> Figure:
+    """Draw energies and compliance over worker steps, at the number of workers nearest to ten."""
+    results = at_rate(results)
+    counts = values_of(results, "workers")
+    n = min(counts, key=lambda count: abs(np.log(count / 10)))
+    results = chosen(results, workers=n)
+    names = [name for name in _METHODS if name in set(results.summary["method"])]
+    heights = {"height_ratios": [1.3, 1, 1]}
+    figure, panels = look.new_figure(look.DOUBLE, 6.4, len(names), 3, sharex=True, sharey="row", gridspec_kw=heights)
+    columns = len(names)
+    image: Any = None
+    for column, name in enumerate(names):
+        rows = chosen(results, method=name)
+        runs = rows.runs()
+        over, tensors, workers = panels[column::columns]
+        over.set_title(look.METHOD_LOOKS[name].label)
+        _energies(over, runs, n, float(rows.summary["method.learning_rate"].iloc[0]))
+        image = _map(tensors, _by_tensor(runs, n))
+        image = _map(workers, _by_worker(runs, n), labels=False)
+        workers.set_xlabel(STEPS)
+        for axes, label in zip((over, tensors, workers), ("energy", "tensor", "worker"), strict=True):
+            axes.set_ylabel(label)
+            axes.label_outer()
+    lines = [line.get_ydata() for axes in panels[:columns] for line in axes.lines]
+    log_axis(panels[0], lines, "energy (half squared step)")
+    figure.colorbar(image, ax=panels[columns:], label="log10 of central / proxy energy", extend="both", shrink=0.7)
+    finish(figure, panels[0], setting(results, f"energies over time, {n} workers"), columns=4)
+    return figure
+
+
+def _whole(run: Run) -> float:
+    """Return the median ratio of the whole vector's energies late in the run; a run that diverged has its last ones."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = run.commits["central_energy"] / run.commits["proxy_energy"]
+    return float(ratio[np.isfinite(ratio)].tail(max(1, round(_LATE * len(run.commits)))).median())
+
+
+def _late(results: Finished, measure: Callable[[Run], float]) -> pd.DataFrame:
+    """Return median, least and most over the seeds of a number of each run, by workers."""
+    found = [
+        (int(row.workers), measure(Run.load(results.folder / row.run_folder))) for row in results.summary.itertuples()
+    ]
+    return pd.DataFrame(found, columns=["workers", "value"]).groupby("workers")["value"].agg(["median", "min", "max"])
+
+
+def _diagnosed(quantity: str, quantile: float | None) -> Callable[[Run], float]:
+    """Return a function to the median over time of a diagnostic of all weights, late in a run; nan if there is none."""
+
+    def late_median(run: Run) -> float:
+        table = run.diagnostics
+        wanted = (table["quantity"] == quantity) & (table["tensor"] == "")
+        wanted &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
+        found = table[wanted & np.isfinite(table["value"])]
+        # At least the last recording, if the run is short.
+        from_commit = min((1 - _LATE) * len(run.commits), found["commit"].max())
+        values = found.loc[found["commit"] >= from_commit, "value"]
+        return float(values.median()) if len(values) else float("nan")
+
+    return late_median
+
+
+def _weights(axes: Axes, results: Finished, one: look.Look) -> None:
+    """Draw the distribution of the ratio over the weights: median, middle half and the middle nine tenths."""
+    found = {
+        quantile: _late(results, _diagnosed("weight_energy_ratio", quantile))["median"]
+        for quantile in (0.05, 0.25, 0.5, 0.75, 0.95)
+    }
+    if not any(values.notna().any() for values in found.values()):
+        raise InputError(f"folder = {str(results.folder)!r}: no energies of weights; record them (--diagnose-energy)")
+    # Half of all weights may not move at all: nothing that a logarithm can show.
+    floor = max(1e-8, min(values[values > 0].min() for values in found.values()))
+    shown = {quantile: values.clip(lower=floor) for quantile, values in found.items()}
+    for low, high, alpha, label in ((0.05, 0.95, 0.15, "5 to 95 %"), (0.25, 0.75, 0.35, "25 to 75 %")):
+        band: dict[str, Any] = {"color": one.color, "alpha": alpha, "linewidth": 0, "label": f"{label} of the weights"}
+        axes.fill_between(shown[low].index, shown[low], shown[high], **band)
+    axes.plot(shown[0.5].index, shown[0.5], color=one.color, linestyle=one.line, marker="o", ms=3, label="median")
+    axes.legend(loc="lower left")
+
+
+def _draw_shares(axes: Axes, results: Finished) -> None:
+    """Draw GEM's shares, and how often DOWNPOUR's updates go against the drift if that was recorded."""
+    drawn = [("gem", quantity, *one) for quantity, one in _SHARES.items()]
+    drawn.append(("downpour", "opposite_sign", "the same, DOWNPOUR", look.VERMILLION, "v", ":"))
+    for method, quantity, label, color, marker, line in drawn:
+        rows = results.rows(method=method)
+        late = _late(results._replace(summary=rows), _diagnosed(quantity, None))
+        if late["median"].isna().all():
+            continue
+        axes.fill_between(late.index, late["min"], late["max"], color=color, alpha=0.2, linewidth=0)
+        axes.plot(late.index, late["median"], color=color, linestyle=line, marker=marker, ms=3, label=label)
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("share of the weights")
+    axes.set_title("where GEM cannot match the energies")
+    if axes.lines:
+        axes.legend(loc="upper left")
+
+
+def _mark_diverged(axes: Axes, results: Finished, method: str) -> None:
+    rows = results.rows(method=method, status="diverged")
+    for n in rows["workers"].unique():
+        color = look.METHOD_LOOKS[method].color
+        axes.plot(n, axes.get_ylim()[1], color=color, clip_on=False, **DIVERGED)
+
+
+def _finish_by_workers(figure: Figure, results: Finished) -> None:
+    text = setting(results, "central against proxy energy, medians over the last tenth of the runs")
+    text = text.replace("mean and range", "median and range")
+    crosses = (results.summary["status"] == "diverged").any()
+    look.title(figure, text + ("; crosses: some run diverged, shown as far as it went" if crosses else ""))
+
+
+def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rate: float) -> None:
+    """Draw both kinetic energies and the potential one, and shade where the condition of stability holds."""
+    width = bin_steps(runs, n)
+    named = {
+        "central_energy": ("central, kinetic", look.BLUE, "-"),
+        "proxy_energy": ("proxy, kinetic", look.VERMILLION, "--"),
+    }
+    for quantity, (label, color, line) in named.items():
+        curve = curve_of(runs, _column(quantity), "median", n, width)
+        if quantity == "proxy_energy":
+            area: dict[str, Any] = {
+                "color": look.GREY,
+                "alpha": 0.18,
+                "linewidth": 0,
+                "label": "stable: central \u2264 proxy",
+            }
+            axes.fill_between(curve.step, 1e-30, curve.mean, **area)
+        axes.fill_between(curve.step, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
+        axes.plot(curve.step, curve.mean, color=color, linestyle=line, label=label)
+    potential = curve_of(runs, lambda commits: learning_rate * commits["loss"].to_numpy(np.float64), "mean", n, width)
+    axes.plot(
+        potential.step, potential.mean, color=look.BLACK, linestyle=":", label="\u2212potential (\u03b7 \u00d7 loss)"
+    )
+
+
+def _column(name: str) -> Callable[[pd.DataFrame], np.ndarray]:
+    return lambda commits: commits[name].to_numpy(np.float64)
+
+
+def _by_tensor(runs: Sequence[Run], n: int) -> pd.DataFrame:
+    """Return the logarithm of the ratio, tensors by worker step."""
+    table = runs[0].diagnostics
+    names = list(dict.fromkeys(table.loc[table["quantity"] == "central_energy", "tensor"]))
+    if not names:
+        raise InputError("no energies of tensors; record them with --diagnose-energy")
+    # A recording's column must have one, and the last may be short: half as many columns as recordings.
+    recorded = table.loc[table["quantity"] == "central_energy", "commit"].nunique()
+    width = max(bin_steps(runs, n), 2 * trace_length(runs) / n / max(recorded, 2))
+    found = {}
+    for name in names:
+        pair = [diagnostic_curve(runs, f"{kind}_energy", n, width, name, None) for kind in ("central", "proxy")]
+        found[name] = _log_ratio(pair[0].mean, pair[1].mean)
+        steps = pair[0].step
+    return pd.DataFrame(found, index=steps).T
+
+
+def _by_worker(runs: Sequence[Run], n: int) -> pd.DataFrame:
+    """Return the logarithm of the ratio, workers by worker step; of sums over the commits and the seeds."""
+    width = bin_steps(runs, n)
+    commits = pd.concat([run.commits for run in runs])
+    place = commits["commit"] // (width * n)
+    sums = commits.groupby(["worker", place])[["central_energy", "proxy_energy"]].sum()
+    ratio = _log_ratio(sums["central_energy"].to_numpy(), sums["proxy_energy"].to_numpy())
+    table = pd.Series(ratio, sums.index).unstack().reindex(range(n))
+    return table.set_axis((table.columns + 0.5) * width, axis=1)
+
+
+def _log_ratio(central: np.ndarray, proxy: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log10(central / proxy)
+
+
+def _map(axes: Axes, table: pd.DataFrame, labels: bool = True) -> Any:
+    rows = np.arange(len(table))
+    style: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -_DECADES, "vmax": _DECADES, "rasterized": True}
+    image = axes.pcolormesh(table.columns.to_numpy(float), rows, table.to_numpy(float), shading="nearest", **style)
+    if labels:
+        axes.set_yticks(rows, [str(name) for name in table.index])
+    axes.set_ylim(len(table) - 0.5, -0.5)
+    axes.set_facecolor("#d9d9d9")
+    return image

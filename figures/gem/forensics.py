@@ -1,0 +1,167 @@
+"""Which cluster the published curves came from: the deviation over service times and spreads, and the curves."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asyncsim import look
+from asyncsim.curves import Curve
+from asyncsim.errors import InputError
+from asyncsim.sweep import Finished
+
+from .losses import METHODS
+from .panels import (
+    LOSS,
+    MOST_LOSS,
+    STEPS,
+    chosen,
+    diverged_of,
+    draw_family,
+    draw_published,
+    finish,
+    is_paper,
+    log_axis,
+    loss,
+    own_table,
+    published_curves,
+    published_handle,
+    setting,
+    values_of,
+    workers_label,
+)
+from .published import Deviation
+
+#: The most that a curve may be off with which nothing was fitted.
+HELD_OUT_BAR = 0.15
+_COLUMNS = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
+_CLUSTER = ["service", "cv"]
+
+
+def fitted(results: Finished) -> Figure:
+    """Draw a row for each method: the map of the deviation, and the curves of the cluster that fits all best."""
+    table = _table(results)
+    names = [name for name in METHODS.values() if name in set(table["method"])]
+    best, all_rates = _best(table), _rates(table)
+    figure = Figure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")
+    shown: dict[str, Any] = {"width_ratios": [1, 1.25]}
+    panels = figure.subplots(len(names), 2, squeeze=False, gridspec_kw=shown)
+    most = table.loc[table["fitted"]].groupby(["method", *_CLUSTER])["deviation"].mean().max()
+    image: Any = None
+    for (left, right), name in zip(panels, names, strict=True):
+        image = _map(left, table[table["method"] == name], all_rates[name], best, most)
+        left.set_title(f"{look.METHOD_LOOKS[name].label}, \u03b7 = {all_rates[name]:g}, fitted n")
+        curves = _curves(results, name, all_rates[name], best)
+        _draw_curves(right, results, curves, name, set(table.loc[table["fitted"], "workers"]))
+    panels[-1][0].set_xlabel("CV of the compute time")
+    panels[-1][1].set_xlabel(STEPS)
+    figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation over the fitted n", location="left", shrink=0.8)
+    where = f"service {best[0]:g} s, CV {best[1]:g} (circle: the best of all)"
+    first = panels[0][1]
+    handles, _ = first.get_legend_handles_labels()
+    text = setting(results, f"cluster fitted to {_fitted_to(results)}: {where}")
+    finish(figure, first, text, [*handles, _target_handle(first, results)], columns=5)
+    return figure
+
+
+def measure(results: Finished) -> list[Deviation]:
+    """Return the deviations at the cluster that fits all methods best; a bar for what nothing was fitted on."""
+    table = _table(results)
+    service, cv = best = _best(table)
+    rows = table[(table["service"] == service) & (table["cv"] == cv)]
+    found, nothing = [], float("nan")
+    for row in rows[rows["learning_rate"] == rows["method"].map(_rates(table))].itertuples():
+        values = {"method": row.method, "workers": row.workers, "service": best[0], "cv": best[1]}
+        runs = results.rows(**values, learning_rate=row.learning_rate)
+        setting_told = f"learning_rate={row.learning_rate:g} service={service:g} cv={cv:g}"
+        bar = nothing if row.fitted else HELD_OUT_BAR
+        name = f"{row.method} n={row.workers}"
+        log = ("log10 RMS", nothing, nothing, row.deviation, nothing, bar, diverged_of(runs))
+        found.append(Deviation("forensics", name, setting_told, *log))
+    return found
+
+
+def _table(results: Finished) -> pd.DataFrame:
+    table = own_table(results, "fit.csv", _COLUMNS)
+    return table.assign(fitted=table["fitted"].astype(bool))
+
+
+def _scores(table: pd.DataFrame) -> pd.Series:
+    """Return the mean square deviation of the fitted n, by method, learning rate and cluster.
+
+    Without those at which some n has no curve to compare: a mean over the others would choose the worst.
+    """
+    rows = table[table["fitted"]]
+    squares = (rows["deviation"] ** 2).groupby([rows[name] for name in ("method", "learning_rate", *_CLUSTER)])
+    return squares.mean()[squares.count() == squares.size()]
+
+
+def _best(table: pd.DataFrame) -> tuple[float, float]:
+    """Return service time and CV that fit all methods best, each at its best learning rate: the cluster is one."""
+    scores = _scores(table).groupby(["method", *_CLUSTER]).min().unstack("method").dropna().mean(axis=1)
+    if scores.empty:
+        raise InputError("fit.csv: no cluster at which all methods have curves to compare")
+    service, cv = scores.idxmin()
+    return service, cv
+
+
+def _rates(table: pd.DataFrame) -> dict[str, float]:
+    """Return each method's learning rate that fits best with the best cluster."""
+    scores = _scores(table).xs(_best(table), level=_CLUSTER)
+    return {str(name): float(scores[name].idxmin()) for name in scores.index.unique("method")}
+
+
+def _map(axes: Axes, table: pd.DataFrame, rate: float, best: tuple[float, float], most: float) -> Any:
+    rows = table[table["fitted"] & (table["learning_rate"] == rate)]
+    square = (rows["deviation"] ** 2).groupby([rows["service"], rows["cv"]]).mean().unstack() ** 0.5
+    cells = square.to_numpy(float)
+    image = axes.pcolormesh(cells, cmap="cividis", vmin=0, vmax=most, rasterized=True)
+    for (row, column), value in np.ndenumerate(cells):
+        color = "white" if value < 0.55 * most else "black"
+        if np.isfinite(value):
+            axes.text(column + 0.5, row + 0.5, f"{value:.2f}", color=color, fontsize=6, ha="center", va="center")
+    place = (list(square.columns).index(best[1]) + 0.5, list(square.index).index(best[0]) + 0.5)
+    axes.plot(*place, marker="o", markersize=17, markerfacecolor="none", color=look.VERMILLION, markeredgewidth=1.3)
+    axes.set_xticks(np.arange(square.shape[1]) + 0.5, [f"{value:g}" for value in square.columns])
+    axes.set_yticks(np.arange(square.shape[0]) + 0.5, [f"{value:g}" for value in square.index])
+    axes.set_ylabel("service time (s)")
+    return image
+
+
+def _curves(results: Finished, method: str, rate: float, best: tuple[float, float]) -> dict[int, Curve]:
+    rows = chosen(results, method=method, learning_rate=rate, service=best[0], cv=best[1])
+    return {n: loss(chosen(rows, workers=n).runs(), n) for n in values_of(rows, "workers")}
+
+
+def _draw_curves(axes: Axes, results: Finished, curves: dict[int, Curve], method: str, fitted_on: set[int]) -> None:
+    (panel,) = (panel for panel, name in METHODS.items() if name == method)
+    looks = look.shades(curves)
+    theirs = _targets(results, method) or published_curves(panel, method, curves)
+    theirs = {n: theirs[n] for n in curves if n in theirs}
+    log_axis(axes, [*curves.values(), *theirs.values()], LOSS, most=MOST_LOSS)
+    draw_published(axes, theirs, looks)
+    labels = {n: workers_label(n) + ("" if n in fitted_on else " (held out)") for n in curves}
+    draw_family(axes, curves, labels, look.METHOD_LOOKS[method].line, looks=looks)
+    axes.set_xlabel("")
+
+
+def _targets(results: Finished, method: str) -> dict[int, pd.Series]:
+    """Return the curves that were fitted to, by worker step; of other problems than the paper's these are our own."""
+    if is_paper(results):
+        return {}
+    table = own_table(results, "target.csv", ["method", "workers", "step", "loss"])
+    of_method = table[table["method"] == method].groupby("workers")
+    return {int(n): rows.set_index("step")["loss"] for n, rows in of_method}
+
+
+def _fitted_to(results: Finished) -> str:
+    return "the published curves" if is_paper(results) else "curves of a cluster that is to be found again"
+
+
+def _target_handle(axes: Axes, results: Finished) -> Any:
+    handle = published_handle(axes, results)
+    if not is_paper(results):
+        handle.set_label("to be found")
+    return handle

@@ -1,0 +1,57 @@
+"""Figures 8a and 8b: proxies of higher energy, their loss and GEM's median factor."""
+
+from collections.abc import Iterable
+
+from matplotlib.figure import Figure
+
+from asyncsim import look
+from asyncsim.sweep import Finished
+
+from .panels import (
+    LOSS,
+    MOST_LOSS,
+    PANEL,
+    at_rate,
+    chosen,
+    draw_family,
+    family,
+    finish,
+    log_axis,
+    median_pi,
+    setting,
+    values_of,
+)
+
+
+def losses(results: Finished) -> Figure:
+    """Draw the loss for each kappa: figure 8a."""
+    results = at_rate(chosen(results, method="gem"))
+    curves = family(results, "kappa")
+    figure, (axes,) = look.new_figure(*PANEL)
+    log_axis(axes, curves.values(), LOSS, most=MOST_LOSS)
+    draw_family(axes, curves, _labels(curves))
+    finish(figure, axes, _setting(results), columns=4)
+    return figure
+
+
+def factors(results: Finished) -> Figure:
+    """Draw the median factor for each kappa: figure 8b."""
+    results = at_rate(chosen(results, method="gem"))
+    curves = family(results, "kappa", median_pi)
+    figure, (axes,) = look.new_figure(*PANEL)
+    axes.set_ylim(0, 5.05)
+    draw_family(axes, curves, _labels(curves))
+    axes.autoscale(axis="y")
+    axes.set_ylim(0, None)
+    axes.set_ylabel("median \u03c0 over the weights")
+    finish(figure, axes, _setting(results), columns=4)
+    return figure
+
+
+def _labels(curves: Iterable[float]) -> dict[float, str]:
+    return {kappa: f"\u03ba = {kappa:g}" for kappa in curves}
+
+
+def _setting(results: Finished) -> str:
+    counts = values_of(results, "workers")
+    return setting(results, f"GEM, {', '.join(map(str, counts))} workers: energy of the proxy \u00d7 \u03ba")

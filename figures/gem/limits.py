@@ -1,0 +1,66 @@
+"""How far each method goes: the largest stable number of workers, and the largest stable learning rate."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asyncsim import look
+from asyncsim.sweep import Finished
+
+from .panels import finish, own_table, plain_logs, problem
+
+_COLUMNS = ["method", "question", "at", "largest_stable", "smallest_unstable"]
+_PANELS = {
+    "workers": ("largest stable n", "learning rate \u03b7"),
+    "learning_rate": ("largest stable \u03b7", "workers n"),
+}
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def limits(results: Finished) -> Figure:
+    """Draw the limits of each method: a bar goes from the largest stable value to the smallest unstable one."""
+    table = own_table(results, "limits.csv", _COLUMNS)
+    questions = [name for name in _PANELS if name in set(table["question"])]
+    width = look.DOUBLE if len(questions) > 1 else look.SINGLE
+    figure, panels = look.new_figure(width, 2.8, len(questions))
+    for axes, question in zip(panels, questions, strict=True):
+        _panel(axes, table[table["question"] == question])
+        label, at = _PANELS[question]
+        axes.set_ylabel(label)
+        axes.set_xlabel(at)
+    seeds = f", {table['seeds'].iloc[0]:g} seeds" if "seeds" in table and table["seeds"].nunique() == 1 else ""
+    text = f"limits of stability, {problem(results)}{seeds}; bars end at the smallest unstable value"
+    finish(figure, panels[0], text + "; arrows: none found")
+    return figure
+
+
+def _panel(axes: Axes, table: pd.DataFrame) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    names = list(dict.fromkeys(table["method"]))
+    for turn, (name, one) in enumerate(look.looks(names).items()):
+        rows = table[table["method"] == name].sort_values("at")
+        # Side by side, as methods often have the same limits.
+        x = rows["at"] * 1.05 ** (turn - (len(names) - 1) / 2)
+        stable, unstable = rows["largest_stable"], rows["smallest_unstable"]
+        style: dict[str, Any] = {"color": one.color, "markersize": 4}
+        axes.plot(x, stable, marker=_MARKERS[turn % len(_MARKERS)], linestyle=one.line, label=one.label, **style)
+        found = unstable.notna() & stable.notna()
+        axes.vlines(x[found], stable[found], unstable[found], color=one.color, linewidth=0.8)
+        axes.plot(x[found], unstable[found], "_", **style)
+        open_ended = unstable.isna() & stable.notna()
+        axes.plot(
+            x[open_ended],
+            stable[open_ended] * 1.12,
+            marker=r"$\uparrow$",
+            linestyle="none",
+            **(style | {"markersize": 8}),
+        )
+    places = sorted(table["at"].unique())
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.1, high * 1.25)
+    plain_logs(axes.yaxis)

@@ -1,0 +1,258 @@
+"""Figures 1, 2 and 3: losses for several numbers of workers, method by method, and GEM's median factor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from asyncsim import look
+from asyncsim.curves import Curve, trace_length
+from asyncsim.run import Run
+from asyncsim.sweep import Finished
+
+from . import published
+from .panels import (
+    LOSS,
+    MOST_LOSS,
+    PANEL,
+    at_rate,
+    chosen,
+    diverged_of,
+    draw_family,
+    draw_published,
+    family,
+    finish,
+    is_paper,
+    log_axis,
+    loss,
+    median_pi,
+    points_told,
+    published_curves,
+    published_handle,
+    rates,
+    setting,
+    values_of,
+    workers_label,
+)
+from .published import Deviation
+
+#: The panels of figure 1 by their methods.
+METHODS = {"1a": "gem", "1b": "downpour", "1c": "adaptive_staleness"}
+#: The most that a curve of figure 1a may be off, and a median factor at its end (absolute, relative).
+BAR, PI_BAR, PI_RELATIVE = 0.08, 0.03, 0.25
+#: What the paper reports of figure 2, and the least that we want.
+ACCURACY, LEAST_ACCURACY = 0.9938, 0.992
+
+
+def of_workers(results: Finished, panel: str) -> Figure:
+    """Draw the losses of one method for each number of workers: figure 1a, b or c."""
+    method = METHODS[panel]
+    results = at_rate(chosen(results, method=method))
+    figure, (axes,) = look.new_figure(*PANEL)
+    _loss_panel(axes, results, panel)
+    name = look.METHOD_LOOKS[method].label
+    finish(
+        figure, axes, setting(results, f"{name} with n workers", _points(results)), [published_handle(axes, results)]
+    )
+    return figure
+
+
+def of_workers_at_all_rates(results: Finished) -> Figure:
+    """Draw figure 1a to c at each learning rate: a row for each, a column for each method."""
+    panels = {panel: method for panel, method in METHODS.items() if method in set(results.summary["method"])}
+    found = rates(results)
+    size = (look.DOUBLE, 2.2 * len(found) + 0.7)
+    figure, all_axes = look.new_figure(*size, len(panels), len(found), sharex=True, sharey=True)
+    for row, rate in enumerate(found):
+        for column, (panel, method) in enumerate(panels.items()):
+            axes = all_axes[row * len(panels) + column]
+            _loss_panel(axes, at_rate(chosen(results, method=method), rate), panel)
+            axes.set_title(f"{look.METHOD_LOOKS[method].label}, \u03b7 = {rate:g}")
+            axes.label_outer()
+    # Shared limits: those that show all curves.
+    limits = [line.get_ydata() for axes in all_axes for line in axes.lines]
+    log_axis(all_axes[0], limits, most=MOST_LOSS)
+    handles = [published_handle(all_axes[0], results)]
+    finish(figure, all_axes[0], setting(results, "losses with n workers", _points(results)), handles)
+    return figure
+
+
+def final(results: Finished) -> Figure:
+    """Draw the final losses against the number of workers, method by method: figure 1d."""
+    results = at_rate(results)
+    figure, (axes,) = look.new_figure(*PANEL)
+    names = [name for name in METHODS.values() if name in set(results.summary["method"])]
+    shown = [results.summary["final_loss"], *(published.series("1d", name)["y"] for name in names)]
+    log_axis(axes, shown, "loss over the last tenth", MOST_LOSS)
+    for (name, one), marker in zip(look.looks(names).items(), "osD", strict=False):
+        points = published.series("1d", name)
+        axes.plot(points["x"], points["y"], marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
+        rows = chosen(results, method=name).summary
+        losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
+        axes.fill_between(losses.index, losses["min"], losses["max"], color=one.color, alpha=0.2, linewidth=0)
+        style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker, "markersize": 3.5}
+        axes.plot(losses.index, losses["mean"], label=one.label, **style)
+        for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
+            axes.plot(n, axes.get_ylim()[1], "x", color=one.color, markersize=5, clip_on=False)
+    counts = values_of(results, "workers")
+    if counts[-1] > 10 * counts[0]:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(counts, [str(n) for n in counts])
+    axes.set_xlabel("workers n")
+    finish(figure, axes, setting(results, "final loss"), [_hollow_handle(axes, results)], columns=2)
+    return figure
+
+
+def hundred(results: Finished) -> Figure:
+    """Draw the loss of GEM with 100 workers against time: figure 2."""
+    results = chosen(results, method="gem")
+    runs, n = results.runs(), int(results.summary["workers"].iloc[0])
+    curve = loss(runs, n)
+    stretch = published.SECONDS / max(float(run.commits["commit_time"].iloc[-1]) for run in runs)
+    times = curve._replace(time=curve.time * stretch, ends=[(t * stretch, s, y) for t, s, y in curve.ends])
+    figure, (axes,) = look.new_figure(look.DOUBLE, 2.6)
+    theirs = published.binned("2", "gem n=100")
+    log_axis(axes, [curve, theirs])
+    seconds = (theirs.index + 0.5) * published.BIN_STEPS / published.STEPS * published.SECONDS
+    axes.plot(seconds, theirs, color="#999999", linewidth=0.7, zorder=1)
+    draw_family(axes, {n: times}, {n: f"GEM, n = {n}"}, against="time")
+    axes.set_xlim(0, published.SECONDS)
+    axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, so that both runs end together")
+    (handle,) = axes.plot([], [], color="#999999", linewidth=0.7, label=f"{_published_name(results)}, n = 100")
+    reached = f"test accuracy {results.summary['test_accuracy'].mean():.2%}".replace("%", "\u00a0%")
+    if is_paper(results):
+        reached += f" (published {100 * ACCURACY:.2f}\u00a0%)"
+    finish(figure, axes, setting(results, f"GEM, {n} workers", _points(results), reached), [handle])
+    return figure
+
+
+def factors(results: Finished) -> Figure:
+    """Draw GEM's median factor for each number of workers: figure 3."""
+    results = at_rate(chosen(results, method="gem"))
+    figure, (axes,) = look.new_figure(*PANEL)
+    curves = family(results, "workers", median_pi)
+    looks = look.shades(curves)
+    draw_published(axes, published_curves("3", "gem", curves), looks)
+    axes.set_ylim(0, 1.1 * max(1.0, *(_most(curve) for curve in curves.values())))
+    draw_family(axes, curves, {n: workers_label(n) for n in curves}, looks=looks)
+    axes.set_ylabel("median \u03c0 over the weights")
+    text = setting(results, "GEM's factor \u03c0 with n workers", _points(results))
+    finish(figure, axes, text, [published_handle(axes, results)])
+    return figure
+
+
+def measure_of_workers(results: Finished, panel: str) -> list[Deviation]:
+    """Return how far the losses of one method are from figure 1a, b or c, at every learning rate."""
+    found = []
+    method = METHODS[panel]
+    results = chosen(results, method=method)
+    for rate in rates(results):
+        for n, curve in family(at_rate(results, rate), "workers", _paper_loss).items():
+            rows = chosen(at_rate(results, rate), workers=n).summary
+            theirs = published.binned(panel, f"{method} n={n}")
+            if theirs.empty:
+                continue
+            deviation = published.log_deviation(curve, theirs)
+            bar = BAR if panel == "1a" and rate == rates(at_rate(results))[0] else np.nan
+            found.append(_curve_row(panel, f"{method} n={n}", f"learning_rate={rate:g}", deviation, bar, rows))
+    return found
+
+
+def measure_final(results: Finished) -> list[Deviation]:
+    """Return how far the final losses of each method are from figure 1d, at the paper's learning rate."""
+    results = at_rate(results)
+    found = []
+    for method in METHODS.values():
+        rows = results.rows(method=method)
+        ours = rows.groupby("workers")["final_loss"].mean()
+        points = published.series("1d", method)
+        theirs = points["y"].set_axis(points["x"].round().astype(int))
+        off = np.log10(ours / theirs.reindex(ours.index)).dropna()
+        deviation = float(np.sqrt((off**2).mean()))
+        found.append(_curve_row("1d", method, f"learning_rate={rates(results)[0]:g}", deviation, np.nan, rows))
+    return found
+
+
+def measure_hundred(results: Finished) -> list[Deviation]:
+    """Return how far the loss with 100 workers is from figure 2, and the test accuracy from the paper's."""
+    results = results._replace(summary=results.rows(method="gem", workers=100))
+    if results.summary.empty:
+        return []
+    rows, name, rate = results.summary, "gem n=100", f"learning_rate={rates(results)[0]:g}"
+    curve = loss(results.runs(), int(rows["workers"].iloc[0]), published.BIN_STEPS)
+    deviation = published.log_deviation(curve, published.binned("2", name))
+    reached = float(rows["test_accuracy"].mean())
+    short = ACCURACY - reached
+    accuracy = ("test accuracy, short of", reached, ACCURACY, short, short / ACCURACY, ACCURACY - LEAST_ACCURACY)
+    return [
+        _curve_row("2", name, rate, deviation, np.nan, rows),
+        Deviation("2", name, rate, *accuracy, diverged_of(rows)),
+    ]
+
+
+def measure_factors(results: Finished) -> list[Deviation]:
+    """Return how far the median factors over the last tenth of the run are from figure 3."""
+    results = at_rate(chosen(results, method="gem"))
+    found = []
+    for n in values_of(results, "workers"):
+        rows = chosen(results, workers=n)
+        theirs = published.end_value("3", f"gem n={n}")
+        if np.isnan(theirs):
+            continue
+        ours = float(np.mean([_end_factor(run) for run in rows.runs()]))
+        off = abs(ours - theirs)
+        bar = max(PI_BAR, PI_RELATIVE * theirs)
+        values = ("median pi, last tenth", ours, theirs, off, off / theirs, bar)
+        rate = f"learning_rate={rates(results)[0]:g}"
+        found.append(Deviation("3", f"gem n={n}", rate, *values, diverged_of(rows.summary)))
+    return found
+
+
+def _loss_panel(axes: Axes, results: Finished, panel: str) -> None:
+    curves = family(results, "workers")
+    looks = look.shades(curves)
+    theirs = published_curves(panel, METHODS[panel], curves)
+    log_axis(axes, [*curves.values(), *theirs.values()], most=MOST_LOSS)
+    draw_published(axes, theirs, looks)
+    labels = {n: workers_label(n) for n in curves}
+    draw_family(axes, curves, labels, look.METHOD_LOOKS[METHODS[panel]].line, looks=looks)
+    axes.set_ylabel(LOSS)
+
+
+def _points(results: Finished) -> str:
+    first = results.summary.head(1)
+    return points_told(results._replace(summary=first).runs(), int(first["own_workers"].iloc[0]))
+
+
+def _paper_loss(runs: Sequence[Run], workers: int) -> Curve:
+    return loss(runs, workers, published.BIN_STEPS)
+
+
+def _end_factor(run: Run) -> float:
+    table = run.diagnostics
+    medians = table[(table["quantity"] == "pi") & (table["tensor"] == "") & (table["quantile"] == 0.5)]
+    return float(medians.loc[medians["commit"] >= (1 - published.END_SHARE) * trace_length([run]), "value"].mean())
+
+
+def _curve_row(figure: str, name: str, rate: str, deviation: float, bar: float, rows: pd.DataFrame) -> Deviation:
+    nothing = float("nan")
+    return Deviation(figure, name, rate, "log10 RMS", nothing, nothing, deviation, nothing, bar, diverged_of(rows))
+
+
+def _published_name(results: Finished) -> str:
+    return "published" if is_paper(results) else "published (MNIST)"
+
+
+def _hollow_handle(axes: Axes, results: Finished) -> Any:
+    style: dict[str, Any] = {"color": "#999999", "markersize": 5, "markerfacecolor": "white", "linestyle": "none"}
+    return axes.plot([], [], marker="o", label=_published_name(results), **style)[0]
+
+
+def _most(curve: Curve) -> float:
+    finite = curve.high[np.isfinite(curve.high)]
+    return float(finite.max()) if len(finite) else 0.0

@@ -1,0 +1,59 @@
+"""The momentum that asynchrony brings about, measured against 1 - 1/n."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from asyncsim import look
+from asyncsim.sweep import Finished
+
+from .panels import finish, own_table, problem
+
+_COLUMNS = ["workers", "momentum_measured", "standard_error", "momentum_theory"]
+#: What else a row may differ in, and the looks of these.
+_GROUPS = ("method", "compute", "window")
+_MARKS = ((look.BLUE, "o"), (look.VERMILLION, "s"), (look.GREEN, "^"), (look.PURPLE, "D"), (look.ORANGE, "v"))
+#: Error bars, in standard errors.
+_SIGMAS = 2
+
+
+def implicit(results: Finished) -> Figure:
+    """Draw measured and theoretical momentum against the number of workers, and how far apart they are."""
+    table = own_table(results, "momentum.csv", _COLUMNS).sort_values("workers")
+    groups = table.groupby([name for name in _GROUPS if name in table] or (lambda row: "measured"), sort=False)
+    # A line of the legend for each.
+    size = (look.SINGLE, 2.8 + 0.16 * len(groups))
+    figure, (above, below) = look.new_figure(*size, 1, 2, sharex=True, gridspec_kw={"height_ratios": [2.2, 1]})
+    theory = table.drop_duplicates("workers")
+    above.plot(
+        theory["workers"], theory["momentum_theory"], color=look.BLACK, linewidth=1, label="theory: 1 \u2212 1/n"
+    )
+    for turn, (group, rows) in enumerate(groups):
+        color, marker = _MARKS[turn % len(_MARKS)]
+        bars: dict[str, Any] = {"fmt": marker, "color": color, "markersize": 3, "capsize": 2, "linewidth": 0.9}
+        # Side by side, as all have the same numbers of workers.
+        x = rows["workers"] * 1.06 ** (turn - (len(groups) - 1) / 2)
+        error = _SIGMAS * rows["standard_error"]
+        above.errorbar(x, rows["momentum_measured"], error, label=_told(group), **bars)
+        below.errorbar(x, rows["momentum_measured"] - rows["momentum_theory"], error, **bars)
+    below.axhline(0, color=look.BLACK, linewidth=0.8)
+    above.set_ylabel("momentum")
+    below.set_ylabel("difference")
+    below.set_xscale("log")
+    counts = np.sort(table["workers"].unique())
+    below.set_xticks(counts, [str(n) for n in counts])
+    below.minorticks_off()
+    below.set_xlabel("workers n")
+    text = f"implicit momentum of asynchrony; {problem(results)}; bars: \u00b1{_SIGMAS} standard errors"
+    finish(figure, above, text, columns=1)
+    return figure
+
+
+def _told(group: Any) -> str:
+    """Return what a group of measurements is: the method's label, the law of the compute times, the window."""
+    parts = [group] if isinstance(group, str) else list(group)
+    said = [look.METHOD_LOOKS[part].label if part in look.METHOD_LOOKS else str(part) for part in parts]
+    if len(said) == len(_GROUPS):
+        said[-1] = f"window {said[-1]}" if said[-1] != "1" else ""
+    return ", ".join(part for part in said if part)

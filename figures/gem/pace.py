@@ -1,0 +1,144 @@
+"""Figures 4 and 5: the loss against simulated time with a fixed effective batch, and over many data epochs."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from asyncsim import look
+from asyncsim.sweep import Finished
+
+from .panels import (
+    LOSS,
+    MOST_LOSS,
+    PANEL,
+    chosen,
+    draw_family,
+    family,
+    finish,
+    log_axis,
+    setting,
+    values_of,
+    workers_label,
+)
+
+#: Examples of the training sets, for data epochs; of other problems gradients are shown.
+_EXAMPLES = {"digits": 1_437, "mnist": 60_000}
+_PARTS = {"train_loss": ("training", "-"), "test_loss": ("validation", (0, (3, 1)))}
+
+
+def speedup(results: Finished) -> Figure:
+    """Draw GEM's loss against simulated seconds, the batch divided among n workers: figure 4."""
+    results = chosen(results, method="gem")
+    curves = family(results, "workers")
+    figure, (axes,) = look.new_figure(*PANEL)
+    log_axis(axes, curves.values())
+    draw_family(axes, curves, {n: workers_label(n) for n in curves}, against="time")
+    batches = (results.summary["workers"] * results.summary["batch_size"]).unique()
+    batch = f" of {batches[0]:g} in all" if len(batches) == 1 else ""
+    text = setting(results, f"GEM: a batch{batch} divided among n workers", "means over at most 20 worker steps")
+    finish(figure, axes, text)
+    return figure
+
+
+def generalization(results: Finished) -> Figure:
+    """Draw training and validation loss over the data epochs, a panel for each method: figure 5."""
+    names = list(dict.fromkeys(results.summary["method"]))
+    figure, panels = look.new_figure(look.DOUBLE, 2.6, len(names), sharex=True, sharey=True)
+    unit, per_gradient = _epochs(results)
+    for axes, (name, one) in zip(panels, look.looks(names).items(), strict=True):
+        rows = chosen(results, method=name)
+        evaluated = pd.concat([run.evaluations for run in rows.runs()])
+        n = int(rows.summary["own_workers"].iloc[0])
+        axes.set_title(f"{one.label}, {workers_label(n)}")
+        for column, (label, line) in _PARTS.items():
+            of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"])
+            x = of_seeds.index * per_gradient
+            color = look.BLUE if column == "train_loss" else look.VERMILLION
+            axes.fill_between(x, of_seeds["min"], of_seeds["max"], color=color, alpha=0.2, linewidth=0)
+            axes.plot(x, of_seeds["mean"], color=color, linestyle=line, label=label)
+        axes.set_xlim(0, None)
+        axes.set_xlabel(unit)
+    log_axis(panels[0], [line.get_ydata() for axes in panels for line in axes.lines], "loss on all examples")
+    finish(figure, panels[0], setting(results, "training and validation loss"))
+    return figure
+
+
+def misspecified(results: Finished, panel: str) -> Figure:
+    """Draw the losses at too high a learning rate: GEM and momentum SGD (figure 6a), or DOWNPOUR (6b)."""
+    method = {"6a": "gem", "6b": "downpour"}[panel]
+    results = _at_misspecified(results)
+    curves = family(chosen(results, method=method), "workers")
+    figure, (axes,) = look.new_figure(*PANEL)
+    log_axis(axes, curves.values(), most=MOST_LOSS)
+    name = look.METHOD_LOOKS[method]
+    if panel == "6a":
+        alone = _sequential(results)
+        log_axis(axes, [*curves.values(), *alone.values()], most=MOST_LOSS)
+        labels = {n: look.METHOD_LOOKS["sgd"].label for n in alone}
+        draw_family(axes, alone, labels, ":", looks={n: look.Shade(look.BLACK, "") for n in alone})
+    labels = {n: f"{name.label}, {workers_label(n)}" for n in curves}
+    draw_family(axes, curves, labels, name.line)
+    axes.set_xlim(0, max(curve.step[-1] for curve in curves.values()))
+    axes.set_ylabel(LOSS)
+    finish(figure, axes, setting(results, "too high a learning rate"), columns=2)
+    return figure
+
+
+def rates(results: Finished) -> Figure:
+    """Draw the final loss against the learning rate, a panel for each method, a curve for each number of workers."""
+    names = [name for name in look.METHOD_LOOKS if name in set(results.summary["method"])]
+    figure, panels = look.new_figure(look.DOUBLE, 2.6, len(names), sharex=True, sharey=True)
+    log_axis(panels[0], [results.summary["final_loss"]], "loss over the last tenth", most=MOST_LOSS)
+    panels[0].set_xscale("log")
+    looks = look.shades(values_of(results, "own_workers"))
+    for axes, name in zip(panels, names, strict=True):
+        rows = chosen(results, method=name)
+        for n in values_of(rows, "own_workers"):
+            of_rate = rows.rows(own_workers=n).groupby("learning_rate")
+            losses = of_rate["final_loss"].agg(["mean", "min", "max"])
+            style = _marked(looks[n])
+            axes.fill_between(losses.index, losses["min"], losses["max"], color=style["color"], alpha=0.2, linewidth=0)
+            axes.plot(losses.index, losses["mean"], linestyle=look.METHOD_LOOKS[name].line, **style)
+            diverged = of_rate["status"].agg(lambda status: (status == "diverged").any())
+            for rate in diverged.index[diverged]:
+                axes.plot(rate, axes.get_ylim()[1], "x", color=style["color"], markersize=5, clip_on=False)
+        axes.set_title(look.METHOD_LOOKS[name].label)
+        axes.set_xlabel("learning rate \u03b7")
+        places = values_of(results, "learning_rate")
+        axes.set_xticks(places, [f"{rate:g}" for rate in places])
+        axes.xaxis.set_minor_locator(NullLocator())
+    handles = []
+    for n, shade in looks.items():
+        handles += panels[0].plot([], [], label=workers_label(n), **_marked(shade))
+    finish(figure, panels[0], setting(results, "final loss by learning rate"), handles)
+    return figure
+
+
+def _marked(shade: look.Shade) -> dict[str, Any]:
+    return {"color": shade.color, "marker": shade.marker, "markersize": 3.2}
+
+
+def _at_misspecified(results: Finished) -> Finished:
+    """Return the results of the paper's misspecified rate, or else of the largest."""
+    found = sorted(results.summary["learning_rate"].unique())
+    return chosen(results, learning_rate=0.1 if 0.1 in found else found[-1])
+
+
+def _sequential(results: Finished) -> dict:
+    """Return the curve of momentum SGD on its one worker, by 1; none if there is none."""
+    if "sgd" not in set(results.summary["method"]):
+        return {}
+    rows = chosen(results, method="sgd")
+    # In a cell of several workers it makes as many gradients as all of them: its longest run.
+    return family(chosen(rows, workers=values_of(rows, "workers")[-1]), "own_workers")
+
+
+def _epochs(results: Finished) -> tuple[str, float]:
+    """Return what the horizontal axis counts, and how much of it a gradient is."""
+    problem, options = results.config.get("problem"), results.config.get("problem_config", {})
+    if problem not in _EXAMPLES or "batch_size" not in options:
+        return "gradients", 1.0
+    return "data epochs", np.divide(options["batch_size"], _EXAMPLES[problem])

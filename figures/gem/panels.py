@@ -1,0 +1,283 @@
+"""What the figures of the GEM paper share: rows of results, families of curves, published curves, legends."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from asyncsim import look
+from asyncsim.curves import DIVERGED, Curve, curve_of, diagnostic_curve, trace_length
+from asyncsim.errors import InputError
+from asyncsim.run import Run
+from asyncsim.sweep import Finished
+from asyncsim.wording import counted
+
+from . import published
+
+#: Size of a panel as wide as a paper's column (inches).
+PANEL = (look.SINGLE, 2.9)
+STEPS = "worker steps (commits per worker)"
+LOSS = "minibatch loss"
+#: Losses above this are cut off: they are those of runs that diverge.
+MOST_LOSS = 6.0
+#: The paper's learning rate, unless it says otherwise.
+STATED_RATE = 0.05
+#: A run shorter than this many bins of the paper's is drawn with as many points.
+_POINTS = 25
+#: Points of a curve between two of its markers.
+_MARKED_EVERY = 6
+_PUBLISHED: dict[str, Any] = {"color": "#999999", "linewidth": 0.7, "zorder": 1}
+_HOLLOW: dict[str, Any] = {"markersize": 3.2, "markerfacecolor": "white", "markeredgewidth": 0.6}
+
+_PROBLEMS = {"mnist": "MNIST", "cifar10": "CIFAR-10 in place of ImageNet"}
+
+#: From runs of one cell and method, and the workers of their traces, to a curve.
+Quantity = Callable[[Sequence[Run], int], Curve]
+
+
+def is_paper(results: Finished) -> bool:
+    """Return whether the results are of the paper's own task, so that deviations mean something."""
+    return results.config.get("problem") == "mnist"
+
+
+def chosen(results: Finished, **values: Any) -> Finished:
+    """Return the results with only the rows that have these values.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    missing = [name for name in values if name not in results.summary]
+    rows = results.summary.head(0) if missing else results.rows(**values)
+    if rows.empty:
+        what = ", ".join(f"{name} = {value}" for name, value in values.items())
+        raise InputError(f"folder = {str(results.folder)!r}: no finished run has {what or 'anything'}")
+    return results._replace(summary=rows)
+
+
+def rates(results: Finished) -> list[float]:
+    """Return the learning rates of the results, ascending."""
+    return sorted(_rate(results.summary).dropna().unique())
+
+
+def at_rate(results: Finished, rate: float | None = None) -> Finished:
+    """Return the results of one learning rate, by default the paper's, or else the largest."""
+    found = rates(results)
+    wanted = STATED_RATE if rate is None else rate
+    if wanted not in found:
+        wanted = max(found, default=wanted)
+    return results._replace(summary=results.summary[_rate(results.summary) == wanted])
+
+
+def values_of(results: Finished, column: str) -> list[Any]:
+    """Return the values of a column, ascending.
+
+    Raises
+    ------
+    InputError
+        There is no such column.
+    """
+    if column not in results.summary:
+        raise InputError(f"folder = {str(results.folder)!r}: its summary.csv has no column {column}")
+    return sorted(results.summary[column].unique())
+
+
+def bin_steps(runs: Sequence[Run], workers: int) -> int:
+    """Return the worker steps of a point of a curve: the paper's, or fewer in a short run."""
+    steps = trace_length(runs) / workers
+    return published.BIN_STEPS if steps >= published.BIN_STEPS * _POINTS else max(1, round(steps / _POINTS))
+
+
+def loss(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
+    """Return the minibatch losses, as means over ``width`` worker steps."""
+    return curve_of(runs, _losses, "mean", workers, width or bin_steps(runs, workers))
+
+
+def median_pi(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
+    """Return the median of GEM's factor over all weights, as means over ``width`` worker steps.
+
+    Raises
+    ------
+    InputError
+        It was not recorded.
+    """
+    curve = diagnostic_curve(runs, "pi", workers, width or bin_steps(runs, workers))
+    if not np.isfinite(curve.mean).any():
+        raise InputError("no medians of pi were recorded; run the study with --diagnose-every 5")
+    return curve
+
+
+def family(results: Finished, column: str, quantity: Quantity = loss) -> dict[Any, Curve]:
+    """Return a curve for each value of a column, over all runs that have it."""
+    curves = {}
+    for value in values_of(results, column):
+        rows = chosen(results, **{column: value})
+        curves[value] = quantity(rows.runs(), int(rows.summary["own_workers"].iloc[0]))
+    return curves
+
+
+def draw_family(
+    axes: Axes,
+    curves: Mapping[Any, Curve],
+    labels: Mapping[Any, str],
+    line: Any = "-",
+    against: str = "step",
+    looks: Mapping[Any, look.Shade] | None = None,
+) -> None:
+    """Draw mean and range of each curve with shade and marker of its value, and a cross where a run diverged.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        With its final limits of the vertical axis: a cross beyond them is drawn at their edge.
+    curves, labels : mapping
+        By value.
+    line
+        The line of their method, as matplotlib has it.
+    against : {"step", "time"}
+        What the horizontal axis shows.
+    looks : mapping, optional
+        By value, where several families share them.
+    """
+    for turn, (value, shade) in enumerate((looks or look.shades(curves)).items()):
+        if value not in curves:
+            continue
+        curve = curves[value]
+        x = curve.step if against == "step" else curve.time
+        axes.fill_between(x, curve.low, curve.high, color=shade.color, alpha=0.2, linewidth=0)
+        marks: dict[str, Any] = {"marker": shade.marker, "markersize": 3.2, "markevery": (turn, _MARKED_EVERY)}
+        axes.plot(x, curve.mean, color=shade.color, linestyle=line, label=labels[value], **marks)
+        for time, step, height in curve.ends:
+            end = step if against == "step" else time
+            axes.plot(end, np.clip(height, *axes.get_ylim()), color=shade.color, clip_on=False, zorder=4, **DIVERGED)
+    drawn = [curve.step[-1] if against == "step" else np.nanmax(curve.time) for curve in curves.values()]
+    axes.set_xlim(0, 1.03 * max([*drawn, 1e-9]))
+    axes.set_xlabel(STEPS if against == "step" else "simulated time (s)")
+
+
+def published_curves(figure: str, method: str, curves: Mapping[int, Curve]) -> dict[int, pd.Series]:
+    """Return the published curves of a method for the numbers of workers of some curves of ours, and as far as these.
+
+    By worker step, averaged as ours; none where the paper has none.
+    """
+    found = {}
+    for n, curve in curves.items():
+        points = published.binned(figure, f"{method} n={n}")
+        points.index = (points.index + 0.5) * published.BIN_STEPS
+        found[n] = points[points.index <= curve.step[-1] + published.BIN_STEPS]
+    return {n: points for n, points in found.items() if len(points)}
+
+
+def draw_published(axes: Axes, curves: Mapping[int, pd.Series], looks: Mapping[int, look.Shade]) -> None:
+    """Draw published curves thin and grey, with the hollow markers of their numbers of workers."""
+    for turn, (n, points) in enumerate(curves.items()):
+        places = (turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY)
+        axes.plot(points.index, points, marker=looks[n].marker, markevery=places, **_PUBLISHED, **_HOLLOW)
+
+
+def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, most: float | None = None) -> None:
+    """Make the vertical axis logarithmic, with room for these curves (or tables of points) up to ``most``."""
+    means = [one.mean if isinstance(one, Curve) else np.asarray(one, np.float64) for one in curves]
+    shown = np.concatenate([np.asarray(one, np.float64).ravel() for one in means] or [np.ones(1)])
+    shown = shown[np.isfinite(shown) & (shown > 0)]
+    if not len(shown):
+        shown = np.ones(1)
+    top = shown.max() if most is None else min(shown.max(), most)
+    axes.set_yscale("log")
+    axes.set_ylim(min(shown.min(), top) / 1.25, top * 1.25)
+    plain_logs(axes.yaxis)
+    axes.set_ylabel(label)
+
+
+def plain_logs(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 if it spans less than two and a half decades."""
+    low, high = axis.get_view_interval()
+    if np.log10(high / low) < 2.5:
+        axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def published_handle(axes: Axes, results: Finished) -> Any:
+    """Return a handle for the legend: what the grey curves are."""
+    name = "published" if is_paper(results) else "published (MNIST)"
+    return axes.plot([], [], marker="o", label=name, **_PUBLISHED, **_HOLLOW)[0]
+
+
+def finish(figure: Figure, axes: Axes, text: str, more: Sequence[Any] = (), columns: int | None = None) -> None:
+    """Add the title, and the legend of one of the axes below them all; ``more`` are further handles."""
+    handles, _ = axes.get_legend_handles_labels()
+    handles = [handle for handle in handles if handle not in more] + list(more)
+    if any(line.get_marker() == DIVERGED["marker"] for one in figure.axes for line in one.lines):
+        handles += axes.plot([], [], color=look.BLACK, label="diverged", **DIVERGED)
+    if handles:
+        fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns or min(fit, len(handles)))
+    look.title(figure, text)
+
+
+def setting(results: Finished, *parts: str) -> str:
+    """Return the end of a title: these parts, the problem, the learning rate if there is but one, and the seeds."""
+    found, seeds = rates(results), results.summary["seed"].nunique()
+    said = [*parts, problem(results)]
+    said += [f"\u03b7\u00a0=\u00a0{found[0]:g}"] if len(found) == 1 else []
+    said += ["1 seed" if seeds == 1 else f"mean and range of {seeds} seeds"]
+    return "; ".join(part for part in said if part)
+
+
+def problem(results: Finished) -> str:
+    """Return the name of the problem, for titles."""
+    name = str(results.config.get("problem", ""))
+    return _PROBLEMS.get(name, name)
+
+
+def points_told(runs: Sequence[Run], workers: int) -> str:
+    """Return what a point of a curve is."""
+    return f"each point {counted(bin_steps(runs, workers), 'worker step')}"
+
+
+def workers_label(n: int) -> str:
+    """Return how a number of workers is said in a legend."""
+    return f"n = {n}"
+
+
+def diverged_of(rows: pd.DataFrame) -> str:
+    """Return how many of some runs diverged."""
+    return f"{(rows['status'] == 'diverged').sum()} of {len(rows)}"
+
+
+def own_table(results: Finished, name: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Read a table that a study wrote beside its summary.
+
+    Raises
+    ------
+    InputError
+        There is none, or it lacks some of the columns, or all rows.
+    """
+    path = results.folder / name
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"folder = {str(results.folder)!r}: no {name} there ({error})") from error
+    missing = [column for column in columns if column not in table]
+    if missing or table.empty:
+        what = f"lacks {', '.join(missing)}" if missing else "has no rows"
+        raise InputError(f"{str(path)!r}: {what}; make it again")
+    return table
+
+
+def _losses(commits: pd.DataFrame) -> np.ndarray:
+    return commits["loss"].to_numpy(np.float64)
+
+
+def _rate(summary: pd.DataFrame) -> pd.Series:
+    """Return the learning rate of each run: the study's column, or else the method's own."""
+    for name in ("learning_rate", "method.learning_rate"):
+        if name in summary:
+            return summary[name]
+    return pd.Series(np.nan, summary.index)

@@ -1,0 +1,65 @@
+"""FIFO against lowest rank first: who is served, how stale that is, and what it does to learning."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asyncsim import look
+from asyncsim.curves import Curve, draw_curves
+from asyncsim.sweep import Finished
+
+from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, own_table, setting, values_of
+
+#: Disciplines by their lines and markers; the first one is the program's.
+_LOOKS = {
+    "fifo": ("first come, first served", look.BLACK, "o", "-"),
+    "lowest_rank": ("lowest rank first", look.PURPLE, "s", "--"),
+    "random": ("any of those that wait", look.ORANGE, "^", ":"),
+}
+
+
+def discipline(results: Finished) -> Figure:
+    """Draw shares and staleness per rank, and the losses, a panel for each discipline."""
+    results = at_rate(results)
+    ranks = own_table(results, "ranks.csv", ["discipline", "worker", "share", "staleness_mean"])
+    names = [name for name in _LOOKS if name in values_of(results, "discipline")]
+    n = int(results.summary["workers"].iloc[0])
+    figure = Figure(figsize=(look.DOUBLE, 4.9), layout="constrained")
+    halves: Any = figure.subfigures(2, 1)
+    top, below = halves
+    share, staleness = top.subplots(1, 2, sharex=True)
+    _by_rank(share, ranks.assign(share=ranks["share"] * n), "share", "commits of a worker / mean")
+    share.axhline(1, color=look.GREY, linewidth=0.5, zorder=0)
+    _by_rank(staleness, ranks, "staleness_mean", "mean staleness (versions)")
+    share.legend(loc="best")
+    panels = np.atleast_1d(below.subplots(1, len(names), sharex=True, sharey=True))
+    curves = {name: _losses(chosen(results, discipline=name)) for name in names}
+    log_axis(panels[0], [one for found in curves.values() for one in found.values()], most=MOST_LOSS)
+    for axes, name in zip(panels, names, strict=True):
+        labels = {method: one.label for method, one in look.looks(curves[name]).items()}
+        draw_curves(axes, curves[name], labels, "time")
+        axes.set_title(f"losses, {_LOOKS[name][0]}")
+        axes.set_ylabel(LOSS)
+        axes.label_outer()
+    finish(figure, panels[0], setting(results, f"order of the queue, {n} workers"), columns=4)
+    return figure
+
+
+def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
+    """Draw a column against the workers, mean and range of the seeds; nothing where a worker never commits."""
+    for name in (name for name in _LOOKS if name in set(ranks["discipline"])):
+        said, color, marker, line = _LOOKS[name]
+        of_rank = ranks[ranks["discipline"] == name].groupby("worker")[column].agg(["mean", "min", "max"])
+        axes.fill_between(of_rank.index, of_rank["min"], of_rank["max"], color=color, alpha=0.2, linewidth=0)
+        axes.plot(of_rank.index, of_rank["mean"], color=color, marker=marker, ms=2.5, linestyle=line, label=said)
+    axes.set_ylim(0, None)
+    axes.set_xlabel("rank (worker index)")
+    axes.set_ylabel(label)
+
+
+def _losses(results: Finished) -> dict[str, Curve]:
+    n = int(results.summary["workers"].iloc[0])
+    return {name: loss(chosen(results, method=name).runs(), n) for name in dict.fromkeys(results.summary["method"])}

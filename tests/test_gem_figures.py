@@ -1,0 +1,305 @@
+"""The figures of the GEM paper from tiny results made by hand: labels, published curves, deviations and the bytes."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from gem_results import make_run, write_all, write_study
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from asyncsim import InputError, look
+from asyncsim.curves import Curve, curve_of, diagnostic_curve
+from asyncsim.study import load_file, shipped
+from asyncsim.sweep import read
+
+gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
+published = gem.published
+
+PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "8a", "8b", "9", "10"]
+OWN = ["learning_rates", "misspecification", "limits", "energy", "energy_time", "queue", "momentum", "forensics"]
+ROOT = shipped("figures").parent
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Ten and twenty commits a run, two seeds, the bundled digits: nothing to compare with."""
+    return write_all(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def figures(results):
+    """Every figure by its name."""
+    drawn = {}
+    with look.style():
+        for name, drawing in gem.FIGURES.items():
+            drawn[name] = drawing.draw(read(results / drawing.folder, gem.STUDIES[drawing.folder].name))
+            FigureCanvasAgg(drawn[name]).draw()
+    return drawn
+
+
+def labels(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_table_has_all_figures_and_what_makes_them():
+    assert list(gem.FIGURES) == PAPER + OWN
+    assert {drawing.folder for drawing in gem.FIGURES.values()} == set(gem.STUDIES)
+    assert gem.FIGURES["2"].remedy.startswith("make them with: python -m asyncsim.study staleness --problem mnist")
+
+
+@pytest.mark.parametrize("name", PAPER + OWN)
+def test_every_figure_says_what_is_compared_and_names_its_axes(figures, name):
+    figure = figures[name]
+    assert figure.get_suptitle() and figure.get_figwidth() in (look.SINGLE, look.DOUBLE)
+    shown = [axes for axes in figure.axes if axes.lines or axes.collections]
+    assert shown
+    for axes in shown:
+        below = axes.get_xlabel() or any(other.get_xlabel() for other in axes.get_shared_x_axes().get_siblings(axes))
+        beside = axes.get_ylabel() or any(other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes))
+        assert (below and beside) or axes.get_label() == "<colorbar>" or name == "forensics"
+    assert "digits" in figure.get_suptitle() or name == "momentum"
+
+
+@pytest.mark.parametrize("name", PAPER + OWN)
+def test_nothing_that_is_written_lies_outside_the_figure(figures, name):
+    figure = figures[name]
+    renderer, (width, height) = figure.canvas.get_renderer(), figure.canvas.get_width_height()
+    # Ticks beyond the limits of an axis are there, but not drawn.
+    ticks = [
+        one for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for one in axis.get_ticklabels(which="both")
+    ]
+    for text in figure.findobj(Text):
+        if text.get_text() and text.get_visible() and text not in ticks:
+            box = text.get_window_extent(renderer)
+            assert min(box.x0, box.y0) > -2 and box.x1 < width + 2 and box.y1 < height + 2, text.get_text()
+
+
+@pytest.mark.parametrize("name", PAPER + OWN)
+def test_digits_are_shown_with_the_curves_of_mnist_if_at_all(figures, name):
+    told = [label for label in (labels(figures[name]) if figures[name].legends else []) if "published" in label]
+    known = {"1a", "1b", "1c", "1d", "2", "3", "learning_rates"}
+    assert told == ([("published (MNIST)" + ", n = 100" * (name == "2"))] if name in known else [])
+
+
+def test_legends_say_which_curve_is_which(figures):
+    assert labels(figures["1a"]) == ["n = 2", "n = 4", "published (MNIST)"]
+    assert labels(figures["1d"])[:3] == ["GEM", "DOWNPOUR", "adaptive staleness"]
+    assert labels(figures["6b"]) == ["DOWNPOUR, n = 2", "DOWNPOUR, n = 4", "diverged"]
+    assert labels(figures["6a"])[0] == "SGD with momentum"
+    assert labels(figures["8a"])[0] == "\u03ba = 1" and "\u03ba = 3.5" in labels(figures["8b"])
+    assert labels(figures["energy_time"])[1] == "stable: central \u2264 proxy"
+    assert labels(figures["forensics"]) == ["n = 2", "n = 4 (held out)", "to be found"]
+    assert labels(figures["momentum"])[0] == "theory: 1 \u2212 1/n"
+
+
+def test_units_are_named(figures):
+    assert figures["4"].axes[0].get_xlabel() == "simulated time (s)"
+    assert figures["2"].axes[0].get_xlabel().startswith("time (s); ours \u00d7 160")
+    assert figures["5"].axes[0].get_xlabel() == "data epochs"
+    assert figures["9"].axes[0].get_xlabel() == "server updates (commits)"
+    assert figures["1a"].axes[0].get_xlabel() == "worker steps (commits per worker)"
+
+
+def test_a_curve_that_diverged_ends_with_a_cross(figures):
+    crosses = [line for line in figures["6b"].axes[0].lines if line.get_marker() == "x" and len(line.get_xdata())]
+    # Both seeds of the 4 workers: after 14 of their 20 commits.
+    assert [line.get_xdata()[0] for line in crosses] == [pytest.approx(14 / 4)] * 2
+
+
+def test_energies_at_each_n_are_those_of_the_runs(figures):
+    whole, _, shares, _ = figures["energy"].axes
+    (drawn,) = [line for line in whole.lines if line.get_label() == "DOWNPOUR"]
+    runs = [make_run("downpour", 2, seed=seed) for seed in range(2)]
+    # The last tenth of ten commits is one.
+    ends = [run.commits["central_energy"].iloc[-1] / run.commits["proxy_energy"].iloc[-1] for run in runs]
+    assert drawn.get_ydata()[0] == pytest.approx(np.median(ends))
+    (clipped,) = [line for line in shares.lines if line.get_label() == "clip binds at 0"]
+    assert list(clipped.get_ydata()) == pytest.approx([2 / 32, 4 / 34])
+
+
+def test_maps_of_tensors_are_in_the_order_of_the_network_and_share_their_colours(figures):
+    named = [text.get_text() for text in figures["9"].axes[0].get_yticklabels()]
+    assert named == ["conv_1", "conv_1_bias", "dense", "dense_bias"]
+    limits = [figures[name].axes[0].collections[0].get_clim() for name in ("9", "10")]
+    assert limits[0] == limits[1]
+    first, second = (figures[name].axes[0].collections[0].get_array() for name in ("9", "10"))
+    assert first.max() > second.max()
+
+
+def test_numbers_of_workers_keep_their_order_in_grey_print():
+    shades = look.shades([5, 10, 20, 30])
+    rgb = np.array([[int(shade.color[i : i + 2], 16) for i in (1, 3, 5)] for shade in shades.values()])
+    assert (np.diff(rgb @ [0.299, 0.587, 0.114]) > 20).all()
+    assert len({shade.marker for shade in look.shades(range(10)).values()}) == 10
+
+
+def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys):
+    first, second = (
+        {path.name: path.read_bytes() for path in gem.draw(results, tmp_path / turn, ["1a", "9"])}
+        for turn in ("first", "second")
+    )
+    assert first == second and set(first) == {"1a.png", "1a.pdf", "9.png", "9.pdf"}
+    assert not capsys.readouterr().out
+
+
+def test_missing_results_are_named_with_their_study_and_cost_and_the_others_drawn(results, tmp_path, capsys):
+    (tmp_path / "momentum").symlink_to(results / "momentum")
+    assert gem.main(["--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr()
+    assert told.out.split() == [str(tmp_path / "out" / f"momentum.{kind}") for kind in ("png", "pdf")]
+    (line,) = [line for line in told.err.splitlines() if line.startswith("missing: 1a, 1b, 1c, 1d, 3, ")]
+    assert "python -m asyncsim.study stability --scale small|paper --out RESULTS/stability" in line and "min" in line
+    assert all(any(name in line.split(":")[1] for line in told.err.splitlines()) for name in PAPER)
+
+
+def test_nothing_to_draw_and_figures_that_there_are_not_end_with_code_2(tmp_path, capsys):
+    assert gem.main(["--results", str(tmp_path), "--only", "8a"]) == 2
+    assert "nothing could be drawn" in capsys.readouterr().err
+    assert gem.main(["--only", "1a, enrgy"]) == 2
+    told = capsys.readouterr().err
+    assert "did you mean 'energy'?" in told and "1a, 1b" in told and "forensics" in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_knows_its_papers():
+    def run(*arguments):
+        command = [sys.executable, "-m", "figures", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    assert "gem  Gradient Energy Matching" in run().stdout
+    unknown = run("gme")
+    assert unknown.returncode == 2 and "did you mean 'gem'?" in unknown.stderr
+
+
+def test_a_study_draws_its_own_figures_into_its_folder(results, tmp_path):
+    folder = tmp_path / "momentum"
+    folder.symlink_to(results / "momentum")
+    assert [path.name for path in gem.draw_study("momentum", folder)] == ["momentum.png", "momentum.pdf"]
+    assert gem.draw_study("staleness", folder) == []
+
+
+def test_a_study_that_was_interrupted_draws_what_it_can(tmp_path, capsys):
+    folder = write_study(tmp_path, "stability", [({"workers": 2, "learning_rate": 0.05}, "gem", {})])
+    drawn = {path.stem for path in gem.draw_study("stability", folder)}
+    assert drawn == {"1a", "1d", "3", "learning_rates"}
+    assert "1b: folder = " in (told := capsys.readouterr().err) and "method = downpour" in told and "limits.csv" in told
+
+
+@pytest.mark.parametrize("name", ["1a", "8a", "9", "queue", "forensics"])
+def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path, name):
+    drawing = gem.FIGURES[name]
+    write_study(tmp_path, drawing.folder, [({"workers": 2}, "downpour", {})])
+    with pytest.raises(InputError):
+        drawing.draw(read(tmp_path, drawing.folder))
+
+
+# Deviations
+
+
+def test_published_means_are_over_the_steps_of_a_bin_with_straight_parts_put_back():
+    points = published.series("1a", "gem n=20")
+    steps = points["x"].round()
+    assert published.binned("1a", "gem n=20")[1] == pytest.approx(points["y"][(steps > 20) & (steps <= 40)].mean())
+    # 20 workers of DOWNPOUR: no points at 20, 25, 30 and 40, so a line from (15, 2.306) to (35, 2.301).
+    found = published.binned("1b", "downpour n=20")[0]
+    assert found == pytest.approx((2.302 + 2.181 + 2.306 + (2.306 + (2.301 - 2.306) / 4)) / 4)
+    assert published.binned("1a", "gem n=7").empty
+
+
+def test_the_deviation_is_the_root_mean_square_of_the_logarithms():
+    nan = np.full(4, np.nan)
+    curve = Curve(nan, nan, np.array([1.0, 10.0, 5.0, np.nan]), nan, nan, [])
+    theirs = pd.Series([10.0, 1.0, 5.0, 5.0, 7.0])
+    assert published.log_deviation(curve, theirs) == pytest.approx(np.sqrt((1 + 1 + 0) / 3))
+    assert np.isnan(published.log_deviation(curve, pd.Series(dtype=float)))
+
+
+def test_curves_have_the_bins_that_are_asked_for():
+    run = make_run("gem", 2, steps=5)
+    found = curve_of([run], lambda commits: commits["loss"].to_numpy(), "mean", 2, bin_steps=2)
+    assert found.step == pytest.approx([1, 3, 4.5])
+    assert found.mean == pytest.approx([run.commits["loss"][part].mean() for part in (range(4), range(4, 8), [8, 9])])
+    medians = diagnostic_curve([run], "pi", 2, bin_steps=1)
+    recorded = run.diagnostics.query("quantity == 'pi' and tensor == '' and quantile == 0.5")["value"]
+    assert medians.mean == pytest.approx(recorded.to_numpy())
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory):
+    """MNIST in name: losses that are the published means of 5 workers times 1.1, for 60 steps."""
+    folder = tmp_path_factory.mktemp("paper")
+    cells = [({"workers": 5, "learning_rate": rate}, "gem", {"steps": 60}) for rate in (0.01, 0.05)]
+    write_study(folder / "stability", "stability", cells, problem="mnist")
+    theirs = published.binned("1a", "gem n=5")
+    for path in (folder / "stability" / "runs").glob("*/*/commits.parquet"):
+        commits = pd.read_parquet(path)
+        commits["loss"] = 1.1 * theirs.reindex(commits["commit"] // 100).to_numpy()
+        commits.to_parquet(path, index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deviations(paper):
+    """The table beside the figures."""
+    (table,) = [path for path in gem.draw(paper, only=["1a", "3"]) if path.suffix == ".csv"]
+    return table
+
+
+def test_deviations_of_the_papers_task_are_written(deviations):
+    assert deviations.name == "deviations.csv"
+    table = pd.read_csv(deviations, dtype={"figure": str}).set_index(["figure", "setting"])
+    losses = table.loc["1a"]
+    assert losses["deviation"].tolist() == pytest.approx([np.log10(1.1)] * 2, rel=1e-6)
+    assert losses.loc["learning_rate=0.05", "bar"] == 0.08 and losses.loc["learning_rate=0.05", "within"] == "yes"
+    assert np.isnan(losses.loc["learning_rate=0.01", "bar"])
+    factor = table.loc[("3", "learning_rate=0.05")]
+    # Recorded at every worker step: those of the last tenth are the steps from 54 on.
+    ours = np.mean([1.8 / 2 * (1 - np.exp(-(step + 0.2) / 30)) for step in range(54, 60)])
+    theirs = published.series("3", "gem n=5").query("x > 844.2")["y"].mean()
+    assert factor["ours"] == pytest.approx(ours) and factor["published"] == pytest.approx(theirs)
+    assert factor["deviation"] == pytest.approx(abs(ours - theirs))
+    assert factor["relative"] == pytest.approx(abs(ours - theirs) / theirs)
+    assert factor["bar"] == pytest.approx(max(0.03, 0.25 * theirs))
+
+
+def test_the_table_is_printed_and_keeps_the_figures_that_are_not_drawn_again(paper, deviations, capsys):
+    whole = deviations.read_bytes()
+    gem.draw(paper, only=["1a"])
+    assert deviations.read_bytes() == whole
+    printed = capsys.readouterr().out
+    assert "log10 RMS" in printed and "gem n=5" in printed and "median pi" not in printed
+
+
+def test_digits_have_no_deviations(results, tmp_path):
+    gem.draw(results, tmp_path, ["1a"])
+    assert not (tmp_path / "deviations.csv").exists()
+
+
+def test_the_cluster_that_fits_all_methods_is_chosen_and_the_rest_held_to_a_bar(results, tmp_path):
+    folder = tmp_path / "forensics"
+    folder.symlink_to(results / "forensics")
+    found = published.table(gem.forensics.measure(read(folder, "forensics")))
+    assert set(found["setting"]) == {
+        "learning_rate=0.05 service=0.01 cv=0.2",
+        "learning_rate=0.01 service=0.01 cv=0.2",
+    }
+    by_series = found.set_index("series")
+    assert by_series.loc["downpour n=2", "deviation"] == pytest.approx(0.05)
+    assert by_series.loc["downpour n=2", "within"] == ""
+    assert by_series.loc["downpour n=4", "deviation"] == pytest.approx(0.17)
+    assert by_series.loc["downpour n=4", "bar"] == 0.15 and by_series.loc["downpour n=4", "within"] == "no"
+
+
+def test_a_cluster_at_which_a_curve_is_missing_is_not_chosen(tmp_path):
+    rows = [("downpour", 0.0, 0.2, 0.05, n, deviation, True) for n, deviation in ((5, 0.2), (20, 0.2))]
+    rows += [("downpour", 0.1, 0.2, 0.05, n, deviation, True) for n, deviation in ((5, 0.01), (20, np.nan))]
+    columns = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
+    values = {"workers": 5, "service": 0.0, "cv": 0.2, "learning_rate": 0.05}
+    fit = pd.DataFrame(rows, columns=columns)
+    write_study(tmp_path, "forensics", [(values, "downpour", {})], "mnist", tables={"fit.csv": fit})
+    found = gem.forensics.measure(read(tmp_path, "forensics"))
+    assert {one.setting for one in found} == {"learning_rate=0.05 service=0 cv=0.2"}
+    gem.forensics.fitted(read(tmp_path, "forensics")).draw_without_rendering()
