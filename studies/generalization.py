@@ -1,4 +1,4 @@
-"""Whether many data epochs overfit: training and validation loss of GEM, and of momentum SGD on one worker.
+"""Whether many epochs overfit: training and validation loss of GEM, and of SGD on one worker.
 
 Figure 5 of the GEM paper: 30 passes through the training data, by 100 workers together with GEM and by one worker with
 momentum SGD, so that both compute the same number of gradients. "Validation" is the problem's test set.

@@ -1,4 +1,4 @@
-"""What serving the lowest rank first does to workers, staleness and learning, at a server that is never idle.
+"""What serving the lowest rank first does to staleness and learning, at a server never idle.
 
 The server of the GEM paper's program takes what has come first from a queue. Without that queue it polled its sockets
 in the order of the ranks: the lowest were served first, and the highest starved, which its authors name as a known

@@ -1,4 +1,4 @@
-"""How fast simulation and replay are, against the loops one would write by hand and the gradients alone.
+"""How fast simulation and replay are, against loops written by hand and the gradients alone.
 
 All sides of a comparison run in this one process, in turns, several times; the ratios within each turn are what counts.
 The gradients alone, in the best of several batchings and without any update, are the limit of what a replay can reach.
