@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count
+from asyncsim.study import load_file, shipped
 from asyncsim.study_config import StudyConfig, StudyOptions, factory_options
 
 if TYPE_CHECKING:
@@ -201,6 +202,12 @@ def read(folder: str | os.PathLike, study: str) -> Finished:
     if found != study:
         raise InputError(f"folder = {str(folder)!r}: holds the study {found}, not {study}; {remedy}")
     return Finished(folder, config, summary)
+
+
+def draw(study: str, folder: Path) -> list[Path]:
+    """Draw the figures of a study of the GEM paper, of which there may be none, into its folder."""
+    path = shipped("figures") / "gem" / "__init__.py"
+    return load_file("asyncsim.figures.gem", path).draw_study(study, folder) if path.exists() else []
 
 
 def _summary(folder: Path) -> "pd.DataFrame":
