@@ -217,7 +217,8 @@ def estimate_momentum(paths: np.ndarray) -> Estimate:
     The recursion holds for means, and not for single paths: there, what a path did before says more of its next step.
     So each seed's regressors are multiplied with the mean of the *other* seeds' ones, which are independent of it: the
     equations then hold exactly in expectation, however few the seeds (least squares on the mean path has its noise in
-    the regressors, and a bias). Standard errors by leaving out one seed at a time.
+    the regressors, and a bias). Standard errors by leaving out one seed at a time: somewhat too large where the noise
+    of the mean path is not small against its moves.
     """
     move = np.diff(paths)
     x, y = np.stack([move[:, :-1], -paths[:, 1:-1]], axis=-1), move[:, 1:]

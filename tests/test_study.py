@@ -87,7 +87,7 @@ def test_list_has_a_line_for_each_study(told, arguments):
     code, out, err = told(*arguments)
     assert (code, err) == (0, [])
     lines = [line.split(maxsplit=1) for line in out[out.index("studies:") + 1 :]]
-    assert [name for name, _ in lines] == ["staleness", "throughput"]
+    assert [name for name, _ in lines] == ["energy", "momentum", "staleness", "tensors", "throughput"]
     assert all(text.endswith(".") for _, text in lines)
     assert all(len(line) <= 120 for line in out)
 
@@ -99,7 +99,7 @@ def test_list_from_the_clone_has_nothing_twice(told, monkeypatch):
     assert study.hidden() == {}
 
 
-@pytest.mark.parametrize("arguments", [[], ["staleness", "--help"], ["throughput", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["staleness", "--help"], ["throughput", "--help"], ["momentum", "--help"]])
 def test_help_imports_nothing_heavy(arguments):
     program = f"""
 import sys
