@@ -78,16 +78,23 @@ def build_diagnose(method: Method, flat: Flat, layout: Layout):
         message, worker, diagnostics = method.message(formed.worker, first.update, first.start, formed.central, visit)
         found = dict(diagnostics)
         if layout.diagnose_energy:
-            found |= dict(zip(_ENERGIES, energies(formed, first, message, worker, visit), strict=True))
+            found = energies(formed, first, message, worker, visit) | found
         return {name: jax.tree.leaves(flat.unravel(value)) for name, value in found.items()}
 
-    def energies(formed: Formed, first: First, message: State, worker: State, visit: Visit) -> tuple[Array, Array]:
-        """Return the central and the proxy's energy, weight by weight; see `Run.commits` for their definition."""
+    def energies(formed: Formed, first: First, message: State, worker: State, visit: Visit) -> dict[str, Array]:
+        """Return the central and the proxy's energy, weight by weight; see `Run.commits` for their definition.
+
+        And where the update goes back on what the central variable moved before this commit: what GEM's rule means by
+        opposite signs, for methods that do not say so themselves.
+        """
         given = formed.applied
         origin = method.origin(formed.worker, given.read) if method.origin else given.read
         central = method.apply(given.server, given.central, message, given.memory, visit).central
         proxy = method.proxy(worker) if method.proxy else layout.proxy_momentum * given.proxy + first.update
-        return (central - origin) ** 2 / 2, proxy**2 / 2
+        opposite = (given.central - origin) * first.update < 0
+        return dict(zip(_ENERGIES, ((central - origin) ** 2 / 2, proxy**2 / 2), strict=True)) | {
+            "opposite_sign": opposite
+        }
 
     return jax.jit(diagnose)
 
@@ -99,8 +106,8 @@ def diagnostic_rows(
 
     For each quantity its quantiles over all parameters (``tensor`` is empty) and the median of each tensor; for a
     boolean one the share of true elements (``quantile`` is NaN). Of the energies each tensor's sum (``quantile`` is
-    NaN), and their ratio as a quantity of its own, over the weights whose proxy has any. Selected on the host: sorting
-    there is far quicker than XLA's on a CPU.
+    NaN), and their ratio, ``weight_energy_ratio``, as a quantity of its own over the weights whose proxy has any.
+    Selected on the host: sorting there is far quicker than XLA's on a CPU.
     """
     given = {name: [np.asarray(leaf).reshape(-1) for leaf in leaves] for name, leaves in diagnostics.items()}
     rows = []
@@ -108,13 +115,15 @@ def diagnostic_rows(
         central, proxy = energies = [given.pop(name) for name in _ENERGIES]
         for quantity, values in zip(_ENERGIES, energies, strict=True):
             rows += [(commit, quantity, name, np.nan, float(v.sum())) for name, v in zip(tensors, values, strict=True)]
-        given["weight_energy_ratio"] = [a[b > 0] / b[b > 0] for a, b in zip(central, proxy, strict=True)]
+        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges here
+            given["weight_energy_ratio"] = [a[b > 0] / b[b > 0] for a, b in zip(central, proxy, strict=True)]
     for quantity, values in given.items():
         everything = np.concatenate(values)
         if everything.dtype == bool:
             rows.append((commit, quantity, "", np.nan, float(everything.mean())))
             continue
-        quantiles = np.quantile(everything, QUANTILES) if len(everything) else np.full(len(QUANTILES), np.nan)
+        with np.errstate(invalid="ignore"):
+            quantiles = np.quantile(everything, QUANTILES) if len(everything) else np.full(len(QUANTILES), np.nan)
         rows += [(commit, quantity, "", q, float(value)) for q, value in zip(QUANTILES, quantiles, strict=True)]
         medians = [float(np.median(v)) if len(v) else np.nan for v in values]
         rows += [(commit, quantity, name, 0.5, value) for name, value in zip(tensors, medians, strict=True)]

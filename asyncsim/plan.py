@@ -50,7 +50,8 @@ class Plan:
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self.stops = stops
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
-        self._chunk = min(self._tuning.chunk, int(between.max()))
+        # A power of two, so that short traces that differ by a few pieces share what is compiled.
+        self._chunk = min(self._tuning.chunk, 1 << (int(between.max()) - 1).bit_length())
         seeds = [seed] if isinstance(seed, int) else seed
         self.members = None if isinstance(seed, int) else len(seed)
         self._batches = [problem.batch_indices(one, trace.workers) for one in seeds]

@@ -267,7 +267,7 @@ def read(folder: str | os.PathLike, study: str) -> Finished:
 def draw(study: str, folder: Path) -> list[Path]:
     """Draw the figures of a study of the GEM paper, of which there may be none, into its folder."""
     path = shipped("figures") / "gem" / "__init__.py"
-    return load_file("asyncsim.figures.gem", path).draw_study(study, folder) if path.exists() else []
+    return load_file("asyncsim.figures.gem", path).draw_study(study, folder)
 
 
 def _summary(folder: Path) -> "pd.DataFrame":

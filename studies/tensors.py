@@ -1,0 +1,135 @@
+"""How much GEM scales down the updates of each tensor of a network.
+
+Figures 9 and 10 of the GEM paper: the median of pi over the elements of each tensor, over server updates, with 8 and
+with 16 workers. The paper trains AlexNet on ImageNet; at paper scale CIFAR-10 stands in for ImageNet, with a network
+like AlexNet, the paper's effective batch of 1024 examples in all workers together, and some twenty epochs. That takes a
+GPU; small scale is the perceptron of the digits.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_count
+from asyncsim.study_config import MethodLike
+from asyncsim.sweep import Result, SweepConfig, draw, run_cells, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLE = "tensors.csv"
+#: Parts of a run in the printed table.
+_PARTS = 4
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the tensors study."""
+
+    workers: tuple[int, ...] = (8, 16)
+    """Workers of the clusters, one after the other."""
+    methods: tuple[MethodLike, ...] = ("gem",)
+    """Methods that have a pi: gem, or your own as FILE.py:FUNCTION (see the README)."""
+    seeds: int = 1
+    """Number of seeds: 0, 1, ..."""
+    diagnose_every: int = 2
+    """Worker steps between two medians."""
+    effective_batch: int | None = None
+    """Examples of a gradient of each worker, all together: each has its share. None: batch_size for every worker."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            An option that cannot be used.
+        """
+        super().check()
+        if self.diagnose_every == 0:
+            raise InputError("diagnose_every = 0: this study is of what is recorded then; give 1 or more")
+        if self.effective_batch is None:
+            return
+        require_count("effective_batch", self.effective_batch)
+        if self.batch_size is not None:
+            raise InputError(f"effective_batch = {self.effective_batch}: give it or batch_size, not both")
+        for workers in self.workers:
+            if self.effective_batch % workers:
+                raise InputError(
+                    f"effective_batch = {self.effective_batch}: cannot be shared evenly by {workers} workers"
+                )
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(
+        scale="paper", problem="cifar10", effective_batch=1024, steps=1000, diagnose_every=5, network="alexnet"
+    ),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
+    """
+    config.check()
+    grid: list[dict[str, Any]] = [{"workers": n} for n in config.workers]
+    if config.effective_batch is not None:
+        grid = [{"workers": n, "batch_size": config.effective_batch // n} for n in config.workers]
+    with config.computing_device():
+        return run_cells("tensors", config, sweep(config, grid), _conclude)
+
+
+def medians(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the median of pi of each tensor at each diagnosed commit of the runs in a folder.
+
+    ``commit`` counts server updates; tensors are in the network's order.
+
+    Raises
+    ------
+    InputError
+        A method has no pi.
+    """
+    import pandas as pd
+
+    from asyncsim.run import Run
+
+    parts = []
+    for row in summary[["workers", "method", "seed", "run_folder"]].itertuples(index=False):
+        run = Run.load(folder / str(row.run_folder))
+        found = run.diagnostics[(run.diagnostics["quantity"] == "pi") & (run.diagnostics["quantile"] == 0.5)]
+        # Beside each tensor's there is the median of all parameters, which has no name; a vector has no other.
+        named = found[found["tensor"] != ""] if (found["tensor"] != "").any() else found.drop_duplicates("commit")
+        if named.empty:
+            raise InputError(f"methods = {row.method!r}: its diagnostics have no pi; choose gem")
+        table = named[["commit", "tensor", "value"]].rename(columns={"value": "pi_median"})
+        table.insert(1, "worker_step", table["commit"] / run.config["workers"])
+        for place, column in enumerate(("workers", "method", "seed")):
+            table.insert(place, column, getattr(row, column))
+        parts.append(table)
+    return pd.concat(parts)
+
+
+def report(table: "pd.DataFrame") -> str:
+    """Return the mean of the medians over each quarter of the runs, of each tensor."""
+    ends = table.groupby(["workers", "method"])["commit"].transform("max") + 1
+    quarter = (_PARTS * table["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
+    keys = [table[name] for name in ("method", "tensor", "workers")]
+    wide = table.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"].mean().unstack("part")
+    return wide.reset_index().to_string(index=False, float_format="{:.3f}".format, na_rep="-")
+
+
+def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+    """Write and print the medians, and draw the figures of the runs that there are."""
+    table = medians(folder, summary)
+    results.write_csv(folder / TABLE, table)
+    print(f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")
+    figures = [path.name for path in draw("tensors", folder)]
+    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, TABLE, *figures])}")

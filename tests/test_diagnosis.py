@@ -1,0 +1,160 @@
+"""Energies of tensors and weights: they add up to those of every commit, and are what their formulas say."""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from cases import PROTOCOLS, make_method, make_problem, make_trace, momentum_each
+
+from asyncsim import methods, problems, replay
+from asyncsim.diagnosis import diagnostic_rows
+
+#: Relative: two programs compute the same differences of two vectors of size one, of which a hundredth is left.
+SAME = 1e-12
+ENERGIES = ("central_energy", "proxy_energy")
+
+
+def diagnosed(method, problem, trace, **options):
+    options = {"precision": "float64", "diagnose_every": 2, "diagnose_energy": True, "progress": False} | options
+    return replay(trace, method, problem, **options)
+
+
+def deviation(run, quantity) -> float:
+    """The largest relative difference between the sum over the tensors and what is recorded of each commit."""
+    rows = run.diagnostics[run.diagnostics["quantity"] == quantity]
+    assert rows["quantile"].isna().all() and len(rows) >= 5
+    sums = rows.groupby("commit")["value"].sum()
+    recorded = run.commits.set_index("commit")[quantity][sums.index]
+    assert (recorded > 0).all()
+    return float(np.max(np.abs(sums / recorded - 1)))
+
+
+def combinations():
+    for problem in ("quadratic", "digits"):
+        for method in ("gem", "downpour"):
+            for protocol in PROTOCOLS:
+                quick = problem == "quadratic" or (method, protocol) == ("gem", "exchange")
+                yield pytest.param(problem, method, protocol, marks=[] if quick else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("problem", "method", "protocol"), list(combinations()))
+def test_tensors_add_up_to_each_commit(problem, method, protocol):
+    run = diagnosed(make_method(method), make_problem(problem), make_trace(protocol, commits=150))
+    assert run.diagnostics["commit"].unique().tolist() == list(range(0, 150, 14))
+    tensors = run.diagnostics.query("quantity == 'central_energy'")["tensor"].nunique()
+    assert tensors == {"quadratic": 1, "digits": 4}[problem]
+    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
+
+
+def test_tensors_add_up_with_server_state_and_a_window(lenient):
+    """The energy of what the server does is that of the server's own rule, its memory of the worker included."""
+    run = diagnosed(momentum_each(), make_problem("quadratic"), make_trace("write_then_read", 3, commits=150))
+    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
+
+
+@pytest.mark.parametrize(
+    ("method", "protocol", "count"), [("gem", "exchange", 3), ("downpour", "write_then_read", 2)]
+)  # three divide 16 parameters unevenly
+def test_tensors_add_up_on_several_devices(method, protocol, count):
+    problem, trace = make_problem("quadratic"), make_trace(protocol, commits=150)
+    run = diagnosed(make_method(method), problem, trace, devices=jax.devices()[:count])
+    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
+
+
+@pytest.mark.parametrize(("method", "protocol"), [("gem", "read_then_write, two visits"), ("downpour", "exchange")])
+def test_tensors_add_up_with_one_device_ahead(method, protocol, monkeypatch):
+    monkeypatch.setattr("asyncsim.wave_replay.computes_ahead", lambda *given: True)
+    monkeypatch.setattr("asyncsim.wave_replay.AHEAD_PIECE", 0)
+    problem, trace = make_problem("quadratic"), make_trace(protocol, commits=150)
+    run = diagnosed(make_method(method), problem, trace, devices=jax.devices()[:2])
+    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
+
+
+# Against formulas
+
+
+RATE, MU, CAP = 0.1, 0.7, 2.0
+CURVATURE, START = np.linspace(0.2, 1, 16), np.linspace(-1.1, 2, 16)
+
+
+def loop(trace, scaled):
+    """GEM (if scaled) or DOWNPOUR on a quadratic, commit by commit: energies, pi and signs of each."""
+    versions, momentum, pulled, theta, found = {0: START}, {}, {}, START, []
+    for row in trace.frame.itertuples():
+        read = versions[row.read_version]
+        u = -RATE * CURVATURE * read
+        m = momentum[row.worker] = MU * momentum.get(row.worker, 0 * u) + u
+        since = pulled.get(row.worker, START) if scaled else read
+        d = theta - since
+        pi = (abs(m) - abs(d)) / abs(u + 1e-12) if scaled else 0 * u + 1
+        pulled[row.worker] = theta
+        theta = versions[row.version] = theta + (np.clip(pi, 0, CAP) if scaled else 1) * u
+        found.append(((theta - since) ** 2 / 2, m**2 / 2, pi, d * u < 0))
+    return found
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["gem", "downpour"])
+def test_ratio_and_shares_are_what_their_formulas_say(scaled):
+    method = methods.gem(RATE, MU, pi_max=CAP) if scaled else methods.downpour(RATE)
+    trace = make_trace(commits=150, workers=5)
+    run = diagnosed(method, problems.quadratic(CURVATURE, start=START), trace, proxy_momentum=MU)
+    every, shares = loop(trace, scaled), []
+    for commit, rows in run.diagnostics.groupby("commit"):
+        central, proxy, pi, opposite = every[commit]
+        rows = rows.set_index("quantity")
+        # GEM amplifies the round-off of 150 commits on a quadratic little.
+        ratio = rows.loc["weight_energy_ratio"]
+        assert ratio["quantile"].tolist() == [0.05, 0.25, 0.5, 0.75, 0.95, 0.5]
+        np.testing.assert_allclose(ratio["value"], np.quantile(central / proxy, ratio["quantile"]), rtol=1e-6)
+        np.testing.assert_allclose(rows.loc["central_energy", "value"], central.sum(), rtol=1e-6)
+        np.testing.assert_allclose(rows.loc["proxy_energy", "value"], proxy.sum(), rtol=1e-6)
+        assert rows.loc["opposite_sign", "value"] == opposite.mean()
+        if scaled:
+            shares.append(rows.loc[["clipped_low", "clipped_high", "opposite_sign"], "value"].tolist())
+            assert shares[-1] == [np.mean(pi < 0), np.mean(pi > CAP), opposite.mean()]
+    assert not scaled or (np.max(shares, 0) > 0).all()  # each of them happens
+
+
+def test_weights_whose_proxy_has_no_energy_are_left_out():
+    central, proxy = np.array([1.0, 2.0, 3.0]), np.array([0.0, 4.0, 1.0])
+    rows = diagnostic_rows(7, {"central_energy": [central], "proxy_energy": [proxy]}, [".w"])
+    found = {(quantity, quantile): value for _, quantity, _, quantile, value in rows if quantile == 0.5}
+    assert found == {("weight_energy_ratio", 0.5): np.median([0.5, 3.0])}
+    nothing = diagnostic_rows(7, {"central_energy": [central], "proxy_energy": [0 * proxy]}, [".w"])
+    assert np.isnan([value for _, quantity, *_, value in nothing if quantity == "weight_energy_ratio"]).all()
+
+
+# What it leaves as it is
+
+
+@pytest.mark.parametrize(
+    ("problem", "method"),
+    [
+        ("quadratic", "gem"),
+        pytest.param("quadratic", "downpour", marks=pytest.mark.full),
+        pytest.param("digits", "gem", marks=pytest.mark.full),
+    ],
+)
+def test_it_changes_nothing_else(problem, method):
+    given = make_method(method), make_problem(problem), make_trace("read_then_write", commits=150)
+    run, plain = (diagnosed(*given, diagnose_energy=on) for on in (True, False))
+    assert run.commits.equals(plain.commits) and run.evaluations.equals(plain.evaluations)
+    for one, other in zip(jax.tree.leaves(run.params), jax.tree.leaves(plain.params), strict=True):
+        assert one.tobytes() == other.tobytes()
+    assert plain.diagnostics.empty == (method == "downpour")
+    same = run.diagnostics["quantity"].isin(plain.diagnostics["quantity"].unique())
+    again = run.diagnostics[same].reset_index(drop=True)
+    pd.testing.assert_frame_equal(again, plain.diagnostics, check_exact=True, check_dtype=not plain.diagnostics.empty)
+
+
+def test_energies_that_are_not_finite():
+    infinite = [np.array([np.inf, 1.0, np.inf, np.nan], np.float32)]
+    rows = diagnostic_rows(7, {"central_energy": infinite, "proxy_energy": [np.full(4, np.inf)]}, [".w"])
+    assert len(rows) == 2 + 6
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_a_run_that_diverges_is_diagnosed_to_its_end(precision):
+    problem, method = problems.quadratic(np.ones(4)), methods.downpour(learning_rate=30.0)
+    run = diagnosed(method, problem, make_trace(commits=2000), precision=precision, diagnose_every=1)
+    assert run.status == "diverged" and run.diagnostics["commit"].max() > 7

@@ -1,0 +1,61 @@
+"""The notebook: saved without outputs, of the format that it says, and its cells run from top to bottom."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncsim import study
+
+NOTEBOOK = study.shipped("studies") / "energy_curves.ipynb"
+ROOT = Path(study.__file__).resolve().parent.parent
+#: What makes the notebook small enough for a test.
+SMALL = {"WORKERS": 4, "STEPS": 12}
+
+
+def cells(kind: str) -> list[dict]:
+    return [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+def test_it_is_saved_without_outputs():
+    assert len(cells("code")) > 5
+    assert [cell["id"] for cell in cells("code") if cell["outputs"] or cell["execution_count"] is not None] == []
+
+
+def test_it_has_the_form_of_a_notebook():
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids) and all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", one) for one in ids)
+    needed = {"cell_type", "id", "metadata", "source"}
+    for cell in notebook["cells"]:
+        code = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
+        assert set(cell) == needed | code and all(isinstance(line, str) for line in cell["source"])
+
+
+def test_it_is_valid():
+    nbformat = pytest.importorskip("nbformat")
+    nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
+
+
+def test_its_cells_run(tmp_path):
+    source = "\n".join("".join(cell["source"]) + "\n" for cell in cells("code"))
+    for name, value in SMALL.items():
+        source, count = re.subn(rf"^{name} = \d+", f"{name} = {value}", source, flags=re.MULTILINE)
+        assert count == 1
+    (tmp_path / "cells.py").write_text(source)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    options = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environment}
+    ended = subprocess.run([sys.executable, "-W", "error:::__main__", "cells.py"], **options)
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall(r"^(GEM|DOWNPOUR|exact root) .* finished$", ended.stdout, re.MULTILINE) == [
+        "GEM",
+        "DOWNPOUR",
+        "exact root",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.py"]
