@@ -67,6 +67,9 @@ def run(config: Config) -> Result:
     config.check()
     with config.computing_device():
         cells = sweep(dataclasses.replace(config, steps=config.steps or 1), [{"workers": n} for n in config.workers])
+        if cells[0].problem.test is None:
+            name = cells[0].problem.name
+            raise InputError(f"problem = {name!r}: has no test data to generalize to; choose another, digits say")
         if config.steps == 0:
             cells = [_of_epochs(cell, config.epochs) for cell in cells]
         conclude = functools.partial(report, "generalization", by=("workers", "method"))
@@ -76,8 +79,7 @@ def run(config: Config) -> Result:
 def _of_epochs(cell: "Cell", epochs: int) -> "Cell":
     """Return a cell whose workers together pass through the training data so many times."""
     problem = cell.problem
-    if problem.batch_size is None:
-        raise InputError(f"problem = {problem.name!r}: has no data to pass through; give steps instead of epochs")
-    steps = max(1, round(epochs * problem.examples / (problem.batch_size * cell.cluster.workers * cell.cluster.window)))
+    examples = (problem.batch_size or 1) * cell.cluster.workers * cell.cluster.window
+    steps = max(1, round(epochs * problem.examples / examples))
     every = cell.config.evaluate_every or max(1, steps // epochs)
     return cell._replace(config=dataclasses.replace(cell.config, steps=steps, evaluate_every=every))

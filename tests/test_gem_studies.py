@@ -24,7 +24,7 @@ TINY = {
     "kappa": ("--workers 2 --kappa 2 --steps 20 --diagnose-every 1", "workers kappa"),
     "misspecification": ("--workers 2 --learning-rate 0.1 --steps 4", "learning_rate workers"),
     "speedup": ("--workers 1 2 --methods downpour --seconds 1", "workers batch_size compute"),
-    "generalization": ("--workers 2 --steps 4", "workers"),
+    "generalization": ("--workers 2 --steps 4 --problem digits --batch-size 4", "workers"),
     "queue": ("--workers 4 --service 0.5 --methods downpour --steps 10", "discipline workers"),
     "forensics": (
         "--workers 2 3 --fitted 2 --service 0 --cv 0.2 --learning-rate 0.1 0.03 --hidden 0 0.2 0.1 --noise 0 "
@@ -46,7 +46,7 @@ def told(capsys):
     """Run the command line; return the exit code and the lines on standard output and standard error."""
 
     def run(name: str, options: str) -> tuple[int, list[str], list[str]]:
-        code = study.main([name, *options.split(), "--seeds=1", "--problem=quadratic", "--out=mine"])
+        code = study.main([name, "--seeds=1", "--problem=quadratic", "--out=mine", *options.split()])
         output = capsys.readouterr()
         return code, output.out.splitlines(), output.err.splitlines()
 
@@ -166,7 +166,7 @@ def test_scales_are_valid_and_chosen_by_name(name):
         ("speedup", "--compute uniform(0,1)", "is not divided among workers here; choose constant, exponential"),
         ("speedup", "--steps -1", "steps = -1: must be at least 1"),
         ("generalization", "--epochs 0", "epochs = 0: must be at least 1"),
-        ("generalization", "", "problem = 'quadratic': has no data to pass through; give steps instead of epochs"),
+        ("generalization", "", "problem = 'quadratic': has no test data to generalize to; choose another"),
         ("forensics", "--fitted 7", "fitted = 7: is not among workers, 5, 10, 20, 30; give some of these"),
         ("forensics", "--service -1", "service = -1.0: must be zero or above"),
         ("forensics", "--cv -1", "cv = -1.0: must be zero or above"),
