@@ -109,6 +109,14 @@ def test_a_curve_that_diverged_ends_with_a_cross(figures):
     assert [line.get_xdata()[0] for line in crosses] == [pytest.approx(14 / 4)] * 2
 
 
+def test_recordings_that_are_far_apart_are_joined(tmp_path):
+    write_study(tmp_path, "kappa", [({"workers": 2, "kappa": 1.0}, "gem", {"every": 2})])
+    figure = gem.FIGURES["8b"].draw(read(tmp_path, "kappa"))
+    (line,) = [line for line in figure.axes[0].lines if line.get_label() == "\u03ba = 1"]
+    # Of five worker steps the first, third and fifth.
+    assert list(line.get_xdata()) == [0.5, 2.5, 4.5] and np.isfinite(line.get_ydata()).all()
+
+
 def test_energies_at_each_n_are_those_of_the_runs(figures):
     whole, _, shares, _ = figures["energy"].axes
     (drawn,) = [line for line in whole.lines if line.get_label() == "DOWNPOUR"]

@@ -20,6 +20,8 @@ from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, plain_l
 #: Share of a run, at its end, that counts: that of "final" losses and energy ratios in a study's summary.
 _LATE = 0.1
 _METHODS = ("gem", "downpour")
+#: Ratios of weights below this are drawn there: many weights do not move at all, which a logarithm cannot show.
+_LEAST = 1e-4
 #: Where the ratio of a map is as far from one as its colours go (powers of ten).
 _DECADES = 2.0
 _SHARES = {
@@ -139,9 +141,7 @@ def _weights(axes: Axes, results: Finished, one: look.Look) -> None:
     }
     if not any(values.notna().any() for values in found.values()):
         raise InputError(f"folder = {str(results.folder)!r}: no energies of weights; record them (--diagnose-energy)")
-    # Half of all weights may not move at all: nothing that a logarithm can show.
-    floor = max(1e-8, min(values[values > 0].min() for values in found.values()))
-    shown = {quantile: values.clip(lower=floor) for quantile, values in found.items()}
+    shown = {quantile: values.clip(lower=_LEAST) for quantile, values in found.items()}
     for low, high, alpha, label in ((0.05, 0.95, 0.15, "5 to 95 %"), (0.25, 0.75, 0.35, "25 to 75 %")):
         band: dict[str, Any] = {"color": one.color, "alpha": alpha, "linewidth": 0, "label": f"{label} of the weights"}
         axes.fill_between(shown[low].index, shown[low], shown[high], **band)
@@ -175,7 +175,7 @@ def _mark_diverged(axes: Axes, results: Finished, method: str) -> None:
 
 
 def _finish_by_workers(figure: Figure, results: Finished) -> None:
-    text = setting(results, "central against proxy energy, medians over the last tenth of the runs")
+    text = setting(results, "central against proxy energy, medians over the last tenth of the runs; at least 0.0001")
     text = text.replace("mean and range", "median and range")
     crosses = (results.summary["status"] == "diverged").any()
     look.title(figure, text + ("; crosses: some run diverged, shown as far as it went" if crosses else ""))

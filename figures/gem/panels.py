@@ -148,10 +148,12 @@ def draw_family(
         if value not in curves:
             continue
         curve = curves[value]
-        x = curve.step if against == "step" else curve.time
-        axes.fill_between(x, curve.low, curve.high, color=shade.color, alpha=0.2, linewidth=0)
+        # Diagnostics may be further apart than the points of a curve.
+        known = np.isfinite(curve.mean)
+        x = (curve.step if against == "step" else curve.time)[known]
+        axes.fill_between(x, curve.low[known], curve.high[known], color=shade.color, alpha=0.2, linewidth=0)
         marks: dict[str, Any] = {"marker": shade.marker, "markersize": 3.2, "markevery": (turn, _MARKED_EVERY)}
-        axes.plot(x, curve.mean, color=shade.color, linestyle=line, label=labels[value], **marks)
+        axes.plot(x, curve.mean[known], color=shade.color, linestyle=line, label=labels[value], **marks)
         for time, step, height in curve.ends:
             end = step if against == "step" else time
             axes.plot(end, np.clip(height, *axes.get_ylim()), color=shade.color, clip_on=False, zorder=4, **DIVERGED)
