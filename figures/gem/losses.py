@@ -70,14 +70,19 @@ def of_workers_at_all_rates(results: Finished) -> Figure:
     for row, rate in enumerate(found):
         for column, (panel, method) in enumerate(panels.items()):
             axes = all_axes[row * len(panels) + column]
-            _loss_panel(axes, at_rate(chosen(results, method=method), rate), panel)
+            own = at_rate(results._replace(summary=results.rows(method=method)), rate)
+            if len(own.summary):
+                _loss_panel(axes, own, panel)
+            else:  # a study that was interrupted
+                axes.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center")
             axes.set_title(f"{look.METHOD_LOOKS[method].label}, \u03b7 = {rate:g}")
             axes.label_outer()
     # Shared limits: those that show all curves.
     limits = [line.get_ydata() for axes in all_axes for line in axes.lines]
-    log_axis(all_axes[0], limits, most=MOST_LOSS)
-    handles = [published_handle(all_axes[0], results)]
-    finish(figure, all_axes[0], setting(results, "losses with n workers", _points(results)), handles)
+    drawn = next(axes for axes in all_axes if axes.lines)
+    log_axis(drawn, limits, most=MOST_LOSS)
+    handles = [published_handle(drawn, results)]
+    finish(figure, drawn, setting(results, "losses with n workers", _points(results)), handles)
     return figure
 
 

@@ -66,11 +66,11 @@ def rates(results: Finished) -> list[float]:
 
 
 def at_rate(results: Finished, rate: float | None = None) -> Finished:
-    """Return the results of one learning rate, by default the paper's, or else the largest."""
+    """Return the results of one learning rate; by default the paper's, or the largest where that was not run."""
     found = rates(results)
-    wanted = STATED_RATE if rate is None else rate
-    if wanted not in found:
-        wanted = max(found, default=wanted)
+    wanted = rate
+    if wanted is None:
+        wanted = STATED_RATE if STATED_RATE in found else max(found, default=STATED_RATE)
     return results._replace(summary=results.summary[_rate(results.summary) == wanted])
 
 
