@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from asyncsim import look
 from asyncsim.curves import Curve, draw_curves
@@ -57,6 +58,7 @@ def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
         axes.plot(of_rank.index, of_rank["mean"], color=color, marker=marker, ms=2.5, linestyle=line, label=said)
     axes.set_ylim(0, None)
     axes.set_xlabel("rank (worker index)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
 
 
