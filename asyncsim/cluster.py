@@ -12,7 +12,7 @@ from asyncsim.laws import Constant, Law, as_law, parse
 from asyncsim.policy import Policy, asynchronous, form_of
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
-DISCIPLINES = ("fifo", "lowest_rank", "random")
+DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
 
 
@@ -63,7 +63,11 @@ class Cluster:
         travels down; then the next computation starts on what the read visit returned.
     discipline : str
         Who is served next among those that wait: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
-        index, which starves the others under load) or ``"random"`` (each as likely as the others).
+        index, which starves the others under load) or ``"random"`` (each as likely as the others). With
+        ``"lock_free"`` nobody waits: any number of visits are served at once.
+    read_blocks : int
+        Above one, reads are torn: each is made in so many blocks of the parameters, spread evenly over its service, and
+        a block shows what was committed by then; see `asyncsim.torn`. With ``"lock_free"`` and ``"write_then_read"``.
     policy : Policy
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
         `asyncsim.policy`.
@@ -90,6 +94,7 @@ class Cluster:
     protocol: str = "exchange"
     exclusive: bool = True
     discipline: str = "fifo"
+    read_blocks: int = 1
     policy: Policy = _ASYNCHRONOUS
 
     def __post_init__(self) -> None:
@@ -104,6 +109,12 @@ class Cluster:
         _check_bandwidth(self, store)
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
+        store("read_blocks", require_count("read_blocks", self.read_blocks))
+        if self.read_blocks > 1 and (self.protocol, self.discipline) != ("write_then_read", "lock_free"):
+            raise InputError(
+                f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless protocol is "
+                "'write_then_read' and discipline 'lock_free'; give these two, or leave read_blocks out"
+            )
         if not self.exclusive and self.protocol == "exchange":
             raise InputError(
                 "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or choose "

@@ -29,6 +29,7 @@ def parts(cluster: Cluster) -> list[str]:
         *_network(cluster),
         _protocol(cluster),
         f"served {cluster.discipline}",
+        *([f"reads in {cluster.read_blocks} blocks"] if cluster.read_blocks > 1 else []),
         *([str(cluster.policy)] if cluster.policy != asynchronous() else []),
     ]
 

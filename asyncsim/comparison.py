@@ -123,6 +123,7 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
         needs["compute"] = laws if isinstance(laws, Law) else laws[: needs["workers"]]
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
+        needs.setdefault("read_blocks", 1)
     return dataclasses.replace(cluster, **needs)
 
 

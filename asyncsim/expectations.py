@@ -100,14 +100,14 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
 
 
 def queue_theory(cluster: Cluster) -> QueueTheory | None:
-    """Return what theory says about the server's queue; None if the workers' think time is not known.
+    """Return what theory says about the server's queue; None if the workers' think time is not known, or nobody queues.
 
     Exponential service, first come first served and alike workers: the machine repairman. Else the least mean number
     that the means allow, ``workers - think / (mean time between visits at best)``.
     """
     think = think_time(cluster)
     service = cluster.service.mean
-    if think is None or service == 0:
+    if think is None or service == 0 or cluster.discipline == "lock_free":
         return None
     exponential = isinstance(cluster.service, Exponential) and isinstance(cluster.compute, Law)
     if exponential and cluster.discipline == "fifo" and not cluster.separate_reads:

@@ -85,6 +85,7 @@ METHOD_LOOKS = {
     "downpour": Look(VERMILLION, "--", "DOWNPOUR"),
     "fedasync": Look(VERMILLION, "-", "FedAsync"),
     "fedbuff": Look(VERMILLION, ":", "FedBuff"),
+    "hogwild": Look(VERMILLION, "-.", "Hogwild"),
     "adaptive_staleness": Look(GREEN, "-.", "adaptive staleness"),
     "damping": Look(GREEN, "--", "damping"),
     "dynsgd": Look(GREEN, ":", "DynSGD"),

@@ -31,7 +31,7 @@ else:
     LawLike = PolicyLike = MethodLike = ProblemLike = str
 
 
-Discipline = Literal["fifo", "lowest_rank", "random"]
+Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
     """Methods to compare: adag, adaptive_staleness, aeasgd, agn, async_local_sgd, batch_sgd, damping, dana_slim,
     dana_zero, dc_asgd, delay_adaptive, delayed_nesterov, downpour, dynsgd, eamsgd, easgd, fedasync, fedbuff, gap_aware,
-    gem, rennala, ringleader, ringmaster, sgd, softsync, or your own as FILE.py:FUNCTION (see the README)."""
+    gem, hogwild, rennala, ringleader, ringmaster, sgd, softsync, or your own as FILE.py:FUNCTION (see the README)."""
     seeds: int = 3
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
 
@@ -81,7 +81,10 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     exclusive: bool = True
     """With read_then_write: nobody comes between a read and its write; --no-exclusive lets others."""
     discipline: Discipline = "fifo"
-    """Who is served next of those that wait: the first to come, the lowest worker index, or any."""
+    """Who is served next of those that wait: the first to come, the lowest worker index, or any; lock_free: nobody
+    waits."""
+    read_blocks: int = 1
+    """With lock_free and write_then_read: blocks of the parameters that a read sees one after the other."""
 
     policy: PolicyLike = "asynchronous"
     """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
@@ -356,6 +359,7 @@ class StudyConfig(StudyOptions):
             protocol=self.protocol,
             exclusive=self.exclusive,
             discipline=self.discipline,
+            read_blocks=self.read_blocks,
             policy=parse_policy(self.policy) if isinstance(self.policy, str) else self.policy,
         )
 

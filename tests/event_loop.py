@@ -59,6 +59,8 @@ class EventLoop:
         # Values taken over from a replay in place of the versions', by commit.
         self.reads: dict[int, Any] = {}
         self.forms: dict[int, Any] = {}
+        # The versions of each read's blocks, of which there is one unless reads are torn.
+        self.block_versions = trace.taken_up.block_versions()
         # What each worker was told at its last visit, for methods that reply.
         self.replies = dict.fromkeys(range(trace.workers), self.central)
         # Compiled once per method and problem, which the entry keeps alive so that no other gets their ids.
@@ -78,7 +80,7 @@ class EventLoop:
                 completes=np.bool_(completes),
                 workers=np.int32(self.trace.workers),
             )
-            read = self.reads[row.commit] if row.commit in self.reads else self.versions[row.read_version]
+            read = self._read(row)
             if self.method.reply:
                 read = self.replies[row.worker]
                 before = self.server, self.central, self.workers[row.worker].memory, visit
@@ -125,11 +127,20 @@ class EventLoop:
             self.workers[number] = Worker(method, optimizer, problem, memory, proxy)
         self.versions = {int(self.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
         waiting = range(stop, len(self.frame))
-        self.reads = {k: state.read[waves.slot[k]] for k in waiting if waves.read[k] < stop}
+        first = waves.read if waves.blocks is None else waves.blocks[:, 0]
+        self.reads = {k: state.read[waves.slot[k]] for k in waiting if first[k] < stop}
         if self.method.reply:
             self.replies = {number: state.read[number] for number in self.workers}
         if waves.separate_forms:
             self.forms = {k: state.form[waves.form_slot[k]] for k in waiting if waves.form[k] < stop}
+
+    def _read(self, row):
+        versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
+        seen = [self.versions.get(version, taken_over) for version in versions.tolist()]
+        if len(seen) == 1:
+            return seen[0]
+        width = -(-self.central.size // len(seen))
+        return jnp.concatenate([whole[b * width : (b + 1) * width] for b, whole in enumerate(seen)])
 
     def _commit(self, key, batch, server, central, form, read, worker: Worker, visit: Visit, job):
         method = self.method

@@ -14,6 +14,7 @@ from event_loop import deviation
 from formulas import CURVATURE, MU, RATE, START
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
+from asyncsim.comparison import meet
 from asyncsim.methods import METHODS
 from asyncsim.study_config import StudyConfig
 from asyncsim.wave_replay import Replay, replay
@@ -56,7 +57,13 @@ def rounds(workers, window=1):
     return with_versions(trace, np.arange(1, COMMITS + 1) // workers)
 
 
-TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds}
+@functools.cache
+def torn(workers, window=1):
+    """Reads without locks, in eight blocks of the sixteen parameters."""
+    return simulate(meet(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.5, 0.3)), methods.hogwild().timing), COMMITS)
+
+
+TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds, "torn": torn}
 
 
 def polynomial(visit):
@@ -70,6 +77,7 @@ def shared(beta):
 #: Method, rule, window, timing.
 RULES = {
     "agn": (methods.agn, formulas.agn, 4, "asynchronous"),
+    "hogwild": (methods.hogwild, formulas.damping(lambda visit: 1), 1, "torn"),
     "adag": (methods.adag, formulas.adag(), 1, "asynchronous"),
     "adag, original": (functools.partial(methods.adag, form="original"), formulas.adag("original"), 1, "asynchronous"),
     "adag, squared": (
@@ -428,8 +436,11 @@ def test_what_the_original_form_and_ranks_cannot_have():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_options_of_the_command_line_change_no_default(name):
-    """An option of a study that a factory takes by name has the same default there: nothing changes unasked."""
-    options = {field.name: field.default for field in dataclasses.fields(StudyConfig)}
+    """An option of a study that a factory takes by name has the same default there: nothing changes unasked.
+
+    The policy is the cluster's; methods that need one have their own.
+    """
+    options = {field.name: field.default for field in dataclasses.fields(StudyConfig) if field.name != "policy"}
     shared = {name: p.default for name, p in inspect.signature(METHODS[name]).parameters.items() if name in options}
     assert shared == {name: options[name] for name in shared}
     assert set(shared) <= {"learning_rate", "momentum", "kappa", "pi_max", "variant"}

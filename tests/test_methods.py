@@ -126,6 +126,7 @@ def test_factories_name_and_explain_what_they_take(name):
 
 
 BAD = {
+    "blocks": [0, 2.5, -1, "few", True],
     "learning_rate": [0, -0.1, math.nan, math.inf, "fast", "0.1", True, None],
     "momentum": [-0.1, 1, 1.5, math.nan, "heavy", "0.9"],
     "kappa": [-1, math.nan, math.inf, "high"],

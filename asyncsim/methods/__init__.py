@@ -17,6 +17,7 @@ from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
+from asyncsim.methods.hogwild import hogwild
 from asyncsim.methods.method import Applied, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
@@ -45,6 +46,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedbuff": fedbuff,
     "gap_aware": gap_aware,
     "gem": gem,
+    "hogwild": hogwild,
     "rennala": rennala,
     "ringleader": ringleader,
     "ringmaster": ringmaster,
@@ -80,6 +82,7 @@ __all__ = [
     "gap_aware",
     "gem",
     "gradient_steps",
+    "hogwild",
     "rennala",
     "ringleader",
     "ringmaster",

@@ -62,6 +62,8 @@ class Timing(NamedTuple):
     workers: int | None = None
     protocol: str | None = None
     window: int | None = None
+    discipline: str | None = None
+    read_blocks: int | None = None
     policy: Policy | None = None
 
 
