@@ -102,6 +102,7 @@ METHOD_LOOKS = {
     "gap_aware": Look(SKY, "--", "Gap-Aware"),
     "ringleader": Look(GREY, "-", "Ringleader"),
     "batch_sgd": Look(BLACK, "-", "batch SGD"),
+    "averaging": Look(BLACK, (0, (5, 1, 1, 1, 1, 1)), "model averaging"),
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),

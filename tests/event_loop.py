@@ -177,7 +177,9 @@ class EventLoop:
                 return self.problem.loss(params, state, batch, key)
 
             (value, problem_state), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-            steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, visit=visit)
+            steps, optimizer_state = optimizer.update(
+                gradients, optimizer_state, params, visit=visit, start=self.unravel(start)
+            )
             params = optax.apply_updates(params, steps)
             update = update + ravel_pytree(steps)[0]
             losses.append(value)

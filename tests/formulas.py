@@ -200,10 +200,22 @@ def dana_slim(w, server, x, visit):
 # Federated, and of the scale of language models
 
 
-def fedasync(mixing, factor):
+def averaging(w, server, x, visit):
+    server.ends = [*getattr(server, "ends", []), w.read + sum(visit.steps(w.read))]
+    if visit.completes:
+        assert len(server.ends) == visit.n
+        x = np.mean(server.ends, 0)
+        server.ends = []
+    return x
+
+
+def fedasync(mixing, factor, rho=0.0):
     def rule(w, server, x, visit):
         weight = mixing * factor(visit)
-        return (1 - weight) * x + weight * (w.read + sum(visit.steps(w.read)))
+        end = w.read
+        for _ in visit.steps(w.read):
+            end = end - RATE * (gradient(end) + rho * (end - w.read))
+        return (1 - weight) * x + weight * end
 
     return rule
 

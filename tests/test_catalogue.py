@@ -178,7 +178,14 @@ RULES = {
     "gap_aware": (methods.gap_aware, formulas.gap_aware, 1, "asynchronous"),
     "dana_zero": (methods.dana_zero, formulas.dana_zero, 1, "asynchronous"),
     "dana_slim": (methods.dana_slim, formulas.dana_slim, 1, "asynchronous"),
+    "averaging": (methods.averaging, formulas.averaging, 3, "rounds"),
     "fedasync": (methods.fedasync, formulas.fedasync(0.8, polynomial), 3, "asynchronous"),
+    "fedasync, proximal": (
+        functools.partial(methods.fedasync, rho=0.7),
+        formulas.fedasync(0.8, polynomial, rho=0.7),
+        4,
+        "asynchronous",
+    ),
     "fedasync, constant": (
         functools.partial(methods.fedasync, mixing=1.0, law="constant"),
         formulas.fedasync(1.0, lambda visit: 1),
@@ -244,7 +251,10 @@ def combinations():
     others = {"dynsgd", "rennala", "ringmaster"}
     for name in RULES:
         for workers in (1, 2, 7):
-            default = workers == 7 and name in {*METHODS, "damping, rank", "aeasgd, remembered"} - others
+            default = (
+                workers == 7
+                and name in {*METHODS, "damping, rank", "aeasgd, remembered", "fedasync, proximal"} - others
+            )
             yield unless(default, name, workers)
 
 
@@ -277,6 +287,7 @@ def one_worker(method, problem, window=1, precision="float64"):
 PLAIN = {
     "adag": methods.adag,
     "agn": methods.agn,
+    "averaging": methods.averaging,
     "batch_sgd": methods.batch_sgd,
     "damping": methods.damping,
     "dc_asgd": methods.dc_asgd,

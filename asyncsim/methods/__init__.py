@@ -6,6 +6,7 @@ from asyncsim.methods.adag import adag
 from asyncsim.methods.adaptive_staleness import adaptive_staleness
 from asyncsim.methods.agn import agn
 from asyncsim.methods.async_local_sgd import async_local_sgd, delayed_nesterov
+from asyncsim.methods.averaging import averaging
 from asyncsim.methods.damping import damping
 from asyncsim.methods.dana import dana_slim, dana_zero
 from asyncsim.methods.dc_asgd import dc_asgd
@@ -31,6 +32,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "aeasgd": aeasgd,
     "agn": agn,
     "async_local_sgd": async_local_sgd,
+    "averaging": averaging,
     "batch_sgd": batch_sgd,
     "damping": damping,
     "dana_slim": dana_slim,
@@ -66,6 +68,7 @@ __all__ = [
     "aeasgd",
     "agn",
     "async_local_sgd",
+    "averaging",
     "batch_sgd",
     "damping",
     "dana_slim",
