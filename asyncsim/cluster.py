@@ -47,8 +47,9 @@ class Cluster:
     shared_bandwidth : bool
         Each direction of the server's link carries one message at a time, first come first served, and
         the latency comes after it. Otherwise every worker has the bandwidth to itself.
-    window : int
-        Local steps per communication; a computation is the sum of that many compute times.
+    window : int or tuple of int
+        Local steps per communication; a computation is the sum of that many compute times. A list gives one per worker
+        (`asyncsim.proportional_windows` makes one).
     protocol : str
         What a visit to the server is:
 
@@ -90,7 +91,7 @@ class Cluster:
     bandwidth: float | None = None
     message_bytes: float | None = None
     shared_bandwidth: bool = False
-    window: int = 1
+    window: int | tuple[int, ...] = 1
     protocol: str = "exchange"
     exclusive: bool = True
     discipline: str = "fifo"
@@ -102,7 +103,7 @@ class Cluster:
         _check_flag("shared_bandwidth", self.shared_bandwidth)
         _check_flag("exclusive", self.exclusive)
         store("workers", require_count("workers", self.workers))
-        store("window", require_count("window", self.window))
+        store("window", _window(self.window, self.workers))
         store("compute", _compute(self.compute, self.workers))
         store("service", _finite("service", as_law("service", self.service)))
         store("latency", _latency(self.latency))
@@ -130,6 +131,20 @@ class Cluster:
         if isinstance(self.compute, Law):
             return (self.compute,) * self.workers
         return self.compute
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each worker, length ``workers``."""
+        return (self.window,) * self.workers if isinstance(self.window, int) else self.window
+
+    @property
+    def mean_window(self) -> float:
+        """Local steps per commit on average, of workers that do nothing but compute."""
+        if isinstance(self.window, int):
+            return self.window
+        step_times = [law.mean for law in self.compute_laws]
+        commits = sum(1 / (time * window) for time, window in zip(step_times, self.window, strict=True))
+        return sum(1 / time for time in step_times) / commits
 
     @property
     def latency_up(self) -> Law:
@@ -211,6 +226,18 @@ def _compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
             )
         return laws[0]
     return laws
+
+
+def _window(value: Any, workers: int) -> int | tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        return require_count("window", value)
+    windows = tuple(require_count(f"window[{i}]", one) for i, one in enumerate(value))
+    if len(windows) != workers:
+        raise InputError(
+            f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
+            "or as many as workers"
+        )
+    return windows[0] if len(set(windows)) == 1 else windows
 
 
 def _latency(value: Any) -> Law | tuple[Law, Law]:

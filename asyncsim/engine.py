@@ -97,7 +97,7 @@ class Simulation:
 
     def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
         cluster, env, start_time = self.cluster, self.env, self.start_time
-        duration = delays(cluster.compute_laws, self.seed, "compute", cluster.window)
+        duration = delays(cluster.compute_laws, self.seed, "compute", cluster.windows)
 
         def compute(worker: Worker) -> None:
             index = worker.index

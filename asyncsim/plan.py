@@ -66,6 +66,7 @@ class Plan:
         self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
+        self._windows_differ = trace.windows_differ
 
     def layout(self, method: Method, problem: Problem, proxy_momentum: float, diagnose_energy: bool = False) -> Layout:
         """Return what the compiled program has to know; raise InputError if the method's reply cannot be exact."""
@@ -95,6 +96,7 @@ class Plan:
             diagnose_energy=diagnose_energy,
             members=self.members,
             read_blocks=self._blocks,
+            windows_differ=self._windows_differ,
         )
 
     @property
@@ -171,9 +173,11 @@ class Plan:
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
         """Return the examples of each commit's minibatches, see `Pieces`."""
         commits = member[valid]
-        worker, job = self._columns["worker"][commits], self._columns["job"][commits]
+        worker, job, steps = (self._columns[name][commits] for name in ("worker", "job", "local_steps"))
         none = np.zeros((len(commits), self._window, 0), np.int32)
-        rows = np.stack([none if one is None else one.rows(worker, job, self._window) for one in self._batches], 1)
+        rows = np.stack(
+            [none if one is None else one.rows(worker, job, self._window, steps) for one in self._batches], 1
+        )
         if self.members is None:
             rows = rows[:, 0]
         padded = np.zeros((*member.shape, *rows.shape[1:]), np.int32)

@@ -38,6 +38,8 @@ class Layout(NamedTuple):
         shape ``[members, parameters]``, and a number recorded of a commit is one for each member.
     read_blocks : int
         Blocks of the parameters that are read one after the other; 1 if reads are whole.
+    windows_differ : bool
+        Whether some commits have fewer local steps than the window.
     """
 
     division: Division
@@ -52,6 +54,7 @@ class Layout(NamedTuple):
     diagnose_energy: bool = False
     members: int | None = None
     read_blocks: int = 1
+    windows_differ: bool = False
 
     @property
     def of_members(self) -> tuple[int, ...]:

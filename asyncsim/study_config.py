@@ -17,6 +17,7 @@ from asyncsim.cluster import Cluster, HeterogeneityWarning
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
 from asyncsim.laws import Law, parse
 from asyncsim.policy import Policy, parse_policy
+from asyncsim.windows import proportional_windows
 
 if TYPE_CHECKING:
     from asyncsim.methods import Method
@@ -77,6 +78,8 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """The workers share the server's bandwidth, one message at a time; else each has it to itself."""
     window: int = 1
     """Local steps per communication."""
+    dynamic_window: bool = False
+    """The window is that of the fastest workers; the others take fewer local steps, in proportion to their speed."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
     """What a visit to the server is; see above."""
     exclusive: bool = True
@@ -348,15 +351,19 @@ class StudyConfig(StudyOptions):
         return cluster
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
+        compute = self._law("compute")
+        window: int | tuple[int, ...] = self.window
+        if self.dynamic_window and isinstance(compute, list | tuple):  # else all are equally fast
+            window = proportional_windows(compute, self.window)
         return Cluster(
             workers=self.workers,
-            compute=self._law("compute"),
+            compute=compute,
             service=self._law("service"),
             latency=self._law("latency"),
             bandwidth=self.bandwidth,
             message_bytes=message_bytes if self.bandwidth is not None else None,
             shared_bandwidth=self.shared_bandwidth,
-            window=self.window,
+            window=window,
             protocol=self.protocol,
             exclusive=self.exclusive,
             discipline=self.discipline,

@@ -69,7 +69,7 @@ class Source:
     protocol : str
         The protocol of the visits, or ``"prescribed"``.
     window : int
-        Local steps per commit.
+        Local steps per commit; the most of a worker's where they differ.
     separate_reads : bool
         Whether reads are server visits of their own.
     seed : int
@@ -199,8 +199,13 @@ class Trace:
 
     @property
     def window(self) -> int:
-        """Local steps per commit."""
+        """Local steps per commit; the most of a worker's where they differ."""
         return self.source.window
+
+    @functools.cached_property
+    def windows_differ(self) -> bool:
+        """Whether some computations have fewer local steps than others."""
+        return bool((self.frame["local_steps"] != self.window).any())
 
     @property
     def seed(self) -> int:

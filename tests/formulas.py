@@ -25,9 +25,9 @@ def run(rule, trace, rate=RATE):
         if not hasattr(w, "reply"):
             w.read = versions[row.read_version] if trace.read_blocks == 1 else torn(row, frame, path, trace.read_blocks)
 
-        def steps(start):
+        def steps(start, count=row.local_steps):
             taken = []
-            for _ in range(trace.window):
+            for _ in range(count):
                 taken.append(-rate * CURVATURE * (start + sum(taken)))
             return taken
 
