@@ -43,9 +43,9 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Workers of the clusters, one after the other."""
-    server_momentum: tuple[float, ...] = (-0.8, -0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9)
+    server_momentum: tuple[float, ...] = (-0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.7, 0.8)
     """Explicit momenta, above -1 and below 1."""
-    learning_rate: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-14, 5))  # type: ignore[assignment]
+    learning_rate: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-10, 5))  # type: ignore[assignment]
     """Learning rates to choose the best of, for each momentum."""
     gradients: int = 600
     """Gradients of each run, by all workers together."""

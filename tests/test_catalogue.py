@@ -418,6 +418,36 @@ def test_eamsgd_looks_ahead_in_the_direction_it_goes():
     assert float(method.resume(worker, None)[0]) == pytest.approx(1.1)
 
 
+def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):
+    """The collapses of the thesis are those of such steps: a thousandfold loss changes nothing but Adam's epsilon."""
+    trace = asynchronous(7)
+    ends = {
+        (name, size): np.asarray(
+            replay(trace, make(), problems.quadratic(size * CURVATURE, start=START), precision="float64").params
+        )
+        for name, make in {
+            "adam": lambda: methods.downpour(optimizer=optax.adam(1e-3, eps=1e-15)),
+            "plain": lambda: methods.downpour(1e-5),
+        }.items()
+        for size in (1.0, 1000.0)
+    }
+    np.testing.assert_allclose(ends["adam", 1000.0], ends["adam", 1.0], rtol=1e-6)
+    assert np.abs(ends["plain", 1000.0] - ends["plain", 1.0]).max() > 0.1
+
+
+def test_a_fixed_delay_is_less_stable_than_random_ones():
+    """With staleness n - 1 always, theory's limit is 2 sin(pi / (2 (2 n - 1))) = 0.209 for 8 workers."""
+    n, limit = 8, 2 * np.sin(np.pi / 30)
+    problem = problems.quadratic([1.0])
+    traces = {"fixed": prescribed(n - 1, 600, n), "random": simulate(Cluster(n, Exponential(1.0)), 600)}
+
+    def falls(name, rate):
+        losses = replay(traces[name], methods.downpour(rate), problem, precision="float64").evaluations["train_loss"]
+        return losses.iloc[-1] < 1e-3 * losses.iloc[0]
+
+    assert falls("fixed", 0.8 * limit) and not falls("fixed", 1.2 * limit) and falls("random", 1.2 * limit)
+
+
 # The factories
 
 

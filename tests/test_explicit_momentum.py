@@ -12,6 +12,7 @@ from figures import __main__ as figures
 explicit = study.load("explicit_momentum")
 
 
+@pytest.mark.full
 def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
     """Heavy ball with condition number 100: 0.669, with a learning rate of 3.3 (times 1 / largest curvature)."""
     config = explicit.Config(

@@ -68,7 +68,11 @@ def shared_memory(cluster, commits, seed=0):
 
 @pytest.mark.parametrize(
     ("workers", "blocks"),
-    [(1, 4), (7, 4), *(pytest.param(n, b, marks=pytest.mark.full) for n in (2, 7) for b in (1, 8, 50))],
+    [
+        (7, 4),
+        pytest.param(1, 4, marks=pytest.mark.full),
+        *(pytest.param(n, b, marks=pytest.mark.full) for n in (2, 7) for b in (1, 8, 50)),
+    ],
 )
 def test_a_replay_is_what_workers_do_to_a_shared_vector(workers, blocks):
     cluster = lock_free(workers, blocks)
@@ -85,19 +89,15 @@ def test_a_replay_is_what_workers_do_to_a_shared_vector(workers, blocks):
         assert deviation(replayed.state.central, expected[stop]) < 1e-10
 
 
-@pytest.mark.parametrize(
-    ("method", "problem"),
-    [
-        ("aeasgd", "quadratic"),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in (("gem", "digits"), ("downpour", "quadratic"))),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("method", "problem"), [("aeasgd", "quadratic"), ("gem", "digits"), ("downpour", "quadratic")])
 def test_any_method_reads_torn_as_the_loop_does(method, problem):
     trace = simulate(lock_free(7, 5), 600)
     found = forced_deviation(stopping(trace, make_method(method), make_problem(problem)), EVERY)
     assert max(found.values()) < FORCED, found
 
 
+@pytest.mark.full
 def test_members_and_devices_read_torn():
     trace, problem = simulate(lock_free(7, 3), 300), problems.quadratic(CURVATURE, start=START)
     rates = [0.02, 0.05]
