@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from asyncsim.simulation import simulate
     from asyncsim.trace import Trace
     from asyncsim.wave_replay import replay
+    from asyncsim.windows import proportional_windows
 
 __all__ = [
     "Cluster",
@@ -73,6 +74,7 @@ __all__ = [
     "plots",
     "prescribed",
     "problems",
+    "proportional_windows",
     "replay",
     "replay_ensemble",
     "rounds",
@@ -95,6 +97,7 @@ _HOME = {
     "discard_stale": "policy",
     "first_of": "policy",
     "prescribed": "prescription",
+    "proportional_windows": "windows",
     "replay": "wave_replay",
     "replay_ensemble": "ensemble",
     "rounds": "policy",

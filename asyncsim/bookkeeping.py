@@ -64,7 +64,7 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
     source = Source(
         workers=cluster.workers,
         protocol=cluster.protocol,
-        window=cluster.window,
+        window=max(cluster.windows),
         separate_reads=cluster.separate_reads,
         seed=seed,
         cluster=cluster,
@@ -132,7 +132,7 @@ def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _Visits, rea
         "commit": np.arange(len(jobs.worker)),
         "worker": jobs.worker,
         "job": jobs.number,
-        "local_steps": np.full(len(before), cluster.window),
+        "local_steps": np.array(cluster.windows)[jobs.worker],
         "read_version": read_version,
         "read_arrive_time": reads["read_arrive_time"][used],
         "read_serve_time": reads["read_serve_time"][used],

@@ -12,7 +12,7 @@ from asyncsim.laws import Constant, Law, as_law, parse
 from asyncsim.policy import Policy, asynchronous, form_of
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
-DISCIPLINES = ("fifo", "lowest_rank", "random")
+DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
 
 
@@ -47,8 +47,9 @@ class Cluster:
     shared_bandwidth : bool
         Each direction of the server's link carries one message at a time, first come first served, and
         the latency comes after it. Otherwise every worker has the bandwidth to itself.
-    window : int
-        Local steps per communication; a computation is the sum of that many compute times.
+    window : int or tuple of int
+        Local steps per communication; a computation is the sum of that many compute times. A list gives one per worker
+        (`asyncsim.proportional_windows` makes one).
     protocol : str
         What a visit to the server is:
 
@@ -63,7 +64,11 @@ class Cluster:
         travels down; then the next computation starts on what the read visit returned.
     discipline : str
         Who is served next among those that wait: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
-        index, which starves the others under load) or ``"random"`` (each as likely as the others).
+        index, which starves the others under load) or ``"random"`` (each as likely as the others). With
+        ``"lock_free"`` nobody waits: any number of visits are served at once.
+    read_blocks : int
+        Above one, reads are torn: each is made in so many blocks of the parameters, spread evenly over its service, and
+        a block shows what was committed by then; see `asyncsim.torn`. With ``"lock_free"`` and ``"write_then_read"``.
     policy : Policy
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
         `asyncsim.policy`.
@@ -86,10 +91,11 @@ class Cluster:
     bandwidth: float | None = None
     message_bytes: float | None = None
     shared_bandwidth: bool = False
-    window: int = 1
+    window: int | tuple[int, ...] = 1
     protocol: str = "exchange"
     exclusive: bool = True
     discipline: str = "fifo"
+    read_blocks: int = 1
     policy: Policy = _ASYNCHRONOUS
 
     def __post_init__(self) -> None:
@@ -97,13 +103,19 @@ class Cluster:
         _check_flag("shared_bandwidth", self.shared_bandwidth)
         _check_flag("exclusive", self.exclusive)
         store("workers", require_count("workers", self.workers))
-        store("window", require_count("window", self.window))
+        store("window", _window(self.window, self.workers))
         store("compute", _compute(self.compute, self.workers))
         store("service", _finite("service", as_law("service", self.service)))
         store("latency", _latency(self.latency))
         _check_bandwidth(self, store)
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
+        store("read_blocks", require_count("read_blocks", self.read_blocks))
+        if self.read_blocks > 1 and (self.protocol, self.discipline) != ("write_then_read", "lock_free"):
+            raise InputError(
+                f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless protocol is "
+                "'write_then_read' and discipline 'lock_free'; give these two, or leave read_blocks out"
+            )
         if not self.exclusive and self.protocol == "exchange":
             raise InputError(
                 "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or choose "
@@ -119,6 +131,20 @@ class Cluster:
         if isinstance(self.compute, Law):
             return (self.compute,) * self.workers
         return self.compute
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each worker, length ``workers``."""
+        return (self.window,) * self.workers if isinstance(self.window, int) else self.window
+
+    @property
+    def mean_window(self) -> float:
+        """Local steps per commit on average, of workers that do nothing but compute."""
+        if isinstance(self.window, int):
+            return self.window
+        step_times = [law.mean for law in self.compute_laws]
+        commits = sum(1 / (time * window) for time, window in zip(step_times, self.window, strict=True))
+        return sum(1 / time for time in step_times) / commits
 
     @property
     def latency_up(self) -> Law:
@@ -200,6 +226,18 @@ def _compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
             )
         return laws[0]
     return laws
+
+
+def _window(value: Any, workers: int) -> int | tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        return require_count("window", value)
+    windows = tuple(require_count(f"window[{i}]", one) for i, one in enumerate(value))
+    if len(windows) != workers:
+        raise InputError(
+            f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
+            "or as many as workers"
+        )
+    return windows[0] if len(set(windows)) == 1 else windows
 
 
 def _latency(value: Any) -> Law | tuple[Law, Law]:

@@ -24,11 +24,12 @@ def parts(cluster: Cluster) -> list[str]:
     return [
         counted(cluster.workers, "worker"),
         f"compute {_compute(cluster)}",
-        *([f"window {cluster.window}"] if cluster.window > 1 else []),
+        *([f"window {_window(cluster)}"] if cluster.window != 1 else []),
         f"service {_law(cluster.service)}",
         *_network(cluster),
         _protocol(cluster),
         f"served {cluster.discipline}",
+        *([f"reads in {cluster.read_blocks} blocks"] if cluster.read_blocks > 1 else []),
         *([str(cluster.policy)] if cluster.policy != asynchronous() else []),
     ]
 
@@ -42,6 +43,11 @@ def _compute(cluster: Cluster) -> str:
         return " + ".join(f"{laws.count(law)} \u00d7 {_law(law)}" for law in distinct)
     means = [law.mean for law in distinct]
     return f"{len(distinct)} different laws of means {min(means):.3g} to {max(means):.3g} s"
+
+
+def _window(cluster: Cluster) -> str:
+    least, most = min(cluster.windows), max(cluster.windows)
+    return str(most) if least == most else f"{least} to {most} by worker"
 
 
 def _network(cluster: Cluster) -> list[str]:

@@ -119,11 +119,18 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
     """Return the cluster with what a method's timing needs, all else and all random numbers being equal."""
     needs: dict[str, Any] = {name: value for name, value in timing._asdict().items() if value is not None}
     if needs.get("workers", cluster.workers) != cluster.workers:
-        laws = cluster.compute
+        laws, windows = cluster.compute, cluster.window
         needs["compute"] = laws if isinstance(laws, Law) else laws[: needs["workers"]]
+        needs.setdefault("window", windows if isinstance(windows, int) else windows[: needs["workers"]])
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
+        needs.setdefault("read_blocks", 1)
     return dataclasses.replace(cluster, **needs)
+
+
+def same_gradients(commits: int, cluster: Cluster, other: Cluster) -> int:
+    """Return in how many commits of another cluster there are as many gradients as in those of the first."""
+    return int(commits * cluster.mean_window // other.mean_window)
 
 
 def outcome(run: Run, trace: Trace) -> dict[str, Any]:
@@ -211,7 +218,7 @@ def _runs(cell: Cell, traces: _Traces, folder: Path) -> "Iterator[dict[str, Any]
             if needed != cluster and seed == 0:
                 print(f"note: {method.name} needs {_needs(method.timing)}: it gets its own traces", file=sys.stderr)
             # The same number of gradients for all.
-            commits = config.commits * cluster.window // needed.window
+            commits = same_gradients(config.commits, cluster, needed)
             trace, trace_file = traces.get(needed, commits, seed, Path(cell.name, name))
             # Worker steps of the study's cluster, in those of the trace at hand.
             share = max(1, cluster.workers // needed.workers)

@@ -12,7 +12,7 @@ from asyncsim.streams import Streams
 _BLOCK = 64
 
 
-def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int = 1) -> Callable[[int], float]:
+def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int | Sequence[int] = 1) -> Callable[[int], float]:
     """Return the function that takes a worker's next duration.
 
     A worker's durations depend on the seed, the purpose, its index and its own law, and on nothing
@@ -26,8 +26,8 @@ def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int = 1) -> Call
         The run's seed.
     purpose : str
         What the durations are for; other purposes are independent.
-    steps : int
-        How many draws make one duration.
+    steps : int or sequence of int
+        How many draws make one duration; a sequence has one number per worker.
 
     Returns
     -------
@@ -39,16 +39,17 @@ def delays(laws: Sequence[Law], seed: int, purpose: str, steps: int = 1) -> Call
     The durations drawn ahead lie in one array, and not in an iterator per worker: with 100,000 workers
     the time goes into fetching what the caches do not hold, and this touches the least.
     """
+    each = [steps] * len(laws) if isinstance(steps, int) else steps
     if all(isinstance(law, Constant) for law in laws):
-        return [law.mean * steps for law in laws].__getitem__
+        return [law.mean * count for law, count in zip(laws, each, strict=True)].__getitem__
     streams = Streams(seed, purpose)
     ahead = array("d", [0.0]) * (len(laws) * _BLOCK)
     blocks = np.frombuffer(ahead).reshape(len(laws), _BLOCK)
     taken = [0] * len(laws)
 
     def refill(worker: int, block: int) -> None:
-        drawn = laws[worker].sample(streams.generator(worker, block), (_BLOCK, steps))
-        blocks[worker] = drawn[:, 0] if steps == 1 else drawn.sum(axis=1)
+        drawn = laws[worker].sample(streams.generator(worker, block), (_BLOCK, each[worker]))
+        blocks[worker] = drawn[:, 0] if each[worker] == 1 else drawn.sum(axis=1)
 
     def take(worker: int) -> float:
         count = taken[worker]

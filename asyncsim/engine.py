@@ -22,7 +22,7 @@ from asyncsim.cluster import Cluster
 from asyncsim.delays import delays
 from asyncsim.environment import environment
 from asyncsim.laws import Constant, Law
-from asyncsim.station import Station, Step, Worker, waiting_room
+from asyncsim.station import OpenStation, Station, Step, Worker, waiting_room
 
 #: Commits between two updates of the progress bar: a fraction of a second.
 _BLOCK = 20_000
@@ -49,7 +49,11 @@ class Simulation:
         self.reads: list[float] = []
         self.env = environment(cluster)
         service = self._delays(cluster.service, "service")
-        self.server = self._station(service, waiting_room(cluster.discipline, seed))
+        self.server: Station | OpenStation = (
+            OpenStation(self.env, cluster.workers, service)
+            if cluster.discipline == "lock_free"
+            else self._station(service, waiting_room(cluster.discipline, seed))
+        )
         self.start_time = array("d", [0.0]) * cluster.workers
 
     def run(self, commits: int, told: Callable[[int], None]) -> None:
@@ -93,7 +97,7 @@ class Simulation:
 
     def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
         cluster, env, start_time = self.cluster, self.env, self.start_time
-        duration = delays(cluster.compute_laws, self.seed, "compute", cluster.window)
+        duration = delays(cluster.compute_laws, self.seed, "compute", cluster.windows)
 
         def compute(worker: Worker) -> None:
             index = worker.index

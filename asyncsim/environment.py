@@ -18,7 +18,8 @@ def environment(cluster: Cluster) -> simpy.Environment:
     """Return a SimPy environment fit for as many workers as the cluster has."""
     if cluster.workers <= _FEW:
         return simpy.Environment()
-    ends_per_second = sum(1.0 / law.mean for law in cluster.compute_laws) / cluster.window
+    laws, windows = cluster.compute_laws, cluster.windows
+    ends_per_second = sum(1.0 / (law.mean * window) for law, window in zip(laws, windows, strict=True))
     return PeriodicEnvironment(_PER_PERIOD / ends_per_second)
 
 

@@ -94,20 +94,20 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
     rates = [1 / law.mean for law in cluster.compute_laws if isinstance(law, Exponential)]
     if len(rates) == n and cluster.window == 1 and cluster.service.mean == 0:
         return known._replace(**_memoryless(rates, shift), queue_free=True)
-    if isinstance(cluster.compute, Law):
+    if isinstance(cluster.compute, Law) and isinstance(cluster.window, int):
         return known._replace(**_renewal(cluster.compute, cluster, computations))
     return known
 
 
 def queue_theory(cluster: Cluster) -> QueueTheory | None:
-    """Return what theory says about the server's queue; None if the workers' think time is not known.
+    """Return what theory says about the server's queue; None if the workers' think time is not known, or nobody queues.
 
     Exponential service, first come first served and alike workers: the machine repairman. Else the least mean number
     that the means allow, ``workers - think / (mean time between visits at best)``.
     """
     think = think_time(cluster)
     service = cluster.service.mean
-    if think is None or service == 0:
+    if think is None or service == 0 or cluster.discipline == "lock_free":
         return None
     exponential = isinstance(cluster.service, Exponential) and isinstance(cluster.compute, Law)
     if exponential and cluster.discipline == "fifo" and not cluster.separate_reads:
@@ -124,12 +124,13 @@ def think_time(cluster: Cluster) -> float | None:
     None where it is not a sum of stated means: workers unlike each other, a link that they queue for, or a policy that
     lets them wait or stops them.
     """
-    if not isinstance(cluster.compute, Law) or cluster.shared_bandwidth or cluster.policy.chooses_when_to_reply:
+    alike = isinstance(cluster.compute, Law) and isinstance(cluster.window, int)
+    if not alike or cluster.shared_bandwidth or cluster.policy.chooses_when_to_reply:
         return None
     journeys = cluster.latency_up.mean + cluster.latency_down.mean + 2 * cluster.transfer_time
     if cluster.separate_reads and cluster.protocol == "read_then_write":
         journeys += cluster.latency_up.mean + cluster.latency_down.mean
-    return cluster.window * cluster.compute.mean + journeys
+    return cluster.mean_window * cluster.compute_laws[0].mean + journeys
 
 
 def _under_policy(cluster: Cluster) -> StalenessTheory:
@@ -158,7 +159,8 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
 def _in_rotation(cluster: Cluster) -> bool:
     """Return whether the workers take turns for ever: all times constant and alike, first come first served."""
     laws = (cluster.compute, cluster.service, cluster.latency_up, cluster.latency_down)
-    return all(isinstance(law, Constant) for law in laws) and cluster.discipline == "fifo"
+    alike = all(isinstance(law, Constant) for law in laws) and isinstance(cluster.window, int)
+    return alike and cluster.discipline == "fifo"
 
 
 def _memoryless(rates: list[float], shift: int) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def _memoryless(rates: list[float], shift: int) -> dict[str, Any]:
 def _renewal(compute: Law, cluster: Cluster, computations: float) -> dict[str, Any]:
     """Return law and spread of the staleness of alike workers without a queue, if these say anything here."""
     try:
-        law = theory.sum_law(compute, cluster.window)
+        law = theory.sum_law(compute, max(cluster.windows))
     except InputError:
         return {}
     spread = law.std / law.mean

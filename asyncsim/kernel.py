@@ -22,7 +22,7 @@ from asyncsim.gradients import build_gradients
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import First, Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
-from asyncsim.rows import here, read_rows, row, set_row, tree_row, write_rows
+from asyncsim.rows import copy_blocks, here, read_rows, row, set_row, tree_row, write_rows
 
 
 class Scratch(NamedTuple):
@@ -171,7 +171,7 @@ def finish_piece(
     form = state.form
     if layout.keeps_history:
         history = jnp.concatenate([state.central[None], committed.central])
-        new_read = _write_separate(new_read, history, piece.reads)
+        new_read = _write_separate(new_read, history, piece.reads, layout.read_blocks)
         form = _write_separate(form, history, piece.form_reads)
     rows = WorkerRow(committed.method, committed.memory, committed.proxy, learner=())
     workers = write_rows(state.workers._replace(learner=()), rows, piece.visit.worker, piece.size)
@@ -192,9 +192,11 @@ def read_starts(
     return jax.lax.fori_loop(0, piece.size, one, into)
 
 
-def _write_separate(array: Array, history: Array, reads: ReadsOfPiece) -> Array:
+def _write_separate(array: Array, history: Array, reads: ReadsOfPiece, blocks: int = 1) -> Array:
     """Write what separate reads saw: the central variable after as many commits of the piece as their offset."""
     if reads.slot.shape[0] == 0:
         return array
+    if blocks > 1:
+        return copy_blocks(array, history, reads.slot, reads.offset, reads.block, reads.size, blocks)
     seen = jnp.zeros((reads.slot.shape[0], *array.shape[1:]), array.dtype)
     return write_rows(array, read_rows(history, reads.offset, reads.size, seen), reads.slot, reads.size)

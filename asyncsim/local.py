@@ -26,32 +26,45 @@ class LocalResult(NamedTuple):
     learner: Learner
 
 
-def build_local(method: Method, problem: Problem, window: int, flat: Flat):
-    """Return the function that takes a worker's local steps from ``start``."""
+def build_local(method: Method, problem: Problem, window: int, flat: Flat, windows_differ: bool = False):
+    """Return the function that takes a worker's local steps from ``start``: as many as the window, or as its visit."""
     optimizer = optax.with_extra_args_support(method.optimizer)
 
     gradient = jax.value_and_grad(problem.stateful_loss, has_aux=True)
 
-    def step(carry, rows, key, data, visit):
+    def step(carry, rows, key, data, **given):
         params, optimizer_state, problem_state = carry
         batch = jax.tree.map(lambda array: array[rows], data)
         (value, problem_state), gradients = gradient(params, problem_state, batch, key)
-        steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, visit=visit)
+        steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, **given)
         return (optax.apply_updates(params, steps), optimizer_state, problem_state), (steps, value)
 
     def local(data, key, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array) -> LocalResult:
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
         carry = (flat.unravel(start), learner.optimizer, learner.problem)
+        given = {"visit": visit, "start": carry[0]}
         if window == 1:
-            carry, (steps, value) = step(carry, rows[0], key, data, visit)
+            carry, (steps, value) = step(carry, rows[0], key, data, **given)
             return LocalResult(flat.ravel(steps), value, Learner(*carry[1:]))
+
+        nothing = jnp.zeros_like(start)
+        if windows_differ:
+
+            def another(index, state):
+                carry, update, total = state
+                carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, **given)
+                return carry, update + flat.ravel(steps), total + value
+
+            state = (carry, nothing, jnp.zeros((), start.dtype))
+            carry, update, total = jax.lax.fori_loop(0, visit.local_steps, another, state)
+            return LocalResult(update, total / visit.local_steps.astype(total.dtype), Learner(*carry[1:]))
 
         def next_step(state, index):
             carry, update = state
-            carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, visit)
+            carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, **given)
             return (carry, update + flat.ravel(steps)), value
 
-        (carry, update), values = jax.lax.scan(next_step, (carry, jnp.zeros_like(start)), jnp.arange(window))
+        (carry, update), values = jax.lax.scan(next_step, (carry, nothing), jnp.arange(window))
         return LocalResult(update, jnp.mean(values), Learner(*carry[1:]))
 
     return local

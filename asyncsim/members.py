@@ -9,7 +9,7 @@ from asyncsim.flat import Flat
 from asyncsim.local import Learner, LocalResult, build_local
 from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
-from asyncsim.replay_state import ReplayState, WorkerRow, initial_state
+from asyncsim.replay_state import Layout, ReplayState, WorkerRow, initial_state
 
 
 class Members(NamedTuple):
@@ -48,12 +48,12 @@ def batched_method(members: Members, one: Method) -> Method:
     return one._replace(**functions)
 
 
-def batched_local(members: Members, problem: Problem, window: int, flat: Flat) -> Callable[..., LocalResult]:
+def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat) -> Callable[..., LocalResult]:
     """Return the function of `asyncsim.local.build_local` for all members, each with its key and its examples."""
 
     def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
         def one(values: Any, key: Array, start: Array, learner: Learner, rows: Array) -> LocalResult:
-            return build_local(members.make(**values), problem, window, flat)(
+            return build_local(members.make(**values), problem, layout.window, flat, layout.windows_differ)(
                 data, key, start, learner, visit, job, rows
             )
 

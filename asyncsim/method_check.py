@@ -95,8 +95,12 @@ def check_name(name: Any) -> None:
 def _check_optimizer(method: Method, params: Any, visit: Visit) -> None:
     optimizer = optax.with_extra_args_support(method.optimizer)
     state = _traced(f"{method.name}.optimizer.init(params)", optimizer.init, params)
-    call = f"{method.name}.optimizer.update(gradients, state, params, visit=visit)"
-    result = _traced(call, lambda *given: optimizer.update(*given[:3], visit=given[3]), params, state, params, visit)
+    call = f"{method.name}.optimizer.update(gradients, state, params, visit=visit, start=params)"
+
+    def update(gradients: Any, state: Any, params: Any, visit: Visit) -> Any:
+        return optimizer.update(gradients, state, params, visit=visit, start=params)
+
+    result = _traced(call, update, params, state, params, visit)
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(f"{call} returned {_told(result)}: must return the steps and the new state")
     _require_alike(call, "the steps, of the tree of the parameters", result[0], params)

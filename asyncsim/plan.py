@@ -41,7 +41,9 @@ class Plan:
         starts = np.concatenate([np.flatnonzero(self.diagnosed), stops[stops < commits]])
         empty = Reads(np.empty(0, int), np.empty(0, int))
         waves = self.waves
-        self._reads = separate_reads(waves.read, waves.slot) if waves.reads == "separate" else empty
+        read = waves.read if waves.blocks is None else waves.blocks
+        self._reads = separate_reads(read, waves.slot) if waves.reads == "separate" else empty
+        self._blocks = trace.read_blocks
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
         kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
@@ -64,6 +66,7 @@ class Plan:
         self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
+        self._windows_differ = trace.windows_differ
 
     def layout(self, method: Method, problem: Problem, proxy_momentum: float, diagnose_energy: bool = False) -> Layout:
         """Return what the compiled program has to know; raise InputError if the method's reply cannot be exact."""
@@ -79,7 +82,8 @@ class Plan:
                 devices=self._devices,
                 lanes=lanes,
                 parameters=problem.parameter_count,
-                by_parameters=method.elementwise and self._devices > 1,
+                # The blocks of torn reads are not those that devices would hold.
+                by_parameters=method.elementwise and self._devices > 1 and self._blocks == 1,
             ),
             together=1 if in_turn else min(lanes, self._tuning.together),
             reads_size=self._room(self._reads),
@@ -91,6 +95,8 @@ class Plan:
             ahead=self._ahead,
             diagnose_energy=diagnose_energy,
             members=self.members,
+            read_blocks=self._blocks,
+            windows_differ=self._windows_differ,
         )
 
     @property
@@ -115,14 +121,18 @@ class Plan:
         nowhere = np.empty(0, int)
 
         def cost(size: int) -> float:
-            pieces = len(cut(self.waves, size, kinds, max(size, self._most), nowhere)) - 1
+            pieces = len(cut(self.waves, size, kinds, self._reads_of(size), nowhere)) - 1
             return pieces * (size + self._tuning.piece_overhead)
 
         size = min(self._tuning.piece_sizes, key=cost)
-        return size, cut(self.waves, size, kinds, max(size, self._most), starts, self._ahead)
+        return size, cut(self.waves, size, kinds, self._reads_of(size), starts, self._ahead)
+
+    def _reads_of(self, size: int) -> int:
+        """Return the room for separate reads in a piece of this size."""
+        return max(size * self._blocks, self._most)
 
     def _room(self, reads: Reads) -> int:
-        return max(self.piece_size, self._most) if len(reads.position) else 0
+        return self._reads_of(self.piece_size) if len(reads.position) else 0
 
     def _pieces(self, starts: np.ndarray) -> Pieces:
         """Fill in the arrays of consecutive pieces, padded to a whole chunk."""
@@ -163,9 +173,11 @@ class Plan:
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
         """Return the examples of each commit's minibatches, see `Pieces`."""
         commits = member[valid]
-        worker, job = self._columns["worker"][commits], self._columns["job"][commits]
+        worker, job, steps = (self._columns[name][commits] for name in ("worker", "job", "local_steps"))
         none = np.zeros((len(commits), self._window, 0), np.int32)
-        rows = np.stack([none if one is None else one.rows(worker, job, self._window) for one in self._batches], 1)
+        rows = np.stack(
+            [none if one is None else one.rows(worker, job, self._window, steps) for one in self._batches], 1
+        )
         if self.members is None:
             rows = rows[:, 0]
         padded = np.zeros((*member.shape, *rows.shape[1:]), np.int32)
@@ -181,4 +193,5 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
     slot = reads.slot[index] if room else index
     offset = reads.position[index] - begin[:, None] if room else index
     made = (last - first).astype(np.int32)
-    return ReadsOfPiece(made, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32))
+    block: Any = () if reads.block is None else reads.block[index].astype(np.int32)
+    return ReadsOfPiece(made, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32), block)

@@ -32,6 +32,9 @@ def prescribed(
     its earlier one is committed (several computations in flight), or hold a read idle; workers here
     only name whose data and whose local state a job uses.
 
+    A fixed delay is no stand-in for workers that differ from step to step: with the same mean, it diverges at learning
+    rates at which gradients of random staleness still converge.
+
     Parameters
     ----------
     staleness : number, text, Law, or sequence of int

@@ -65,7 +65,7 @@ def compiled_ensemble(
     """
     flat = _flatten(problem, layout, dtype)
     method = batched_method(members, one)
-    local = batched_local(members, problem, layout.window, flat)
+    local = batched_local(members, problem, layout, flat)
     every = flat._replace(unravel=jax.vmap(flat.unravel))
     evaluate = _evaluation(problem, flat)
 
@@ -119,7 +119,10 @@ def _build(method: _Same, problem: _Same, layout: Layout, dtype: Any, devices: t
     make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
     return Program(
         advance=build_advance(
-            method.value, build_local(method.value, problem.value, layout.window, flat), layout, mesh
+            method.value,
+            build_local(method.value, problem.value, layout.window, flat, layout.windows_differ),
+            layout,
+            mesh,
         ),
         before=build_before(layout),
         diagnose=build_diagnose(method.value, flat, layout),
@@ -156,7 +159,7 @@ def _build_ahead(method: Method, problem: Problem, layout: Layout, dtype: Any, d
         learnt = jax.device_put(learner(state), devices[COMMITS])
         return committed._replace(workers=committed.workers._replace(learner=learnt))
 
-    local = build_local(method, problem, layout.window, flat)
+    local = build_local(method, problem, layout.window, flat, layout.windows_differ)
     diagnose = build_diagnose(method, flat, layout)
     return Program(
         advance=build_pipeline(method, local, layout, mesh),

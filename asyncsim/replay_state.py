@@ -36,6 +36,10 @@ class Layout(NamedTuple):
     members : int or None
         Runs of an ensemble that are replayed as one: whatever is said to be a vector of shape ``[parameters]`` then has
         shape ``[members, parameters]``, and a number recorded of a commit is one for each member.
+    read_blocks : int
+        Blocks of the parameters that are read one after the other; 1 if reads are whole.
+    windows_differ : bool
+        Whether some commits have fewer local steps than the window.
     """
 
     division: Division
@@ -49,6 +53,8 @@ class Layout(NamedTuple):
     ahead: bool = False
     diagnose_energy: bool = False
     members: int | None = None
+    read_blocks: int = 1
+    windows_differ: bool = False
 
     @property
     def of_members(self) -> tuple[int, ...]:
@@ -99,6 +105,7 @@ class ReadsOfPiece(NamedTuple):
     size: Array
     slot: Array  # [reads_size]
     offset: Array  # [reads_size]
+    block: Any = ()  # [reads_size], which block of the parameters is read; () if all of them are
 
 
 class Pieces(NamedTuple):

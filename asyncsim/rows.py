@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 
@@ -44,3 +45,26 @@ def write_rows(tree: Any, rows: Any, index: Array, count: Array, position: Calla
         return jax.tree.map(lambda leaf, new: set_row(leaf, row(new, position(i)), index[i]), tree, rows)
 
     return jax.lax.fori_loop(0, count, write, tree)
+
+
+def copy_blocks(array: Array, source: Array, to: Array, of: Array, block: Array, count: Array, blocks: int) -> Array:
+    """Copy the first ``count`` blocks of rows of ``source`` into rows of ``array``, which has as many columns.
+
+    The last axis is cut into ``blocks`` blocks of the same width, the last one or more of which may be shorter or
+    empty.
+    """
+    columns = array.shape[-1]
+    width = -(-columns // blocks)
+    shape = (1, *array.shape[1:-1], width)
+    within = (jnp.int32(0),) * (array.ndim - 2)
+
+    def copy(i, array):
+        begin = block[i] * jnp.int32(width)
+        # A slice cannot reach over the end: the last one begins before its block, and leaves what is there.
+        at = jnp.minimum(begin, jnp.int32(columns - width))
+        there = jax.lax.dynamic_slice(array, (to[i], *within, at), shape)
+        seen = jax.lax.dynamic_slice(source, (of[i], *within, at), shape)
+        part = jnp.where(at + jnp.arange(width, dtype=jnp.int32) < begin, there, seen)
+        return jax.lax.dynamic_update_slice(array, part, (to[i], *within, at))
+
+    return jax.lax.fori_loop(0, count, copy, array)

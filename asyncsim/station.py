@@ -122,6 +122,49 @@ class Station:
                 self._admit(waiting.popleft())
 
 
+class OpenStation:
+    """Serves all who come at once: nobody waits.
+
+    Attributes
+    ----------
+    serving : None
+        Nobody has the place alone.
+    waiting : set of Worker
+        Who is served.
+    serve_time : float
+        Begin of the service that ended last, seconds.
+    arrive_time : array of float
+        Each worker's last arrival here, seconds.
+    """
+
+    serving = None
+
+    def __init__(self, env: simpy.Environment, workers: int, busy: Callable[[int], float]):
+        self.env = env
+        self.busy = busy
+        self.waiting: set[Worker] = set()
+        self.serve_time = 0.0
+        self.arrive_time = array("d", [0.0]) * workers
+
+    def visit(self, then: Step) -> Step:
+        """Return the step that is served at once, and goes on with ``then``."""
+        env, waiting, arrive_time = self.env, self.waiting, self.arrive_time
+
+        def arrive(worker: Worker) -> None:
+            arrive_time[worker.index] = env._now
+            waiting.add(worker)
+            worker.callbacks = ended
+            env.schedule(worker, NORMAL, self.busy(worker.index))
+
+        def end(worker: Worker) -> None:
+            waiting.remove(worker)
+            self.serve_time = arrive_time[worker.index]
+            then(worker)
+
+        ended: list[Callable[[Any], None]] = [end]
+        return arrive
+
+
 class _LowestRank(list):
     """Those that wait; the lowest worker index goes first."""
 

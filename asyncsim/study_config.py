@@ -17,6 +17,7 @@ from asyncsim.cluster import Cluster, HeterogeneityWarning
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
 from asyncsim.laws import Law, parse
 from asyncsim.policy import Policy, parse_policy
+from asyncsim.windows import proportional_windows
 
 if TYPE_CHECKING:
     from asyncsim.methods import Method
@@ -31,7 +32,7 @@ else:
     LawLike = PolicyLike = MethodLike = ProblemLike = str
 
 
-Discipline = Literal["fifo", "lowest_rank", "random"]
+Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,10 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     steps: int = 200
     """Commits per worker, on average; a trace has steps * workers commits."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
-    """Methods to compare: adag, adaptive_staleness, aeasgd, agn, async_local_sgd, batch_sgd, damping, dana_slim,
-    dana_zero, dc_asgd, delay_adaptive, delayed_nesterov, downpour, dynsgd, eamsgd, easgd, fedasync, fedbuff, gap_aware,
-    gem, rennala, ringleader, ringmaster, sgd, softsync, or your own as FILE.py:FUNCTION (see the README)."""
+    """Methods to compare: adag, adaptive_staleness, aeasgd, agn, async_local_sgd, averaging, batch_sgd, damping,
+    dana_slim, dana_zero, dc_asgd, delay_adaptive, delayed_nesterov, downpour, dynsgd, eamsgd, easgd, fedasync, fedbuff,
+    gap_aware, gem, hogwild, rennala, ringleader, ringmaster, sgd, softsync, or your own as FILE.py:FUNCTION (see the
+    README)."""
     seeds: int = 3
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
 
@@ -76,12 +78,17 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """The workers share the server's bandwidth, one message at a time; else each has it to itself."""
     window: int = 1
     """Local steps per communication."""
+    dynamic_window: bool = False
+    """The window is that of the fastest workers; the others take fewer local steps, in proportion to their speed."""
     protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
     """What a visit to the server is; see above."""
     exclusive: bool = True
     """With read_then_write: nobody comes between a read and its write; --no-exclusive lets others."""
     discipline: Discipline = "fifo"
-    """Who is served next of those that wait: the first to come, the lowest worker index, or any."""
+    """Who is served next of those that wait: the first to come, the lowest worker index, or any; lock_free: nobody
+    waits."""
+    read_blocks: int = 1
+    """With lock_free and write_then_read: blocks of the parameters that a read sees one after the other."""
 
     policy: PolicyLike = "asynchronous"
     """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
@@ -344,18 +351,23 @@ class StudyConfig(StudyOptions):
         return cluster
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
+        compute = self._law("compute")
+        window: int | tuple[int, ...] = self.window
+        if self.dynamic_window and isinstance(compute, list | tuple):  # else all are equally fast
+            window = proportional_windows(compute, self.window)
         return Cluster(
             workers=self.workers,
-            compute=self._law("compute"),
+            compute=compute,
             service=self._law("service"),
             latency=self._law("latency"),
             bandwidth=self.bandwidth,
             message_bytes=message_bytes if self.bandwidth is not None else None,
             shared_bandwidth=self.shared_bandwidth,
-            window=self.window,
+            window=window,
             protocol=self.protocol,
             exclusive=self.exclusive,
             discipline=self.discipline,
+            read_blocks=self.read_blocks,
             policy=parse_policy(self.policy) if isinstance(self.policy, str) else self.policy,
         )
 

@@ -69,7 +69,7 @@ class Source:
     protocol : str
         The protocol of the visits, or ``"prescribed"``.
     window : int
-        Local steps per commit.
+        Local steps per commit; the most of a worker's where they differ.
     separate_reads : bool
         Whether reads are server visits of their own.
     seed : int
@@ -120,7 +120,8 @@ class Trace:
         ``local_steps``
             Steps of the computation.
         ``read_version``, ``read_time``
-            The version that the computation started from, and the end of the service that read it.
+            The version that the computation started from, and the end of the service that read it. Of a read in
+            several blocks it is that of the last block: see `block_versions`.
             ``read_arrive_time`` and ``read_serve_time``: when that visit came and was begun. All are
             zero for a worker's first job.
         ``start_time``
@@ -198,8 +199,13 @@ class Trace:
 
     @property
     def window(self) -> int:
-        """Local steps per commit."""
+        """Local steps per commit; the most of a worker's where they differ."""
         return self.source.window
+
+    @functools.cached_property
+    def windows_differ(self) -> bool:
+        """Whether some computations have fewer local steps than others."""
+        return bool((self.frame["local_steps"] != self.window).any())
 
     @property
     def seed(self) -> int:
@@ -212,6 +218,16 @@ class Trace:
         return self.source.cluster
 
     @property
+    def discipline(self) -> str | None:
+        """Who is served next of those that wait; None for a trace without a cluster."""
+        return None if self.cluster is None else self.cluster.discipline
+
+    @property
+    def read_blocks(self) -> int:
+        """In how many blocks a read is made, one after the other; 1 if it is whole."""
+        return 1 if self.cluster is None else self.cluster.read_blocks
+
+    @property
     def policy(self) -> Policy:
         """What the server took up when; asynchronous for a prescribed trace."""
         return asynchronous() if self.cluster is None else self.cluster.policy
@@ -220,6 +236,12 @@ class Trace:
     def versions(self) -> dict[str, str]:
         """Versions of the packages that made the trace."""
         return self.source.versions
+
+    def block_versions(self) -> np.ndarray:
+        """Return the version of each block of each row's read; see `asyncsim.torn.block_versions`."""
+        from asyncsim.torn import block_versions
+
+        return block_versions(self)
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
         """Return the trace in some twenty numbers; see `asyncsim.trace_summary.summary`."""

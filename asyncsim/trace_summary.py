@@ -43,7 +43,8 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
         - ``versions``: how many were made; ``discarded_share``, ``cancelled_share``: part of all computations that
           came to nothing, at the server and before.
-        - ``utilisation``: part of the time that the server was busy.
+        - ``utilisation``: part of the time that the server was busy; without locks the mean number of visits in
+          service.
         - ``wait_mean`` (s): from a visit's arrival to the begin of its service.
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
 
@@ -170,7 +171,8 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     visits = _visits(trace)
     late = trace.present["arrive_time"].to_numpy()
     arrive = np.concatenate([visits.arrive, late])
-    serve = np.concatenate([visits.serve, np.full(len(late), end)])
+    still_waiting = np.full(len(late), end) if trace.discipline != "lock_free" else late
+    serve = np.concatenate([visits.serve, still_waiting])
     measured = visits.end > begin
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)

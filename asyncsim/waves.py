@@ -34,6 +34,8 @@ class Waves(NamedTuple):
         Whether messages are formed with the central variable of a visit before the commit's own.
     depends_on : int array
         Running maximum of the first position at which the commit can be computed; never decreases.
+    blocks : int array, shape ``[commits, blocks]``, or None
+        Positions of the blocks of reads that are torn; the last of each is ``read``.
     """
 
     read: np.ndarray
@@ -45,13 +47,15 @@ class Waves(NamedTuple):
     reads: str
     separate_forms: bool
     depends_on: np.ndarray
+    blocks: np.ndarray | None = None
 
 
 class Reads(NamedTuple):
-    """Separate reads in the order of their positions, shape ``[reads]``."""
+    """Separate reads in the order of their positions, shape ``[reads]``; of torn ones each block is a read."""
 
     position: np.ndarray
     slot: np.ndarray
+    block: np.ndarray | None = None
 
 
 def find_waves(trace: Trace) -> Waves:
@@ -63,21 +67,31 @@ def find_waves(trace: Trace) -> Waves:
     form = _first_position(columns["form_version"], columns["version"])
     separate_forms = bool(np.any(columns["form_version"] != np.r_[0, columns["version"][:-1]]))
     previous = _previous_commit(columns["worker"])
-    reads = _kind_of_reads(read, previous)
+    blocks = None
+    if trace.read_blocks > 1:
+        blocks = _first_position(trace.block_versions(), columns["version"])
+    reads = "separate" if blocks is not None else _kind_of_reads(read, previous)
     if reads == "separate":
-        slot, slots = _share_slots(read, commits)
+        slot, slots = _share_slots(read if blocks is None else blocks[:, 0], commits)
     else:
         slot, slots = columns["worker"], trace.workers
     form_slot, form_slots = _share_slots(form, commits) if separate_forms else (np.zeros_like(commits), 0)
     depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
-    return Waves(read, form, slot, form_slot, slots, form_slots, reads, separate_forms, depends_on)
+    return Waves(read, form, slot, form_slot, slots, form_slots, reads, separate_forms, depends_on, blocks)
 
 
 def separate_reads(position: np.ndarray, slot: np.ndarray) -> Reads:
-    """Return the reads that the replay has to make, in order; those of version zero are there from the start."""
+    """Return the reads that the replay has to make, in order; those of version zero are there from the start.
+
+    ``position`` has shape ``[commits]``, or ``[commits, blocks]`` for torn reads.
+    """
+    block = None
+    if position.ndim == 2:
+        commits, blocks = position.shape
+        position, slot, block = position.ravel(), np.repeat(slot, blocks), np.tile(np.arange(blocks), commits)
     order = np.argsort(position, kind="stable")
     order = order[position[order] > 0]
-    return Reads(position[order], slot[order])
+    return Reads(position[order], slot[order], None if block is None else block[order])
 
 
 def cut(

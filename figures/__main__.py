@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from asyncsim.errors import InputError, require_choice
 
 #: Papers by the names of their modules beside this file.
-PAPERS = {"gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)"}
+PAPERS = {
+    "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
+    "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

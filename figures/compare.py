@@ -89,7 +89,8 @@ def _curve(finished: Finished, run_folder: str, trace_file: str) -> pd.DataFrame
     evaluations = finished.run(run_folder).evaluations
     trace = finished.trace(trace_file)
     done = np.searchsorted(trace.frame["commit_time"].to_numpy(), evaluations["commit_time"].to_numpy(), side="right")
-    return evaluations.assign(computed=done * trace.window)
+    computed = np.r_[0, trace.frame["local_steps"].cumsum()]
+    return evaluations.assign(computed=computed[done])
 
 
 if __name__ == "__main__":

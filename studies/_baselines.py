@@ -28,7 +28,7 @@ def usual_model(cluster: Cluster, commits: int, seed: int = 0) -> np.ndarray:
         Worker, arrival, begin and end of service (s) of each commit.
     """
     env = simpy.Environment()
-    compute = delays(cluster.compute_laws, seed, "compute", cluster.window)
+    compute = delays(cluster.compute_laws, seed, "compute", cluster.windows)
     service = delays([cluster.service] * cluster.workers, seed, "service")
     server = simpy.Resource(env)
     visits: list[tuple[int, float, float, float]] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from asyncsim import results
-from asyncsim.comparison import FINAL_SHARE, meet
+from asyncsim.comparison import FINAL_SHARE, meet, same_gradients
 from asyncsim.simulation import simulate
 from asyncsim.wave_replay import replay
 
@@ -72,7 +72,7 @@ class Limits:
 
     def _try(self, cell: "Cell", method: "Method", seed: int) -> bool:
         config, cluster = cell.config, meet(cell.cluster, method.timing)
-        trace = simulate(cluster, config.commits * cell.cluster.window // cluster.window, seed)
+        trace = simulate(cluster, same_gradients(config.commits, cell.cluster, cluster), seed)
         run = replay(
             trace,
             method,

@@ -166,7 +166,7 @@ def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, 
         met = run.evaluations["commit_time"][run.evaluations["train_loss"] <= target]
         time = float(met.iloc[0]) if len(met) else np.inf
         times.append(time)
-        computed = int((trace.frame["commit_time"] <= time).sum()) * trace.window
+        computed = int(trace.frame.loc[trace.frame["commit_time"] <= time, "local_steps"].sum())
         gradients.append(float(computed) if len(met) else np.inf)
     return {
         "reached": int(np.isfinite(times).sum()),

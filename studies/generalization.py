@@ -79,7 +79,7 @@ def run(config: Config) -> Result:
 def _of_epochs(cell: "Cell", epochs: int) -> "Cell":
     """Return a cell whose workers together pass through the training data so many times."""
     problem = cell.problem
-    examples = (problem.batch_size or 1) * cell.cluster.workers * cell.cluster.window
+    examples = (problem.batch_size or 1) * sum(cell.cluster.windows)
     steps = max(1, round(epochs * problem.examples / examples))
     every = cell.config.evaluate_every or max(1, steps // epochs)
     return cell._replace(config=dataclasses.replace(cell.config, steps=steps, evaluate_every=every))

@@ -172,7 +172,7 @@ def central_paths(cell: "Cell", method: "Method", steps: int) -> Paths:
     workers, config = cell.cluster.workers, cell.config
     commits = steps * workers
     # The loss is the mean over the local steps of a window, of which each shrinks x by the same.
-    local = (1 - config.learning_rate) ** np.arange(cell.cluster.window)
+    local = (1 - config.learning_rate) ** np.arange(config.window)
     values, rows = [], []
     for seed in range(config.seeds):
         trace = simulate(cell.cluster, commits + _AFTER * workers, seed)
@@ -334,7 +334,7 @@ def _commit_step(cell: "Cell", method: "Method") -> float:
 
     if method.name not in _AVERAGED:
         return np.nan
-    return window_step(cell.config.learning_rate, cell.cluster.window, _AVERAGED[method.name])
+    return window_step(cell.config.learning_rate, cell.config.window, _AVERAGED[method.name])
 
 
 def _assumptions_hold(cell: "Cell") -> bool:

@@ -95,7 +95,7 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         ),
     ]
     fastest = ""
-    if think is not None and cluster.service.mean > 0:
+    if think is not None and cluster.service.mean > 0 and cluster.discipline != "lock_free":
         demand = cluster.service.mean * (2 if cluster.separate_reads else 1)
         fastest = f"at most {saturation_bound(cluster.workers, think, demand):.2f} (saturation bound)"
     rows.append(("throughput (commits/s)", f"{mean['trace.throughput']:.2f}", fastest))

@@ -59,11 +59,13 @@ class EventLoop:
         # Values taken over from a replay in place of the versions', by commit.
         self.reads: dict[int, Any] = {}
         self.forms: dict[int, Any] = {}
+        # The versions of each read's blocks, of which there is one unless reads are torn.
+        self.block_versions = trace.taken_up.block_versions()
         # What each worker was told at its last visit, for methods that reply.
         self.replies = dict.fromkeys(range(trace.workers), self.central)
         # Compiled once per method and problem, which the entry keeps alive so that no other gets their ids.
         name = id(method), id(problem), trace.window, jnp.dtype(dtype)
-        self.commit = _COMPILED.setdefault(name, (jax.jit(self._commit), method, problem))[0]
+        self.commit = _COMPILED.setdefault(name, (jax.jit(self._commit, static_argnums=0), method, problem))[0]
 
     def run(self, begin: int, end: int) -> dict[str, np.ndarray]:
         """Replay commits ``begin`` to ``end - 1``; return what a replay records of them."""
@@ -78,7 +80,7 @@ class EventLoop:
                 completes=np.bool_(completes),
                 workers=np.int32(self.trace.workers),
             )
-            read = self.reads[row.commit] if row.commit in self.reads else self.versions[row.read_version]
+            read = self._read(row)
             if self.method.reply:
                 read = self.replies[row.worker]
                 before = self.server, self.central, self.workers[row.worker].memory, visit
@@ -87,9 +89,10 @@ class EventLoop:
                 form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.form_version]
             batch = ()
             if self.batches is not None:
-                rows = self.batches.rows([row.worker], [row.job], self.trace.window)[0]
+                rows = self.batches.rows([row.worker], [row.job], self.trace.window, [row.local_steps])[0]
                 batch = jax.tree.map(lambda array, rows=rows: array[rows], self.data)
             self.central, self.server, self.workers[row.worker], record = self.commit(
+                row.local_steps,
                 self.key,
                 batch,
                 self.server,
@@ -125,17 +128,26 @@ class EventLoop:
             self.workers[number] = Worker(method, optimizer, problem, memory, proxy)
         self.versions = {int(self.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
         waiting = range(stop, len(self.frame))
-        self.reads = {k: state.read[waves.slot[k]] for k in waiting if waves.read[k] < stop}
+        first = waves.read if waves.blocks is None else waves.blocks[:, 0]
+        self.reads = {k: state.read[waves.slot[k]] for k in waiting if first[k] < stop}
         if self.method.reply:
             self.replies = {number: state.read[number] for number in self.workers}
         if waves.separate_forms:
             self.forms = {k: state.form[waves.form_slot[k]] for k in waiting if waves.form[k] < stop}
 
-    def _commit(self, key, batch, server, central, form, read, worker: Worker, visit: Visit, job):
+    def _read(self, row):
+        versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
+        seen = [self.versions.get(version, taken_over) for version in versions.tolist()]
+        if len(seen) == 1:
+            return seen[0]
+        width = -(-self.central.size // len(seen))
+        return jnp.concatenate([whole[b * width : (b + 1) * width] for b, whole in enumerate(seen)])
+
+    def _commit(self, window, key, batch, server, central, form, read, worker: Worker, visit: Visit, job):
         method = self.method
         start = method.resume(worker.method, read) if method.resume else read
         origin = method.origin(worker.method, read) if method.origin else read
-        update, optimizer, problem_state, loss = self._local(key, start, batch, worker, visit, job)
+        update, optimizer, problem_state, loss = self._local(key, start, batch, worker, visit, job, window)
         message, method_state, _ = method.message(worker.method, update, start, form, visit)
         applied = method.apply(server, central, message, worker.memory, visit)
         proxy = 0.9 * worker.proxy + update  # the replay's default momentum, for methods that keep none
@@ -149,12 +161,12 @@ class EventLoop:
         worker = Worker(method_state, optimizer, problem_state, applied.memory, proxy)
         return applied.central, applied.server, worker, record
 
-    def _local(self, key, start, batches, worker: Worker, visit: Visit, job):
+    def _local(self, key, start, batches, worker: Worker, visit: Visit, job, window):
         params, update, losses = self.unravel(start), jnp.zeros_like(start), []
         optimizer_state, problem_state = worker.optimizer, worker.problem
         optimizer = optax.with_extra_args_support(self.method.optimizer)
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
-        for step in range(self.trace.window):
+        for step in range(window):
             step_key = key if self.trace.window == 1 else jax.random.fold_in(key, step)
             batch = (
                 jax.tree.map(lambda array, step=step: array[step], batches) if self.problem.train is not None else None
@@ -166,7 +178,9 @@ class EventLoop:
                 return self.problem.loss(params, state, batch, key)
 
             (value, problem_state), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-            steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, visit=visit)
+            steps, optimizer_state = optimizer.update(
+                gradients, optimizer_state, params, visit=visit, start=self.unravel(start)
+            )
             params = optax.apply_updates(params, steps)
             update = update + ravel_pytree(steps)[0]
             losses.append(value)

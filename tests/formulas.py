@@ -23,11 +23,11 @@ def run(rule, trace, rate=RATE):
     for row in frame.itertuples():
         w, x = workers[row.worker], path[-1]
         if not hasattr(w, "reply"):
-            w.read = versions[row.read_version]
+            w.read = versions[row.read_version] if trace.read_blocks == 1 else torn(row, frame, path, trace.read_blocks)
 
-        def steps(start):
+        def steps(start, count=row.local_steps):
             taken = []
-            for _ in range(trace.window):
+            for _ in range(count):
                 taken.append(-rate * CURVATURE * (start + sum(taken)))
             return taken
 
@@ -38,6 +38,17 @@ def run(rule, trace, rate=RATE):
         path.append(x)
         versions[row.version], before = x, row.version
     return np.array(path)
+
+
+def torn(row, frame, path, blocks):
+    """What a read saw whose blocks were read one after the other, while others committed."""
+    read, width = np.empty_like(START), -(-len(START) // blocks)
+    for b in range(blocks):
+        instant = row.read_serve_time + (b + 1) * (row.read_time - row.read_serve_time) / blocks
+        there = row.read_version if b == blocks - 1 else int((frame["commit_time"] <= instant).sum())
+        there = 0 if row.job == 0 else there
+        read[b * width : (b + 1) * width] = path[there][b * width : (b + 1) * width]
+    return read
 
 
 def gradient(at):
@@ -189,10 +200,22 @@ def dana_slim(w, server, x, visit):
 # Federated, and of the scale of language models
 
 
-def fedasync(mixing, factor):
+def averaging(w, server, x, visit):
+    server.ends = [*getattr(server, "ends", []), w.read + sum(visit.steps(w.read))]
+    if visit.completes:
+        assert len(server.ends) == visit.n
+        x = np.mean(server.ends, 0)
+        server.ends = []
+    return x
+
+
+def fedasync(mixing, factor, rho=0.0):
     def rule(w, server, x, visit):
         weight = mixing * factor(visit)
-        return (1 - weight) * x + weight * (w.read + sum(visit.steps(w.read)))
+        end = w.read
+        for _ in visit.steps(w.read):
+            end = end - RATE * (gradient(end) + rho * (end - w.read))
+        return (1 - weight) * x + weight * end
 
     return rule
 

@@ -14,6 +14,7 @@ from event_loop import deviation
 from formulas import CURVATURE, MU, RATE, START
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
+from asyncsim.comparison import meet
 from asyncsim.methods import METHODS
 from asyncsim.study_config import StudyConfig
 from asyncsim.wave_replay import Replay, replay
@@ -56,7 +57,13 @@ def rounds(workers, window=1):
     return with_versions(trace, np.arange(1, COMMITS + 1) // workers)
 
 
-TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds}
+@functools.cache
+def torn(workers, window=1):
+    """Reads without locks, in eight blocks of the sixteen parameters."""
+    return simulate(meet(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.5, 0.3)), methods.hogwild().timing), COMMITS)
+
+
+TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds, "torn": torn}
 
 
 def polynomial(visit):
@@ -70,6 +77,7 @@ def shared(beta):
 #: Method, rule, window, timing.
 RULES = {
     "agn": (methods.agn, formulas.agn, 4, "asynchronous"),
+    "hogwild": (methods.hogwild, formulas.damping(lambda visit: 1), 1, "torn"),
     "adag": (methods.adag, formulas.adag(), 1, "asynchronous"),
     "adag, original": (functools.partial(methods.adag, form="original"), formulas.adag("original"), 1, "asynchronous"),
     "adag, squared": (
@@ -170,7 +178,14 @@ RULES = {
     "gap_aware": (methods.gap_aware, formulas.gap_aware, 1, "asynchronous"),
     "dana_zero": (methods.dana_zero, formulas.dana_zero, 1, "asynchronous"),
     "dana_slim": (methods.dana_slim, formulas.dana_slim, 1, "asynchronous"),
+    "averaging": (methods.averaging, formulas.averaging, 3, "rounds"),
     "fedasync": (methods.fedasync, formulas.fedasync(0.8, polynomial), 3, "asynchronous"),
+    "fedasync, proximal": (
+        functools.partial(methods.fedasync, rho=0.7),
+        formulas.fedasync(0.8, polynomial, rho=0.7),
+        4,
+        "asynchronous",
+    ),
     "fedasync, constant": (
         functools.partial(methods.fedasync, mixing=1.0, law="constant"),
         formulas.fedasync(1.0, lambda visit: 1),
@@ -236,7 +251,10 @@ def combinations():
     others = {"dynsgd", "rennala", "ringmaster"}
     for name in RULES:
         for workers in (1, 2, 7):
-            default = workers == 7 and name in {*METHODS, "damping, rank", "aeasgd, remembered"} - others
+            default = (
+                workers == 7
+                and name in {*METHODS, "damping, rank", "aeasgd, remembered", "fedasync, proximal"} - others
+            )
             yield unless(default, name, workers)
 
 
@@ -269,6 +287,7 @@ def one_worker(method, problem, window=1, precision="float64"):
 PLAIN = {
     "adag": methods.adag,
     "agn": methods.agn,
+    "averaging": methods.averaging,
     "batch_sgd": methods.batch_sgd,
     "damping": methods.damping,
     "dc_asgd": methods.dc_asgd,
@@ -399,6 +418,36 @@ def test_eamsgd_looks_ahead_in_the_direction_it_goes():
     assert float(method.resume(worker, None)[0]) == pytest.approx(1.1)
 
 
+def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):
+    """The collapses of the thesis are those of such steps: a thousandfold loss changes nothing but Adam's epsilon."""
+    trace = asynchronous(7)
+    ends = {
+        (name, size): np.asarray(
+            replay(trace, make(), problems.quadratic(size * CURVATURE, start=START), precision="float64").params
+        )
+        for name, make in {
+            "adam": lambda: methods.downpour(optimizer=optax.adam(1e-3, eps=1e-15)),
+            "plain": lambda: methods.downpour(1e-5),
+        }.items()
+        for size in (1.0, 1000.0)
+    }
+    np.testing.assert_allclose(ends["adam", 1000.0], ends["adam", 1.0], rtol=1e-6)
+    assert np.abs(ends["plain", 1000.0] - ends["plain", 1.0]).max() > 0.1
+
+
+def test_a_fixed_delay_is_less_stable_than_random_ones():
+    """With staleness n - 1 always, theory's limit is 2 sin(pi / (2 (2 n - 1))) = 0.209 for 8 workers."""
+    n, limit = 8, 2 * np.sin(np.pi / 30)
+    problem = problems.quadratic([1.0])
+    traces = {"fixed": prescribed(n - 1, 600, n), "random": simulate(Cluster(n, Exponential(1.0)), 600)}
+
+    def falls(name, rate):
+        losses = replay(traces[name], methods.downpour(rate), problem, precision="float64").evaluations["train_loss"]
+        return losses.iloc[-1] < 1e-3 * losses.iloc[0]
+
+    assert falls("fixed", 0.8 * limit) and not falls("fixed", 1.2 * limit) and falls("random", 1.2 * limit)
+
+
 # The factories
 
 
@@ -430,7 +479,7 @@ def test_what_the_original_form_and_ranks_cannot_have():
 def test_options_of_the_command_line_change_no_default(name):
     """An option of a study that a factory takes by name has the same default there: nothing changes unasked.
 
-    A policy is the cluster's: a study hands none to its methods.
+    The policy is the cluster's; methods that need one have their own.
     """
     options = {field.name: field.default for field in dataclasses.fields(StudyConfig) if field.name != "policy"}
     shared = {name: p.default for name, p in inspect.signature(METHODS[name]).parameters.items() if name in options}

@@ -34,7 +34,10 @@ REFUSED = [
     ({"protocol": "exchanges"}, r"protocol = 'exchanges': unknown; did you mean 'exchange'\? choose from"),
     ({"exclusive": False}, r"exclusive = False: an exchange is always one atomic visit"),
     ({"exclusive": "no"}, r"exclusive = 'no': must be True or False"),
-    ({"discipline": "lifo"}, r"discipline = 'lifo': unknown; .*choose from fifo, lowest_rank, random"),
+    ({"discipline": "lifo"}, r"discipline = 'lifo': unknown; .*choose from fifo, lowest_rank, random, lock_free"),
+    ({"read_blocks": 0}, "read_blocks = 0"),
+    ({"read_blocks": 4, "protocol": "write_then_read"}, "read_blocks = 4: nobody commits while a read is made"),
+    ({"read_blocks": 4, "discipline": "lock_free"}, "read_blocks = 4: nobody commits while a read is made"),
     ({"policy": "asynchronous"}, r"policy = 'asynchronous': must be a policy; write asyncsim.asynchronous\(\)"),
 ]
 

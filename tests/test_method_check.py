@@ -114,7 +114,7 @@ WRONG = {
     ),
     "optimizer without a state": (
         {"optimizer": optax.GradientTransformation(lambda p: (), lambda g, s, p=None: g)},
-        r"damped\.optimizer\.update\(gradients, state, params, visit=visit\) returned .*: must return the steps and",
+        r"damped\.optimizer\.update\(gradients, .*, start=params\) returned .*: must return the steps and",
     ),
     "not a function": ({"apply": 3}, r"damped\.apply = 3: must be a function, apply\(server, "),
     "not a timing": ({"timing": None}, r"damped\.timing = None: must be an asyncsim\.methods\.Timing"),

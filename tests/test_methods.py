@@ -54,7 +54,9 @@ def one_commit(method, problem, unravel, batch):
         central, server, worker, optimizer_state, memory = state
         start = method.resume(worker, central) if method.resume else central
         gradients = jax.grad(problem.loss)(unravel(start), batch, key)
-        steps, optimizer_state = optimizer.update(gradients, optimizer_state, unravel(start), visit=visit)
+        steps, optimizer_state = optimizer.update(
+            gradients, optimizer_state, unravel(start), visit=visit, start=unravel(start)
+        )
         message, worker, diagnostics = method.message(worker, ravel_pytree(steps)[0], start, central, visit)
         applied = method.apply(server, central, message, memory, visit)
         seen = (
@@ -126,6 +128,8 @@ def test_factories_name_and_explain_what_they_take(name):
 
 
 BAD = {
+    "rho": [-0.1, math.nan, math.inf, "strong"],
+    "blocks": [0, 2.5, -1, "few", True],
     "learning_rate": [0, -0.1, math.nan, math.inf, "fast", "0.1", True, None],
     "momentum": [-0.1, 1, 1.5, math.nan, "heavy", "0.9"],
     "kappa": [-1, math.nan, math.inf, "high"],

@@ -39,7 +39,7 @@ def usual_model(cluster, commits, seed=0):
     """
     env = simpy.Environment()
     laws = [cluster.service] * cluster.workers
-    compute = delays(cluster.compute_laws, seed, "compute", cluster.window)
+    compute = delays(cluster.compute_laws, seed, "compute", cluster.windows)
     service = delays(laws, seed, "service")
     up = way(env, cluster, cluster.latency_up, "latency up", seed)
     down = way(env, cluster, cluster.latency_down, "latency down", seed)

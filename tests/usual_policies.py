@@ -19,7 +19,7 @@ class PolicyModel:
         self.env = simpy.Environment()
         self.server = simpy.Resource(self.env)
         same = [cluster.service] * n
-        self.compute = delays(cluster.compute_laws, seed, "compute", cluster.window)
+        self.compute = delays(cluster.compute_laws, seed, "compute", cluster.windows)
         self.service = delays(same, seed, "service")
         self.up = delays([cluster.latency_up] * n, seed, "latency up")
         self.down = delays([cluster.latency_down] * n, seed, "latency down")

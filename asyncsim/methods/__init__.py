@@ -6,6 +6,7 @@ from asyncsim.methods.adag import adag
 from asyncsim.methods.adaptive_staleness import adaptive_staleness
 from asyncsim.methods.agn import agn
 from asyncsim.methods.async_local_sgd import async_local_sgd, delayed_nesterov
+from asyncsim.methods.averaging import averaging
 from asyncsim.methods.damping import damping
 from asyncsim.methods.dana import dana_slim, dana_zero
 from asyncsim.methods.dc_asgd import dc_asgd
@@ -17,6 +18,7 @@ from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
+from asyncsim.methods.hogwild import hogwild
 from asyncsim.methods.method import Applied, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
@@ -30,6 +32,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "aeasgd": aeasgd,
     "agn": agn,
     "async_local_sgd": async_local_sgd,
+    "averaging": averaging,
     "batch_sgd": batch_sgd,
     "damping": damping,
     "dana_slim": dana_slim,
@@ -45,6 +48,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedbuff": fedbuff,
     "gap_aware": gap_aware,
     "gem": gem,
+    "hogwild": hogwild,
     "rennala": rennala,
     "ringleader": ringleader,
     "ringmaster": ringmaster,
@@ -64,6 +68,7 @@ __all__ = [
     "aeasgd",
     "agn",
     "async_local_sgd",
+    "averaging",
     "batch_sgd",
     "damping",
     "dana_slim",
@@ -80,6 +85,7 @@ __all__ = [
     "gap_aware",
     "gem",
     "gradient_steps",
+    "hogwild",
     "rennala",
     "ringleader",
     "ringmaster",

@@ -55,9 +55,10 @@ def async_local_sgd(
 
     Notes
     -----
-    The paper finds this naive form worse than synchronous DiLoCo, and repairs it with `delayed_nesterov`. Its grace
-    periods and numbers of inner steps that differ by speed (dynamic local updates) are matters of timing. The state of
-    the inner optimizer stays with the worker.
+    The paper finds this naive form worse than synchronous DiLoCo, and repairs it with `delayed_nesterov`. Numbers
+    of inner steps that differ by speed, its dynamic local updates, are the cluster's windows
+    (`asyncsim.proportional_windows`); its grace periods, in which the server waits for more arrivals, are left out. The
+    state of the inner optimizer stays with the worker.
 
     References
     ----------

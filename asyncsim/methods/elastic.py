@@ -83,8 +83,9 @@ def aeasgd(
     An exchange keeps the sum of the replica and the central variable. A worker never takes over the central variable:
     with one worker this is no sequential method. The exchange uses the central variable at the visit; in dist-keras
     others can come between pull and commit, as under the protocol "read_then_write" with ``exclusive=False``. There
-    the learning rate enters alpha alone (0.05 for workers, 0.5 for its trainer). TensorFlow's optimizer divides beta
-    by the window as well, and adds the springs to the loss of every local step: another method.
+    the learning rate enters alpha alone (0.05 for workers, 0.5 for its trainer), and the first window has a batch less
+    than the others. TensorFlow's optimizer divides beta by the window as well, and adds the springs to the loss of
+    every local step: another method.
 
     `asyncsim.theory.elastic_stable_alpha` has the limit of stability.
 

@@ -1,8 +1,9 @@
 """FedAsync: the server mixes each worker's parameters into its own, less the staler they are."""
 
+import jax
 import optax
 
-from asyncsim.errors import require_share
+from asyncsim.errors import require_nonnegative, require_share
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
 
@@ -13,12 +14,15 @@ def fedasync(
     law: str = "polynomial",
     strength: float = 0.5,
     threshold: float = 4.0,
+    rho: float = 0.0,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Return asynchronous federated optimization, the window of the trace being a client's local steps.
 
-    A client sends its parameters ``x`` after its local steps; the server mixes them in::
+    A client steps from the central variable ``s`` that it read, tied to it by a spring, and sends the parameters ``x``
+    that it arrives at; the server mixes them in::
 
+        x       <- x - learning_rate * (gradient(x) + rho (x - s))         (each local step)
         weight  = mixing * law(staleness)
         central <- (1 - weight) central + weight * x
 
@@ -33,19 +37,23 @@ def fedasync(
     strength : float
     threshold : float
         Of the hinge (versions).
+    rho : float
+        Weight of the local objective's proximal term ``(rho / 2) |x - s|**2``, zero or above. Of no effect with
+        a window of one.
     optimizer : optax.GradientTransformation, optional
         The clients' local optimizer, in the place of plain steps.
 
     Raises
     ------
     InputError
-        For a rate or strength that is not above zero, a mixing outside (0, 1], an unknown law, a negative threshold,
-        or a rate beside an optimizer.
+        For a rate or strength that is not above zero, a mixing outside (0, 1], an unknown law, a negative threshold or
+        rho, or a rate beside an optimizer.
 
     Notes
     -----
-    Without the paper's proximal term of the local steps (its rho is zero here), and with a constant mixing, which the
-    authors' runs halve at some epoch. Mixing in parameters drags the central variable back towards where the client
+    The proximal term is in the gradient, as the paper has it; the authors' program moves ``x`` towards ``s``, by the
+    share ``learning_rate * rho``, before it takes the gradient there. The mixing is constant; the authors' runs halve
+    it at some epoch. Mixing in parameters drags the central variable back towards where the client
     began: below full weight this is no sequential method for one worker.
 
     References
@@ -54,6 +62,7 @@ def fedasync(
     """
     named, local = local_steps(learning_rate, optimizer)
     require_share("mixing", mixing)
+    require_nonnegative("rho", rho)
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):
@@ -65,9 +74,25 @@ def fedasync(
 
     return Method(
         name="fedasync",
-        hyperparameters={**named, "mixing": mixing, "law": law, "strength": strength, "threshold": threshold},
-        optimizer=local,
+        hyperparameters={
+            **named,
+            "mixing": mixing,
+            "law": law,
+            "strength": strength,
+            "threshold": threshold,
+            "rho": rho,
+        },
+        optimizer=local if isinstance(rho, float | int) and rho == 0 else optax.chain(spring(rho), local),
         message=message,
         apply=apply,
         elementwise=True,
     )
+
+
+def spring(rho: float) -> optax.GradientTransformationExtraArgs:
+    """Return the transformation that adds ``rho (x - s)`` to a gradient at ``x``; ``s`` is where the window began."""
+
+    def update(gradients, state, params=None, *, start=None, **_):
+        return jax.tree.map(lambda g, x, s: g + rho * (x - s), gradients, params, start), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

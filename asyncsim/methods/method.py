@@ -62,6 +62,8 @@ class Timing(NamedTuple):
     workers: int | None = None
     protocol: str | None = None
     window: int | None = None
+    discipline: str | None = None
+    read_blocks: int | None = None
     policy: Policy | None = None
 
 
@@ -105,7 +107,8 @@ class Method(NamedTuple):
         For tables and files; plain values only.
     optimizer : optax.GradientTransformation
         The worker's local optimizer, applied to the problem's own tree; its state stays with the
-        worker. ``update`` is called with ``visit=`` if it takes extra arguments.
+        worker. ``update`` is called with ``visit=``, and with ``start=``, the parameters from which the visit's local
+        steps began, if it takes extra arguments.
     message : function
         What the worker sends, formed with the central variable as it is at the visit; a vector or any
         tree of arrays. The diagnostics, named vectors (shares if boolean), are recorded now and then.

@@ -57,7 +57,7 @@ class BatchIndices:
         # Each worker's current epoch; a row takes memory only once it is written.
         self._order = np.empty((workers, self._batches.max(), batch_size), np.int32)
 
-    def rows(self, worker: Any, job: Any, window: int = 1) -> np.ndarray:
+    def rows(self, worker: Any, job: Any, window: int = 1, local_steps: Any = None) -> np.ndarray:
         """Return the example indices of some jobs' minibatches.
 
         Quickest when each worker's jobs are asked for in increasing order: one epoch a worker is kept.
@@ -67,14 +67,18 @@ class BatchIndices:
         worker, job : array_like of int, shape ``[jobs]``
             The worker of each job, and which of that worker's jobs it is, from 0.
         window : int
-            Local steps of a job; the worker's step number is ``job * window + step``.
+            Most local steps of a job.
+        local_steps : array_like of int, shape ``[jobs]``, optional
+            Those of each job, by default the window. The worker's step number is ``job * local_steps + step``; what is
+            returned for steps beyond those of a job is the next one's.
 
         Returns
         -------
         int32 array, shape ``[jobs, window, batch_size]``
         """
         workers = np.asarray(worker)
-        steps = np.asarray(job)[:, None] * window + np.arange(window)
+        first = np.asarray(job) * (window if local_steps is None else np.asarray(local_steps))
+        steps = first[:, None] + np.arange(window)
         epochs, batch = np.divmod(steps, self._batches[workers][:, None])
         rows = np.empty((*steps.shape, self._batch_size), np.int32)
         for epoch in np.unique(epochs):

@@ -133,6 +133,9 @@ def cifar10_from_arrays(
 
         return mean_in_pieces(means, jax.tree.map(lambda a: a[:_EVALUATED], data), _EVALUATION_PIECE)
 
+    def predict(params: Any, data: Any) -> jax.Array:
+        return logits(params, _standardised(data["image"], params)).T
+
     return Problem(
         name="cifar10",
         init=init,
@@ -142,6 +145,7 @@ def cifar10_from_arrays(
         test=dict(test),
         batch_size=batch_size,
         sharded=sharded,
+        predict=predict,
         map_on_cpu=True,
         config={"batch_size": batch_size, "sharded": sharded, "network": network},
     )

@@ -63,8 +63,13 @@ def digits(batch_size: int = 32, hidden: Sequence[int] = (128, 64), sharded: boo
         logits = _logits(params, data["image"])
         return {"loss": cross_entropy(logits, data["label"]), "accuracy": accuracy(logits, data["label"])}
 
+    def predict(params: Any, data: Any) -> jax.Array:
+        return _logits(params, data["image"])
+
     config = {"batch_size": batch_size, "hidden": units, "sharded": sharded}
-    return Problem("digits", init, loss, evaluate, train, test, batch_size, sharded=sharded, config=config)
+    return Problem(
+        "digits", init, loss, evaluate, train, test, batch_size, sharded=sharded, predict=predict, config=config
+    )
 
 
 def _logits(params: Any, images: jax.Array) -> jax.Array:

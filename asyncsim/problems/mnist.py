@@ -117,6 +117,9 @@ def mnist_from_arrays(
 
         return mean_in_pieces(means, data, _EVALUATION_PIECE)
 
+    def predict(params: Any, data: Any) -> jax.Array:
+        return scores(params, data["image"]).T
+
     config = {"batch_size": batch_size, "sharded": sharded, "network": network}
     return Problem(
         name="mnist",
@@ -127,6 +130,7 @@ def mnist_from_arrays(
         test=dict(test),
         batch_size=batch_size,
         sharded=sharded,
+        predict=predict,
         # The perceptron too: a matrix product with the weights of several workers is no quicker than one by one.
         map_on_cpu=True,
         config=config if network == "mlp" else config | {"dropout": dropout},

@@ -50,6 +50,10 @@ class Problem:
     shards : int or None
         How many shards ``train`` was laid out for, with ``sharded``: example ``k`` belongs to shard ``k % shards``.
         The number of workers must divide it, so that no worker's examples come from parts of shards.
+    predict : callable or None
+        ``predict(params, data)`` returns the scores of the classes before the softmax, shape ``[examples, classes]``,
+        of some examples with a ``"label"``; deterministic. None where there are no classes to predict, or they are not
+        said.
     map_on_cpu : bool
         On a CPU, the gradients of several workers are quicker one after the other than as one batch
         (convolutions: batching over weights makes them grouped).
@@ -70,6 +74,7 @@ class Problem:
     init_state: Callable[[], Tree] | None = None
     sharded: bool = False
     shards: int | None = None
+    predict: Callable[[Tree, Tree], jax.Array] | None = None
     map_on_cpu: bool = False
     config: dict[str, Any] = field(default_factory=dict)
 

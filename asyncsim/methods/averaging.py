@@ -1,0 +1,60 @@
+"""Model averaging: workers train from the same parameters, and the mean of what they arrive at is the next start."""
+
+import optax
+
+from asyncsim.methods.buffer import add_mean, empty_buffer
+from asyncsim.methods.checks import require_policy
+from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps
+from asyncsim.policy import Policy
+
+
+def averaging(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "barrier()",
+) -> Method:
+    """Return model averaging, the window of the trace being the local steps between two averages.
+
+    With ``x`` the parameters that a worker arrives at from the central variable::
+
+        central <- mean of all x          (once they are complete)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+    policy : Policy or text, optional
+        When the workers meet. None: whatever the trace has.
+
+    Raises
+    ------
+    InputError
+        For a rate that is not above zero or beside an optimizer, or a policy that is none.
+
+    Notes
+    -----
+    dist-keras averages after each epoch of every worker's own share of the data: a window of ``examples / workers /
+    batch_size`` and a problem with ``sharded=True``. It makes a new local optimizer for each epoch; here its state
+    stays with the worker and is neither averaged nor reset. A window of one is synchronous SGD.
+
+    What is sent is the local progress, whose mean is added: the same as the mean of the parameters, as all start from
+    one version. On a trace without a barrier it is the mean of a version's progress, wherever that began.
+
+    References
+    ----------
+    dist-keras' ``AveragingTrainer``; McMahan et al. 2017, arXiv 1602.05629 (with all clients and equal shares); Stich
+    2019, "Local SGD converges fast and communicates little", arXiv 1805.09767.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    needed = require_policy(policy)
+    return Method(
+        name="averaging",
+        hyperparameters={**named, "policy": None if needed is None else str(needed)},
+        optimizer=local,
+        apply=add_mean,
+        init_server=empty_buffer,
+        timing=Timing(policy=needed),
+        elementwise=True,
+    )

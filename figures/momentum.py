@@ -1,0 +1,106 @@
+"""The figure of "Asynchrony begets momentum" (Mitliagkas et al. 2016, arXiv 1605.09774) from our own runs.
+
+The best explicit momentum against the number of workers, and how fast the loss falls by momentum. The data come from
+``python -m asyncsim.study explicit_momentum``, which draws this itself. To draw it again::
+
+    python -m figures momentum results/explicit_momentum              # in a clone
+    python -m asyncsim.figures momentum results/explicit_momentum     # installed
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from asyncsim import look
+from asyncsim.drawing import draw_folder
+from asyncsim.errors import InputError
+from asyncsim.sweep import read
+from asyncsim.wording import counted
+
+_BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw the figure of a folder of results, into the folder.
+
+    Raises
+    ------
+    InputError
+        There are no results, or a file cannot be written.
+    """
+    folder = Path(folder)
+    finished = read(folder, "explicit_momentum")
+    try:
+        best = pd.read_csv(folder / "best.csv")[_BEST]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"folder = {str(folder)!r}: no table of the best momenta ({error}); run it again") from error
+    with look.style():
+        return look.save(momentum(best, finished.summary, finished.config), folder / "momentum")
+
+
+def momentum(best: pd.DataFrame, summary: pd.DataFrame, config: dict[str, Any]) -> Figure:
+    """Draw the best momentum against the workers, and beside it against the momentum how fast the loss falls.
+
+    Of each momentum the learning rate with the least geometric mean loss over the seeds is shown. Without noise the
+    loss of a quadratic falls by the same factor again and again: the gradients for a tenth of it say how fast.
+    """
+    figure, (left, right) = look.new_figure(look.DOUBLE, 2.9, 2)
+    counts = best["workers"].to_numpy()
+    beyond = [(best["server_momentum"] - best["lowest"]).clip(0), (best["highest"] - best["server_momentum"]).clip(0)]
+    left.errorbar(
+        counts,
+        best["server_momentum"],
+        beyond,
+        fmt="o-",
+        color=look.BLUE,
+        markersize=3.5,
+        capsize=2,
+        label="best explicit",
+    )
+    left.plot(counts, best["implicit"], color=look.GREY, linestyle="--", label="implicit: 1 \u2212 1/n")
+    left.axhline(0, color=look.BLACK, linewidth=0.6)
+    left.set_xscale("log")
+    left.set_xticks(counts, [str(n) for n in counts])
+    left.minorticks_off()
+    left.set_xlabel("workers n")
+    left.set_ylabel("momentum")
+    left.legend()
+    shades = look.shades(counts.tolist())
+    with np.errstate(divide="ignore"):
+        decades = np.log10(summary["first_loss"] / summary["train_loss"])
+    mean = decades.groupby([summary[name] for name in ("workers", "server_momentum", "learning_rate")]).mean()
+    most = mean.groupby(level=[0, 1]).max()
+    for count, shade in shades.items():
+        curve = most.loc[count]
+        curve = curve[np.isfinite(curve) & (curve > 0)]
+        right.plot(
+            curve.index,
+            config["gradients"] / curve,
+            color=shade.color,
+            marker=shade.marker,
+            markersize=3,
+            label=f"n = {count}",
+        )
+    right.set_yscale("log")
+    right.set_xlabel("explicit momentum on the server")
+    right.set_ylabel("gradients until a tenth of the loss")
+    right.legend(ncols=2)
+    seeds = counted(summary["seed"].nunique(), "seed")
+    gradients = counted(config["gradients"], "gradient")
+    look.title(figure, f"{config['problem']}, {gradients} at the best learning rate; means and ranges of {seeds}")
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the figure of a folder; return the exit code (2 for bad input)."""
+    return draw_folder("explicit_momentum", draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Which explicit momentum is best with how many workers: asynchrony brings its own, and the best falls with n.
+
+Asynchronous SGD with momentum on the server, on a quadratic as it comes::
+
+    m       <- server_momentum * m - learning_rate * gradient
+    central <- central + m
+
+Every number of workers computes the same number of gradients, at each momentum and each learning rate; a momentum is
+judged by the loss after them, at the learning rate that is best for it. With one worker and exact gradients the best
+momentum is known, ``((sqrt(k) - 1) / (sqrt(k) + 1))**2`` for the condition number k: 0.67 as it comes, where k is 100.
+Mitliagkas, Zhang, Hadjis and Ré (2016, arXiv 1605.09774) found the best one to fall from 0.6 or 0.7 towards 0, and
+below it where asynchrony alone brings too much.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.study import load_file, shipped
+from asyncsim.study_config import LawLike, MethodLike, ProblemLike
+from asyncsim.sweep import Result, SweepConfig, sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.comparison import Cell
+    from asyncsim.methods import Method
+
+#: The best momentum of each number of workers, beside the summary of all runs.
+TABLE = "best.csv"
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the study of explicit momentum."""
+
+    varied: ClassVar = ("workers", "learning_rate")
+
+    workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Workers of the clusters, one after the other."""
+    server_momentum: tuple[float, ...] = (-0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.7, 0.8)
+    """Explicit momenta, above -1 and below 1."""
+    learning_rate: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-10, 5))  # type: ignore[assignment]
+    """Learning rates to choose the best of, for each momentum."""
+    gradients: int = 600
+    """Gradients of each run, by all workers together."""
+    compute: LawLike = "exponential(1)"
+    """Law of the time of a local step (s); "[constant(1)]*90 + [constant(3)]*10" gives one per worker."""
+    service: LawLike = "constant(0)"
+    """Law of the time that the server is busy with a visit (s)."""
+    problem: ProblemLike = "quadratic"
+    """quadratic (synthetic), digits, or another as in the other studies; all but small problems take their time."""
+    curvature: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03, 0.01)
+    """Eigenvalues of the Hessian (quadratic)."""
+    noise: float = 0.0
+    """Standard deviation of each gradient coordinate (quadratic)."""
+    x64: bool = True
+    """Compute in float64 instead of float32."""
+    methods: tuple[MethodLike, ...] = ("async_local_sgd",)
+    """The study's own, with momentum on the server; leave it out."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            An option that cannot be used.
+        """
+        if self.methods != type(self).methods:
+            raise InputError(f"methods = {self.methods!r}: this study has a method of its own; leave it out")
+        super().check()
+        require_count("gradients", self.gradients)
+        for rate in self.learning_rate:
+            require_positive("learning_rate", rate)
+        for value in self.server_momentum:
+            if not -1 < value < 1:
+                raise InputError(f"server_momentum = {value!r}: must be above -1 and below 1")
+        if len(set(self.server_momentum)) < max(1, len(self.server_momentum)) or not self.server_momentum:
+            raise InputError(f"server_momentum = {self.server_momentum!r}: give one or more, each once")
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(
+        scale="paper",
+        workers=(1, 2, 4, 8, 16, 32, 64),
+        seeds=10,
+        server_momentum=tuple(round(0.1 * k, 1) for k in range(-9, 10)),
+        learning_rate=tuple(2.0 ** (k / 2) for k in range(-18, 5)),
+    ),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; the runs that were finished are in the summary.
+    """
+    config.check()
+    import pandas as pd
+
+    with config.computing_device():
+        cells = sweep(config, [{"workers": n} for n in config.workers])
+        swept = {name: list(getattr(config, name)) for name in ("learning_rate", "server_momentum")}
+        record = {"study": "explicit_momentum", **config.record([heavy_ball()], cells[0].problem), **swept}
+        rows: list[dict[str, Any]] = []
+        with results.new_folder(config.out, "explicit_momentum") as folder:
+            results.write_json(folder / "config.json", record)
+            for part in _losses(config, cells):
+                rows += part
+                summary = pd.DataFrame(rows)
+                results.write_csv(folder / results.SUMMARY, summary)
+            best = best_momentum(summary)
+            results.write_csv(folder / TABLE, best)
+            print(best.to_string(index=False, float_format="{:#.3g}".format))
+            drawn = load_file("asyncsim.figures.momentum", shipped("figures") / "momentum.py").draw(folder)
+            print(
+                f"\nwrote {folder}: config.json, {results.SUMMARY}, {TABLE}, {', '.join(path.name for path in drawn)}"
+            )
+    return Result(folder, summary)
+
+
+def heavy_ball(learning_rate: float = 0.05, server_momentum: float = 0.0) -> "Method":
+    """Return asynchronous SGD with momentum on the server, which may be negative."""
+    import optax
+
+    from asyncsim.methods import async_local_sgd
+
+    method = async_local_sgd(learning_rate, server_optimizer=optax.sgd(1.0, server_momentum))
+    values = {"learning_rate": learning_rate, "server_momentum": server_momentum}
+    return method._replace(name="heavy_ball", hyperparameters=values)
+
+
+def best_momentum(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the best momentum of each number of workers.
+
+    Parameters
+    ----------
+    summary : pandas.DataFrame
+        A row for each run: ``workers``, ``seed``, ``server_momentum``, ``learning_rate``, ``train_loss`` (infinite if
+        it diverged).
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``workers``; ``server_momentum`` and ``learning_rate`` with the least geometric mean over the seeds of the
+        loss, ``train_loss``; ``lowest`` and ``highest``, the least and the greatest momentum that is best in a seed;
+        ``implicit``, ``1 - 1/n``.
+    """
+    import pandas as pd
+
+    from asyncsim.theory import implicit_momentum
+
+    rows = []
+    for workers, runs in summary.groupby("workers"):
+        choices = ["server_momentum", "learning_rate"]
+        mean = log_loss(runs).groupby([runs[name] for name in choices]).mean()
+        momentum, rate = mean.idxmin()
+        each = runs.loc[runs.groupby("seed")["train_loss"].idxmin(), "server_momentum"]
+        rows.append(
+            {
+                "workers": workers,
+                "server_momentum": momentum,
+                "learning_rate": rate,
+                "train_loss": 10 ** mean.min(),
+                "lowest": each.min(),
+                "highest": each.max(),
+                "implicit": implicit_momentum(int(workers)),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def log_loss(runs: "pd.DataFrame") -> "pd.Series":
+    """Return the decimal logarithm of the losses, of which means are taken."""
+    with np.errstate(divide="ignore"):
+        return np.log10(runs["train_loss"])
+
+
+def _losses(config: Config, cells: "list[Cell]") -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each number of workers and seed: one trace, and all momenta and learning rates on it."""
+    from asyncsim.ensemble import replay_ensemble
+    from asyncsim.simulation import simulate
+
+    swept: dict[str, Any] = {"server_momentum": config.server_momentum, "learning_rate": config.learning_rate}
+    for cell in cells:
+        for seed in range(config.seeds):
+            trace = simulate(cell.cluster, config.gradients, seed)
+            runs = replay_ensemble(
+                trace,
+                heavy_ball,
+                cell.problem,
+                seeds=[seed],
+                precision=config.precision,
+                evaluate_every=config.gradients,
+                diagnose_every=0,
+                progress=False,
+                **swept,
+            )
+            yield [
+                {
+                    "workers": cell.cluster.workers,
+                    "seed": seed,
+                    **run.config["hyperparameters"],
+                    "status": run.status,
+                    "first_loss": run.evaluations["train_loss"].iloc[0],
+                    "train_loss": np.inf if run.diverged_at is not None else run.evaluations["train_loss"].iloc[-1],
+                }
+                for run in runs
+            ]
+            print(f"{cell.cluster.workers} workers, seed {seed}: {len(runs)} runs", file=sys.stderr, flush=True)

@@ -1,0 +1,65 @@
+"""The study of explicit momentum: what it says is best is so, and known beforehand for one worker."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from asyncsim import Exponential, InputError, methods, problems, replay, simulate, study
+from asyncsim.cluster import Cluster
+from asyncsim.sweep import read
+from figures import __main__ as figures
+
+explicit = study.load("explicit_momentum")
+
+
+@pytest.mark.full
+def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
+    """Heavy ball with condition number 100: 0.669, with a learning rate of 3.3 (times 1 / largest curvature)."""
+    config = explicit.Config(
+        workers=(1, 8),
+        seeds=1,
+        gradients=200,
+        server_momentum=(-0.4, 0.0, 0.4, 0.67, 0.9),
+        learning_rate=(0.5, 1.0, 3.3),
+        out=tmp_path / "out",
+    )
+    result = explicit.run(config)
+    best = pd.read_csv(result.folder / explicit.TABLE).set_index("workers")
+    assert tuple(best.loc[1, ["server_momentum", "learning_rate"]]) == (0.67, 3.3)
+    assert best.loc[8, "server_momentum"] <= 0.4 and best.loc[8, "implicit"] == 7 / 8
+    assert len(result.summary) == 2 * 15 and set(result.summary["status"]) <= {"finished", "diverged"}
+    assert "0.670" in capsys.readouterr().out
+    assert read(result.folder, "explicit_momentum").config["server_momentum"] == [-0.4, 0.0, 0.4, 0.67, 0.9]
+    before = (result.folder / "momentum.png").read_bytes()
+    assert figures.main(["momentum", str(result.folder)]) == 0
+    assert (result.folder / "momentum.png").read_bytes() == before
+
+
+def test_momentum_is_on_the_server():
+    curvature, n, momentum = np.array([1.0, 0.1]), 3, -0.5
+    trace = simulate(Cluster(n, Exponential(1.0)), 60)
+    run = replay(
+        trace, explicit.heavy_ball(0.2, momentum), problems.quadratic(curvature), precision="float64", progress=False
+    )
+    path, m = [np.ones(2)], 0.0
+    for version in trace.frame["read_version"]:
+        m = momentum * m - 0.2 * curvature * path[version]
+        path.append(path[-1] + m)
+    np.testing.assert_allclose(run.params, path[-1], rtol=1e-10)
+    assert methods.METHODS.get("heavy_ball") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("gem",)}, "methods = "),
+        ({"server_momentum": (0.5, 1.0)}, r"server_momentum = 1\.0: must be above -1 and below 1"),
+        ({"server_momentum": (0.5, 0.5)}, "each once"),
+        ({"server_momentum": ()}, "one or more"),
+        ({"learning_rate": (0.1, -1.0)}, r"learning_rate = -1\.0"),
+        ({"gradients": 0}, "gradients = 0"),
+    ],
+)
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(InputError, match=message):
+        explicit.Config(**options).check()

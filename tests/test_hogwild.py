@@ -1,0 +1,145 @@
+"""Torn reads: against workers that do read one block after the other from a vector that others write to."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import simpy
+from cases import EVERY, FORCED, make_method, make_problem, stopping
+from event_loop import deviation, forced_deviation
+
+from asyncsim import Cluster, Gamma, InputError, methods, problems, replay_ensemble, simulate
+from asyncsim.comparison import meet
+from asyncsim.delays import delays
+from asyncsim.methods import Timing
+from asyncsim.wave_replay import Replay, replay
+
+RATE, CURVATURE, START = 0.05, np.linspace(0.1, 1.5, 11), np.linspace(-2, 1, 11)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def lock_free(workers, blocks, **options):
+    """Reads take a third of the time of a gradient."""
+    return Cluster(
+        workers,
+        Gamma(1.0, 0.4),
+        service=Gamma(0.3, 0.5),
+        protocol="write_then_read",
+        discipline="lock_free",
+        read_blocks=blocks,
+        **options,
+    )
+
+
+def shared_memory(cluster, commits, seed=0):
+    """Run Hogwild: a process per worker, one shared vector, no locks; return the vector after each commit."""
+    env, shared, path = simpy.Environment(), START.copy(), [START.copy()]
+    compute = delays(cluster.compute_laws, seed, "compute")
+    service = delays([cluster.service] * cluster.workers, seed, "service")
+    width = -(-len(START) // cluster.read_blocks)
+    blocks = [slice(b * width, (b + 1) * width) for b in range(cluster.read_blocks)]
+    done = env.event()
+
+    def work(index):
+        seen = START.copy()
+        while True:
+            yield env.timeout(compute(index))
+            yield env.timeout(service(index))
+            shared[:] -= RATE * CURVATURE * seen
+            path.append(shared.copy())
+            if len(path) == commits + 1:
+                done.succeed()
+            duration = service(index)
+            for block in blocks:
+                yield env.timeout(duration / len(blocks))
+                seen[block] = shared[block]
+
+    for index in range(cluster.workers):
+        env.process(work(index))
+    env.run(done)
+    return np.array(path)
+
+
+@pytest.mark.parametrize(
+    ("workers", "blocks"),
+    [
+        (7, 4),
+        pytest.param(1, 4, marks=pytest.mark.full),
+        *(pytest.param(n, b, marks=pytest.mark.full) for n in (2, 7) for b in (1, 8, 50)),
+    ],
+)
+def test_a_replay_is_what_workers_do_to_a_shared_vector(workers, blocks):
+    cluster = lock_free(workers, blocks)
+    trace, stops = simulate(cluster, 500), np.arange(50, 501, 50)
+    problem = problems.quadratic(CURVATURE, start=START)
+    replayed = Replay(
+        trace, methods.hogwild(RATE, blocks=None), problem, precision="float64", stops=stops, diagnose_every=0
+    )
+    expected = shared_memory(cluster, 500)
+    torn = (trace.block_versions()[:, 0] < trace.frame["read_version"]).mean()
+    assert torn == 0 if workers == 1 or blocks == 1 else torn > 0.1
+    for stop in stops.tolist():
+        replayed.advance(stop)
+        assert deviation(replayed.state.central, expected[stop]) < 1e-10
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("method", "problem"), [("aeasgd", "quadratic"), ("gem", "digits"), ("downpour", "quadratic")])
+def test_any_method_reads_torn_as_the_loop_does(method, problem):
+    trace = simulate(lock_free(7, 5), 600)
+    found = forced_deviation(stopping(trace, make_method(method), make_problem(problem)), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.full
+def test_members_and_devices_read_torn():
+    trace, problem = simulate(lock_free(7, 3), 300), problems.quadratic(CURVATURE, start=START)
+    rates = [0.02, 0.05]
+    found = replay_ensemble(
+        trace, methods.downpour, problem, precision="float64", batched=True, progress=False, learning_rate=rates
+    )
+    for rate, run, devices in zip(rates, found, (jax.devices()[:1], jax.devices()[:3]), strict=True):
+        one = replay(trace, methods.downpour(rate), problem, precision="float64", devices=devices, progress=False)
+        assert deviation(run.commits["loss"], one.commits["loss"]) < 1e-12
+
+
+def test_versions_of_blocks():
+    whole, torn = (simulate(lock_free(7, blocks), 300) for blocks in (1, 6))
+    assert whole.frame.equals(torn.frame)
+    assert np.array_equal(whole.block_versions()[:, 0], whole.frame["read_version"])
+    found = torn.block_versions()
+    assert found.shape == (300, 6) and np.array_equal(found[:, -1], torn.frame["read_version"])
+    assert (np.diff(found) >= 0).all() and (found >= 0).all()
+    # Nobody misses what it has itself written: its last commit, where there was one.
+    own = torn.frame.groupby("worker")["version"].shift(1, fill_value=0).to_numpy()
+    assert (found >= own[:, None]).all()
+
+
+def test_nobody_waits_without_locks():
+    trace = simulate(lock_free(9, 2), 400)
+    assert np.array_equal(trace.frame["arrive_time"], trace.frame["serve_time"])
+    summary = trace.summary()
+    assert summary["queue_max"] == 0 and summary["wait_mean"] == 0
+    assert summary["utilisation"] > 1  # several are served at once
+
+
+def test_hogwild_names_the_timing_that_it_needs():
+    method = methods.hogwild(blocks=4)
+    assert meet(Cluster(7, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5)), method.timing) == lock_free(7, 4)
+    with pytest.raises(InputError, match="method = 'hogwild': needs a trace with protocol = 'write_then_read'"):
+        replay(simulate(Cluster(7, 1.0), 70), method, make_problem("quadratic"))
+    # A method that needs whole visits gets whole reads.
+    exchanging = meet(lock_free(7, 4), Timing(protocol="exchange"))
+    assert exchanging == dataclasses.replace(lock_free(7, 1), protocol="exchange")
+
+
+def test_torn_traces_are_kept(tmp_path):
+    trace = simulate(lock_free(5, 3), 50)
+    loaded = type(trace).load(trace.save(tmp_path / "trace.parquet"))
+    assert loaded.read_blocks == 3 and np.array_equal(loaded.block_versions(), trace.block_versions())

@@ -1,0 +1,149 @@
+"""Windows that differ by worker: their times, their gradients, and those in proportion to the speed."""
+
+import functools
+
+import formulas
+import jax
+import numpy as np
+import optax
+import pytest
+from cases import EVERY, FORCED, make_method, make_problem, stopping
+from event_loop import forced_deviation
+from test_catalogue import path_deviation
+from usual import follow, usual_model
+
+from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, proportional_windows, replay, simulate
+from asyncsim.comparison import meet, same_gradients
+from asyncsim.study_config import StudyConfig
+
+SECONDS = (0.58, 0.75, 1.51, 3.33)  # per step, of the workers of the authors' toy
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def dynamic(workers=4, window=20, commits=500):
+    laws = [Gamma(SECONDS[i % 4], 0.3) for i in range(workers)]
+    windows = proportional_windows(laws, window)
+    return simulate(Cluster(workers, laws if workers > 1 else laws[0], Exponential(0.05), window=windows), commits)
+
+
+def test_windows_in_proportion_to_the_speed():
+    assert proportional_windows(SECONDS, 20) == (20, 15, 7, 3)
+    assert proportional_windows([1.0, 3.0], 3) == (3, 1)  # not 0 by round-off
+    assert proportional_windows(["gamma(1, 0.2)", 100.0], 5) == (5, 1)
+    with pytest.raises(InputError, match=r"compute = \[0\.0\]"):
+        proportional_windows([0.0], 5)
+    with pytest.raises(InputError, match="window = 0"):
+        proportional_windows([1.0], 0)
+
+
+def test_a_cluster_takes_one_window_or_one_each():
+    laws = [1.0, 2.0, 3.0]
+    assert Cluster(3, laws, window=[4, 4, 4]) == Cluster(3, laws, window=4)
+    cluster = Cluster(3, laws, window=[6, 3, 2])
+    assert Cluster.from_dict(cluster.to_dict()) == cluster and cluster.windows == (6, 3, 2)
+    assert cluster.mean_window == pytest.approx(11 / 3)  # all commit equally often
+    assert Cluster(2, [1.0, 3.0], window=[2, 2]).mean_window == 2
+    with pytest.raises(InputError, match=r"window = a list of 2: must hold one per worker, and there are 3"):
+        Cluster(3, 1.0, window=[1, 2])
+    with pytest.raises(InputError, match=r"window\[1\] = 0"):
+        Cluster(3, 1.0, window=[1, 0, 2])
+
+
+def test_a_computation_lasts_as_long_as_its_own_steps():
+    trace = simulate(Cluster(2, [1.0, 2.0], window=[3, 1]), 6)
+    rows = trace.frame[["worker", "local_steps", "start_time", "commit_time"]].to_numpy().tolist()
+    assert rows[:5] == [[1, 1, 0, 2], [0, 3, 0, 3], [1, 1, 2, 4], [0, 3, 3, 6], [1, 1, 4, 6]]
+    assert trace.window == 3 and trace.windows_differ
+
+
+def test_they_are_as_often_at_the_server():
+    shares = dynamic(commits=2000).per_worker()["share"]
+    # 500 commits each; floors of 20 s / 3.33 s and so on leave them apart by up to a seventh.
+    assert shares.max() / shares.min() < 1.25
+    unequal = simulate(Cluster(4, [Gamma(time, 0.3) for time in SECONDS], window=20), 2000).per_worker()["share"]
+    assert unequal.max() / unequal.min() > 4
+
+
+def test_the_event_engine_is_the_usual_model():
+    cluster = Cluster(4, [Gamma(time, 0.3) for time in SECONDS], Exponential(0.05), window=(20, 15, 7, 3))
+    trace = simulate(cluster, 200)
+    expected, _ = follow(usual_model(cluster, 200), 200, 4)
+    for name in ("worker", "start_time", "commit_time", "read_version", "staleness"):
+        np.testing.assert_array_equal(trace.frame[name], expected[name])
+
+
+#: Methods of the scale of language models, and others whose rule knows the window.
+RULES = {
+    "async_local_sgd": (methods.async_local_sgd, formulas.outer_nesterov(0.07, 0.9, lambda visit: 1)),
+    "delayed_nesterov": (
+        methods.delayed_nesterov,
+        formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1),
+    ),
+    "agn": (methods.agn, formulas.agn),
+    "fedasync": (
+        functools.partial(methods.fedasync, rho=0.5),
+        formulas.fedasync(0.8, lambda v: (1 + v.tau) ** -0.5, 0.5),
+    ),
+    "aeasgd": (methods.aeasgd, formulas.aeasgd_moved(lambda n: 0.9 / n)),
+}
+
+
+def rules():
+    for name in RULES:
+        for workers in (1, 2, 7):
+            default = workers == 7 and name in ("delayed_nesterov", "agn")
+            yield pytest.param(name, workers, marks=[] if default else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("name", "workers"), list(rules()))
+def test_methods_are_their_papers_formulas_with_windows_of_their_own(name, workers):
+    make, rule = RULES[name]
+    assert path_deviation(make(learning_rate=formulas.RATE), rule, dynamic(workers, 6)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        pytest.param(lambda: methods.downpour(optimizer=optax.adam(1e-2)), "digits", marks=pytest.mark.full),
+        pytest.param(lambda: make_method("gem"), "quadratic", marks=pytest.mark.full),
+        pytest.param(
+            lambda: make_method("ringleader")._replace(timing=methods.Timing()), "digits", marks=pytest.mark.full
+        ),
+    ],
+)
+def test_replay_is_the_loop_teacher_forced(method, problem, lenient):
+    found = forced_deviation(stopping(dynamic(4, 5, 300), method(), make_problem(problem)), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+def test_each_worker_goes_through_its_own_examples_without_a_gap():
+    indices = make_problem("digits").batch_indices(0, 4)
+    one = indices.rows([2] * 6, range(6), 1)
+    several = indices.rows([2] * 2, range(2), 5, [3, 3])
+    np.testing.assert_array_equal(several[:, :3].reshape(6, 1, -1), one)
+
+
+def test_a_needed_window_and_the_same_gradients():
+    cluster = Cluster(2, [1.0, 2.0], window=[4, 2])
+    assert meet(cluster, methods.eamsgd().timing).window == 1
+    assert meet(cluster, methods.sgd().timing).workers == 1
+    assert same_gradients(90, cluster, meet(cluster, methods.Timing(window=1))) == 270
+    with pytest.raises(InputError, match=r"needs a trace with window = 4, this one has \(2, 4\)"):
+        replay(
+            simulate(cluster, 20),
+            methods.downpour()._replace(timing=methods.Timing(window=4)),
+            problems.quadratic([1.0]),
+        )
+
+
+def test_the_command_lines_option():
+    options = {"workers": 2, "compute": "[gamma(1, 0.2), gamma(4, 0.2)]", "window": 8}
+    assert StudyConfig(**options, dynamic_window=True).make_cluster(1.0).window == (8, 2)
+    assert StudyConfig(**options).make_cluster(1.0).window == 8
+    assert StudyConfig(workers=3, window=8, dynamic_window=True).make_cluster(1.0).window == 8
