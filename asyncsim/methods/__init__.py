@@ -18,6 +18,7 @@ from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.method import Applied, Method, Timing, Visit, add, gradient_steps, send_update
+from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
@@ -80,6 +81,7 @@ __all__ = [
     "gap_aware",
     "gem",
     "gradient_steps",
+    "named_optimizer",
     "rennala",
     "ringleader",
     "ringmaster",
