@@ -203,8 +203,9 @@ count=1), and computations that become so are stopped; rounds, a version by ever
                 f"methods = {', '.join(names)}: the same name twice; give each method once, or a name of its own "
                 "from Python with method._replace(name=...)"
             )
-        # The momentum is also that of the proxy that the replay keeps beside methods without one.
-        self._say_ignored(_options_of(METHODS.values()) - {"momentum"}, used)
+        # The momentum is also that of the proxy that the replay keeps beside methods without one, and a study may have
+        # an alpha of its own for those of its methods that are elastic.
+        self._say_ignored(_options_of(METHODS.values()) - {"momentum", "alpha"}, used)
         return methods
 
     def make_problem(self) -> "Problem":

@@ -82,9 +82,7 @@ class Config(SweepConfig):
         super().check()
         require_positive("epochs", self.epochs)
         if self.problem in ("quadratic", "least_squares", "logistic"):
-            raise InputError(
-                f"problem = {self.problem!r}: has no accuracy; choose digits or mnist, say"
-            )
+            raise InputError(f"problem = {self.problem!r}: has no accuracy; choose digits or mnist, say")
 
 
 SCALES = {
