@@ -53,7 +53,7 @@ class Config(SweepConfig):
     methods: tuple[MethodLike, ...] = ("agn", "aeasgd", "downpour")
     """Methods to compare: any whose local steps may be an optimizer's, or your own as FILE.py:FUNCTION (see the
     README)."""
-    epochs: float = 100.0
+    epochs: float = 200.0
     """Passes through the training data, by all workers together."""
     steps: int = 0
     """Commits per worker. 0: as many as the epochs take."""

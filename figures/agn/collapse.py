@@ -1,9 +1,11 @@
 """DOWNPOUR's collapse with more workers or longer windows, and how stale the commits of each cluster are."""
 
+import itertools
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from asyncsim import look
 from asyncsim.errors import InputError
@@ -14,6 +16,7 @@ from .tables import own_table, setting
 
 #: Of ten classes.
 _CHANCE = 10.0
+_MARKERS = ("o", "^", "v", "D", "P")
 
 
 def collapse(results: Finished) -> Figure:
@@ -25,9 +28,9 @@ def collapse(results: Finished) -> Figure:
     figure, panels = look.new_figure(look.DOUBLE, 2.7, len(windows), sharey=True, sharex=True)
     looks = look.looks(dict.fromkeys(table["method"]))
     for axes, window in zip(panels, windows, strict=True):
-        for name, one in looks.items():
+        for (name, one), marker in zip(looks.items(), itertools.cycle(_MARKERS), strict=False):
             rows = table[(table["method"] == name) & (table["window"] == window)].sort_values("workers")
-            style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": "o", "markersize": 3.2}
+            style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker, "markersize": 4}
             axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=one.label, **style)
             known = published.grid("collapse_accuracy", name)
             known = known[known.index.get_level_values("window") == window]
@@ -65,6 +68,7 @@ def staleness(results: Finished) -> Figure:
         axes.set_xlabel("staleness (versions)")
         axes.set_xlim(-0.5, None)
         axes.set_ylim(0, None)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     panels[0].set_ylabel("share of commits")
     one = panels[0]
     handles = [one.plot([], [], color=s.color, label=f"\u03bb = {w}")[0] for w, s in look.shades(windows).items()]

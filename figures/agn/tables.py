@@ -32,6 +32,8 @@ def setting(results: Finished, *parts: str) -> str:
     rates = summary["method.learning_rate"].dropna().unique() if "method.learning_rate" in summary else []
     names = summary["method.optimizer"].dropna().unique() if "method.optimizer" in summary else []
     if len(rates) == 1 and len(names) <= 1:
-        said.append(f"{names[0] if len(names) else 'gradient steps'}, \u03b7\u00a0=\u00a0{rates[0]:g}")
+        said.append(
+            f"{f'local steps of {names[0]}' if len(names) else 'gradient steps'}, \u03b7\u00a0=\u00a0{rates[0]:g}"
+        )
     said.append(counted(int(summary["seed"].nunique()), "seed"))
     return "; ".join(said)
