@@ -14,7 +14,7 @@ from asyncsim.methods.checks import require_rate
 _UNFIT = ("lbfgs",)
 
 
-class NamedOptimizer(optax.GradientTransformationExtraArgs):  # type: ignore[misc]
+class NamedOptimizer(optax.GradientTransformationExtraArgs):
     """An optax transformation that knows its name and learning rate.
 
     Attributes
