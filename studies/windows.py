@@ -29,6 +29,7 @@ from asyncsim import results
 from asyncsim.errors import InputError, require_positive
 from asyncsim.study_config import MethodLike
 from asyncsim.sweep import Result, SweepConfig, draw, run_cells, steps_of_epochs, sweep
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 #: What the tables by workers and windows print, and its column in grid.csv.
 _PRINTED = {"training accuracy": "train_accuracy", "test accuracy": "test_accuracy"}
+#: Columns of efficiency.csv.
+_EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
 
 
 @dataclass(frozen=True)
@@ -161,10 +164,10 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     """Write the tables, print two of them, and draw the figures of the runs that there are."""
     import pandas as pd
 
-    for name, rows in zip(
-        TABLES, (_grid(folder, summary), _efficiencies(folder, summary), _staleness(folder, summary)), strict=True
-    ):
-        results.write_csv(folder / name, pd.DataFrame(list(rows)))
+    results.write_csv(folder / TABLES[0], pd.DataFrame(_grid(folder, summary)))
+    # Of one method there are no pairs, but still the columns.
+    results.write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(folder, summary), columns=_EFFICIENCY))
+    results.write_csv(folder / TABLES[2], pd.DataFrame(_staleness(folder, summary)))
     print(report(folder))
     figures = [path.name for path in draw("windows", folder, "agn")]
     print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, *TABLES, *figures])}")
@@ -181,27 +184,18 @@ def report(folder: Path) -> str:
             continue
         table = 100 * grid.pivot_table(column, ["method", "workers"], "window", sort=False)
         parts.append(f"{title} of the central variable at the end (%), by workers and window\n{_text(table)}")
-    efficiency = _read(folder / TABLES[1])
+    efficiency = pd.read_csv(folder / TABLES[1])
     if len(efficiency):
         pairs = efficiency["method"] + " over " + efficiency["against"]
         table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
         parts.append(f"temporal efficiency, by workers and window\n{_text(table, '{:.3f}')}")
-    seeds, diverged = int(grid["seeds"].max()), int(grid["diverged"].sum())
-    parts.append(f"means over {seeds} seeds, {diverged} runs diverged and count as far as they went")
+    seeds, diverged = counted(int(grid["seeds"].max()), "seed"), counted(int(grid["diverged"].sum()), "run")
+    parts.append(f"{seeds}; {diverged} diverged, and count as far as they went")
     return "\n\n".join(parts)
 
 
 def _text(table: "pd.DataFrame", form: str = "{:.2f}") -> str:
     return table.to_string(float_format=form.format, na_rep="-")
-
-
-def _read(path: Path) -> "pd.DataFrame":
-    import pandas as pd
-
-    try:
-        return pd.read_csv(path)
-    except pd.errors.EmptyDataError:  # of one method there are no pairs
-        return pd.DataFrame()
 
 
 def _grid(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
@@ -241,8 +235,7 @@ def _efficiencies(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, A
                 seeds = [seed for method, seed in found if method == a and (b, seed) in found]
                 values = [temporal_efficiency(found[a, seed], found[b, seed]) for seed in seeds]
                 if values:
-                    where = {"workers": n, "window": window, "method": a, "against": b, "seeds": len(values)}
-                    yield {**where, "efficiency": float(np.mean(values))}
+                    yield dict(zip(_EFFICIENCY, (n, window, a, b, len(values), np.mean(values)), strict=True))
 
 
 def _staleness(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
