@@ -117,6 +117,11 @@ count=1), and computations that become so are stopped; rounds, a version by ever
 
     learning_rate: float = 0.05
     """Step size of a gradient, for all methods."""
+    optimizer: str | None = None
+    """Local optimizer of the workers by its name in optax, adam say, with the learning rate for its own (all methods
+    whose messages are made of local steps). None: plain gradient steps."""
+    alpha: float | None = None
+    """Elastic step of each worker (aeasgd, eamsgd, easgd). None: 0.9 divided by the workers."""
     momentum: float = 0.9
     """Momentum of the methods that have one, and of the proxy whose energy all are compared with; from 0 to below 1."""
     kappa: float = 1.0
@@ -186,11 +191,12 @@ count=1), and computations that become so are stopped; rounds, a version by ever
                 factory = _own(entry)
                 # Its own defaults stand; the options that were changed reach it.
                 arguments = {name: value for name, value in self._arguments_of(factory).items() if self._changed(name)}
-                entry = _made(entry, factory, arguments)
+                _require_defaults(entry, factory, arguments)
+                entry = self._call(factory, arguments)
             elif isinstance(entry, str):
                 factory = METHODS[require_choice("methods", entry, METHODS)]
                 arguments = self._arguments_of(factory)
-                entry = factory(**arguments)
+                entry = self._call(factory, arguments)
             if not isinstance(entry, Method):
                 raise InputError(f"methods = {entry!r}: must be a name, or a Method that methods.gem() returns")
             check_fields(entry)
@@ -204,8 +210,9 @@ count=1), and computations that become so are stopped; rounds, a version by ever
                 f"methods = {', '.join(names)}: the same name twice; give each method once, or a name of its own "
                 "from Python with method._replace(name=...)"
             )
-        # The momentum is also that of the proxy that the replay keeps beside methods without one.
-        self._say_ignored(_options_of(METHODS.values()) - {"momentum"}, used)
+        # The momentum is also that of the proxy that the replay keeps beside methods without one, and a study may have
+        # an alpha of its own for those of its methods that are elastic.
+        self._say_ignored(_options_of(METHODS.values()) - {"momentum", "alpha"}, used)
         return methods
 
     def make_problem(self) -> "Problem":
@@ -282,7 +289,20 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         options = {field.name for field in dataclasses.fields(self)}
         arguments = {name: getattr(self, name) for name in _options_of([factory]) if name in options}
         # A study may leave the rate to each method.
-        return {name: value for name, value in arguments.items() if (name, value) != ("learning_rate", None)}
+        if arguments.get("learning_rate", 0.0) is None:
+            del arguments["learning_rate"]
+        return arguments
+
+    def _call(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """Return what a method's factory makes of the options; a named optimizer takes the learning rate."""
+        from asyncsim.methods import named_optimizer
+
+        if arguments.get("optimizer") is None:
+            return factory(**arguments)
+        if self.learning_rate is None:
+            raise InputError(f"optimizer = {self.optimizer!r}: has no rate of its own; give learning_rate as well")
+        given = {name: value for name, value in arguments.items() if name != "learning_rate"}
+        return factory(**given | {"optimizer": named_optimizer(arguments["optimizer"], self.learning_rate)})
 
     def _changed(self, option: str) -> bool:
         default = {field.name: field.default for field in dataclasses.fields(self)}[option]
@@ -413,12 +433,11 @@ def _own(entry: str) -> Callable[..., Any]:
     return getattr(module, name)
 
 
-def _made(entry: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def _require_defaults(entry: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     try:
         inspect.signature(factory).bind(**arguments)
     except TypeError as error:
         raise InputError(f"methods = {entry!r}: {error}; give every argument a default") from error
-    return factory(**arguments)
 
 
 def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:

@@ -164,6 +164,12 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
     return cells
 
 
+def steps_of_epochs(cell: "Cell", epochs: float) -> int:
+    """Return the commits per worker in which all workers together pass through the training data so many times."""
+    examples = (cell.problem.batch_size or 1) * sum(cell.cluster.windows)
+    return max(1, round(epochs * cell.problem.examples / examples))
+
+
 def run_cells(
     study: str,
     config: StudyOptions,
@@ -264,10 +270,10 @@ def read(folder: str | os.PathLike, study: str) -> Finished:
     return Finished(folder, config, summary)
 
 
-def draw(study: str, folder: Path) -> list[Path]:
-    """Draw the figures of a study of the GEM paper, of which there may be none, into its folder."""
-    path = shipped("figures") / "gem" / "__init__.py"
-    return load_file("asyncsim.figures.gem", path).draw_study(study, folder)
+def draw(study: str, folder: Path, paper: str = "gem") -> list[Path]:
+    """Draw the figures that a paper has of a study, of which there may be none, into its folder."""
+    path = shipped("figures") / paper / "__init__.py"
+    return load_file(f"asyncsim.figures.{paper}", path).draw_study(study, folder)
 
 
 def _summary(folder: Path) -> "pd.DataFrame":

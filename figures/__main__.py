@@ -9,6 +9,7 @@ from asyncsim.errors import InputError, require_choice
 #: Papers by the names of their modules beside this file.
 PAPERS = {
     "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
+    "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, arXiv 1710.02368)",
     "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
 }
 

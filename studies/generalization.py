@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, report, run_cells, steps_of_epochs, sweep
 
 if TYPE_CHECKING:
     from asyncsim.comparison import Cell
@@ -78,8 +78,6 @@ def run(config: Config) -> Result:
 
 def _of_epochs(cell: "Cell", epochs: int) -> "Cell":
     """Return a cell whose workers together pass through the training data so many times."""
-    problem = cell.problem
-    examples = (problem.batch_size or 1) * sum(cell.cluster.windows)
-    steps = max(1, round(epochs * problem.examples / examples))
+    steps = steps_of_epochs(cell, epochs)
     every = cell.config.evaluate_every or max(1, steps // epochs)
     return cell._replace(config=dataclasses.replace(cell.config, steps=steps, evaluate_every=every))

@@ -184,14 +184,14 @@ def test_operations_of_a_gradients_matrix_products(task, operations):
 # MNIST's second network
 
 
-def test_mlp_has_the_thesis_layers_and_he_uniform_weights():
+def test_mlp_has_the_thesis_layers_and_glorot_uniform_weights():
     problem = mnist("mlp")
     params = problem.init(KEY)
     shapes = [layer["weight"].shape for layer in params.values()]
     assert shapes == [(784, 1000), (1000, 2000), (2000, 1000), (1000, 10)]
     assert problem.parameter_count == 4_798_010 and problem.config["network"] == "mlp"
     for layer in params.values():
-        bound = (6 / layer["weight"].shape[0]) ** 0.5
+        bound = (6 / sum(layer["weight"].shape)) ** 0.5
         assert float(jnp.abs(layer["weight"]).max()) == pytest.approx(bound, rel=0.01) and not layer["bias"].any()
 
 

@@ -20,6 +20,7 @@ from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.hogwild import hogwild
 from asyncsim.methods.method import Applied, Method, Timing, Visit, add, gradient_steps, send_update
+from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
@@ -86,6 +87,7 @@ __all__ = [
     "gem",
     "gradient_steps",
     "hogwild",
+    "named_optimizer",
     "rennala",
     "ringleader",
     "ringmaster",

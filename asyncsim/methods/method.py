@@ -198,4 +198,5 @@ def local_steps(
         raise InputError(
             f"learning_rate = {learning_rate!r}: the optimizer that is given has its own; give one of them"
         )
-    return {"optimizer": "optax"}, optimizer
+    # One that was asked for by its name says so.
+    return dict(getattr(optimizer, "hyperparameters", {"optimizer": "optax"})), optimizer

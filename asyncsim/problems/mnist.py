@@ -43,9 +43,9 @@ def mnist(
     uniform in ±1/sqrt(fan_in).
 
     ``"mlp"``: dense 784 to 1000 to 2000 to 1000 to 10, with rectifiers; cross-entropy. Initial weights are uniform in
-    ±sqrt(6/fan_in), biases zero.
+    ±sqrt(6/(fan_in + fan_out)), Keras' default, biases zero.
 
-    Pixels are scaled to [0, 1] and standardised.
+    Pixels are scaled to [0, 1], and for ``"cnn"`` standardised.
 
     Parameters
     ----------
@@ -78,9 +78,8 @@ def mnist(
     """
     _check(dropout, network)
     arrays = load_mnist(data_dir)
-    return mnist_from_arrays(
-        _examples(arrays, "train"), _examples(arrays, "t10k"), batch_size, dropout, sharded, network
-    )
+    train, test = (_examples(arrays, part, standardised=network == "cnn") for part in ("train", "t10k"))
+    return mnist_from_arrays(train, test, batch_size, dropout, sharded, network)
 
 
 def mnist_from_arrays(
@@ -96,7 +95,7 @@ def mnist_from_arrays(
     Parameters
     ----------
     train, test : dict of arrays
-        ``"image"``, float32, shape ``[examples, 28, 28]``, standardised; ``"label"``, int32, from 0 to 9.
+        ``"image"``, float32, shape ``[examples, 28, 28]``, scaled as the network wants it; ``"label"``, int32, 0 to 9.
     batch_size, dropout, sharded, network
         As `mnist` has them.
     """
@@ -143,11 +142,12 @@ def _check(dropout: float, network: str) -> None:
     require_choice("network", network, NETWORKS)
 
 
-def _examples(arrays: dict[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+def _examples(arrays: dict[str, np.ndarray], part: str, standardised: bool) -> dict[str, np.ndarray]:
     image = arrays[f"{part}-images-idx3-ubyte"].astype(np.float32)
     image /= 255
-    image -= _MEAN
-    image /= _STD
+    if standardised:
+        image -= _MEAN
+        image /= _STD
     return {"image": image, "label": arrays[f"{part}-labels-idx1-ubyte"].astype(np.int32)}
 
 
@@ -156,8 +156,10 @@ def _init_cnn(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
 
 
 def _init_mlp(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
-    layers = initial_layers(key, list(_MLP.values()), gain=math.sqrt(6), biases=False)
-    return dict(zip(_MLP, layers, strict=True))
+    layers = dict(zip(_MLP, initial_layers(key, list(_MLP.values()), gain=math.sqrt(6), biases=False), strict=True))
+    for name, (inputs, units) in _MLP.items():
+        layers[name]["weight"] *= math.sqrt(inputs / (inputs + units))
+    return layers
 
 
 def _cnn_logits(params: Any, images: jax.Array, dropout: float = 0.0, key: jax.Array | None = None) -> jax.Array:

@@ -1,0 +1,78 @@
+"""Local optimizers by their names in optax, for the command line."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from asyncsim.errors import InputError, require_choice
+from asyncsim.methods.checks import require_rate
+
+#: Has a learning rate that may be left out, and needs the value of the loss at each step.
+_UNFIT = ("lbfgs",)
+
+
+class NamedOptimizer(optax.GradientTransformationExtraArgs):
+    """An optax transformation that knows its name and learning rate.
+
+    Attributes
+    ----------
+    hyperparameters : dict
+        ``optimizer``, the name, and ``learning_rate``: the methods show these as their own.
+    """
+
+    hyperparameters: dict[str, Any]
+
+
+def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
+    """Return an optimizer of optax with a learning rate and otherwise its own defaults.
+
+    Parameters
+    ----------
+    name : str
+        A function of optax whose other arguments have defaults: ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
+    learning_rate : float
+
+    Raises
+    ------
+    InputError
+        For an unknown name, or a learning rate that is not a number above zero.
+
+    Examples
+    --------
+    >>> from asyncsim import methods
+    >>> dict(methods.agn(optimizer=methods.named_optimizer("adam", 1e-3)).hyperparameters)
+    {'learning_rate': 0.001, 'optimizer': 'adam'}
+    """
+    found = optimizers()
+    if name not in found:
+        require_choice("optimizer", name, found)
+    if callable(learning_rate):
+        raise InputError("learning_rate: is a schedule, which a named optimizer cannot follow; give a number")
+    require_rate("learning_rate", learning_rate)
+    optimizer = NamedOptimizer(*optax.with_extra_args_support(found[name](learning_rate=learning_rate)))
+    optimizer.hyperparameters = {"learning_rate": learning_rate, "optimizer": name}
+    return optimizer
+
+
+def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Return the optimizers of optax that need nothing but a learning rate, by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of names that are on their way out
+        functions = {name: getattr(optax, name) for name in dir(optax) if not name.startswith(("_", "scale_by_"))}
+    return {
+        name: function
+        for name, function in functions.items()
+        if inspect.isfunction(function) and name not in _UNFIT and _needs_a_rate_alone(function)
+    }
+
+
+def _needs_a_rate_alone(function: Callable[..., Any]) -> bool:
+    parameters = dict(inspect.signature(function).parameters)
+    rate = parameters.pop("learning_rate", None)
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return rate is not None and all(
+        one.default is not inspect.Parameter.empty or one.kind in optional for one in parameters.values()
+    )

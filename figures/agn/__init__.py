@@ -1,0 +1,34 @@
+"""Figures of Hermans' thesis and of "Accumulated Gradient Normalization" (arXiv 1710.02368) from our own runs.
+
+Drawn from folders of results, with the numbers that the thesis prints beside ours (``published.csv``)::
+
+    python -m figures agn                                   # in a clone: all that there are results for
+    python -m figures agn --only collapse --results results
+    python -m asyncsim.figures agn                          # installed
+"""
+
+import functools
+
+from asyncsim.paper import Drawing, Paper, Study
+
+from . import collapse, grid
+
+_GRID = "on two cores about 3 min with small; paper is an accelerator's work, a day on two cores"
+
+#: The studies by the folders of their results.
+STUDIES = {"windows": Study("windows", _GRID)}
+
+#: The figures by their names.
+FIGURES = {
+    "agn": Drawing("windows", "AGN's accuracy by workers and window", functools.partial(grid.accuracy, method="agn")),
+    "aeasgd": Drawing(
+        "windows", "AEASGD's accuracy by workers and window", functools.partial(grid.accuracy, method="aeasgd")
+    ),
+    "efficiency": Drawing("windows", "temporal efficiency of AGN over AEASGD", grid.efficiency),
+    "times": Drawing("windows", "training times by workers and window", grid.times),
+    "staleness": Drawing("windows", "staleness with n workers", collapse.staleness),
+    "collapse": Drawing("windows", "DOWNPOUR's collapse with more workers", collapse.collapse),
+}
+
+PAPER = Paper("agn", (__doc__ or "").partition("\n")[0], STUDIES, FIGURES)
+draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main

@@ -1,0 +1,82 @@
+"""DOWNPOUR's collapse with more workers or longer windows, and how stale the commits of each cluster are."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from asyncsim import look
+from asyncsim.errors import InputError
+from asyncsim.sweep import Finished
+
+from . import published
+from .tables import own_table, setting
+
+#: Of ten classes.
+_CHANCE = 10.0
+_MARKERS = ("o", "^", "v", "D", "P")
+
+
+def collapse(results: Finished) -> Figure:
+    """Draw the training accuracy at the end against the workers, a panel for each window, with published values."""
+    table = own_table(results, "grid.csv")
+    if "train_accuracy" not in table or "downpour" not in set(table["method"]):
+        raise InputError(f"folder = {str(results.folder)!r}: no accuracies of downpour")
+    windows = sorted(table["window"].unique())
+    figure, panels = look.new_figure(look.DOUBLE, 2.7, len(windows), sharey=True, sharex=True)
+    looks = look.looks(dict.fromkeys(table["method"]))
+    for axes, window in zip(panels, windows, strict=True):
+        for (name, one), marker in zip(looks.items(), itertools.cycle(_MARKERS), strict=False):
+            rows = table[(table["method"] == name) & (table["window"] == window)].sort_values("workers")
+            style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker, "markersize": 4}
+            axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=one.label, **style)
+            known = published.grid("collapse_accuracy", name)
+            known = known[known.index.get_level_values("window") == window]
+            hollow: dict[str, Any] = {"linestyle": "none", "marker": "s", "markerfacecolor": "white", "markersize": 5}
+            axes.plot(known.index.get_level_values("workers"), 100 * known, color=one.color, zorder=1, **hollow)
+        axes.axhline(_CHANCE, color=look.GREY, linewidth=0.7, linestyle=":")
+        axes.set_title(f"\u03bb = {window}")
+        axes.set_xlabel("workers n")
+    counts = sorted(table["workers"].unique())
+    panels[0].set_xticks(counts, [str(n) for n in counts])
+    panels[0].set_ylim(0, 103)
+    panels[0].set_ylabel("training accuracy (%)")
+    handles, _ = panels[0].get_legend_handles_labels()
+    handles += panels[0].plot([], [], color=look.BLACK, label=f"published ({published.SOURCE}, MNIST)", **hollow)
+    handles += panels[0].plot([], [], color=look.GREY, linewidth=0.7, linestyle=":", label="chance")
+    figure.legend(handles=handles, loc="outside lower center", ncols=6)
+    look.title(figure, setting(results, "accuracy at the end with more workers and windows of \u03bb local steps"))
+    return figure
+
+
+def staleness(results: Finished) -> Figure:
+    """Draw how often each staleness occurred, a panel for each number of workers, with the published modes."""
+    table = own_table(results, "staleness.csv")
+    counts, windows = sorted(table["workers"].unique()), sorted(table["window"].unique())
+    figure, panels = look.new_figure(look.DOUBLE, 2.5, len(counts))
+    modes = published.modes()
+    for axes, n in zip(panels, counts, strict=True):
+        for window, shade in look.shades(windows).items():
+            rows = table[(table["workers"] == n) & (table["window"] == window)]
+            axes.stairs(rows["share"], np.append(rows["staleness"], len(rows)) - 0.5, color=shade.color)
+        axes.axvline(n - 1, color=look.BLACK, linewidth=0.8, linestyle="--")
+        if n in modes.index:
+            axes.plot(modes[n], 0, marker="^", color=look.VERMILLION, markersize=5, clip_on=False, zorder=4)
+        axes.set_title(f"n = {n}")
+        axes.set_xlabel("staleness (versions)")
+        axes.set_xlim(-0.5, None)
+        axes.set_ylim(0, None)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panels[0].set_ylabel("share of commits")
+    one = panels[0]
+    handles = [one.plot([], [], color=s.color, label=f"\u03bb = {w}")[0] for w, s in look.shades(windows).items()]
+    handles += one.plot([], [], color=look.BLACK, linewidth=0.8, linestyle="--", label="n \u2212 1")
+    mark: dict[str, Any] = {"marker": "^", "linestyle": "none", "color": look.VERMILLION, "markersize": 5}
+    handles += one.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
+    figure.legend(handles=handles, loc="outside lower center", ncols=6)
+    config = results.config
+    cluster = f"a local step {config.get('compute')} s, a visit {config.get('service')} s, {config.get('protocol')}"
+    look.title(figure, f"staleness with n workers and windows of \u03bb local steps; {cluster}")
+    return figure

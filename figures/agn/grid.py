@@ -1,0 +1,135 @@
+"""Accuracies, temporal efficiency and training times over workers and windows, published ones beside ours."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.figure import Figure
+
+from asyncsim import look
+from asyncsim.errors import InputError
+from asyncsim.sweep import Finished
+
+from . import published
+from .tables import own_table, setting
+
+_PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
+#: Accuracies below this share one colour: a collapse would leave no colours to the rest.
+_LOWEST = 90.0
+#: Temporal efficiencies that are further from one than this have the same colour; the published ones are nearer.
+_FURTHEST = 0.12
+#: Numbers are white on cells darker than this.
+_DARK = 0.55
+
+
+def accuracy(results: Finished, method: str) -> Figure:
+    """Draw a method's accuracies at the end by workers and window: training and test, ours and the published ones."""
+    table = _of_method(own_table(results, "grid.csv"), method)
+    maps = {}
+    for column, part in _PARTS.items():
+        if column not in table:
+            raise InputError(f"folder = {str(results.folder)!r}: its problem has no {part} accuracy")
+        maps[f"{part}, ours"] = 100 * table[column]
+        maps[f"{part}, published"] = 100 * published.grid(column, method)
+    shown = np.concatenate([one.to_numpy(np.float64) for one in maps.values()])
+    norm = Normalize(max(_LOWEST, shown.min()), shown.max())
+    name = look.looks([method])[method].label
+    text = setting(results, f"{name}: accuracy at the end (%)", f"published: {published.SOURCE}, MNIST")
+    return _maps(maps, norm, "viridis", "{:.2f}".format, text)
+
+
+def efficiency(results: Finished) -> Figure:
+    """Draw the temporal efficiency of AGN over AEASGD by workers and window, ours and the published one."""
+    table = own_table(results, "efficiency.csv")
+    pair = table[(table["method"] == "agn") & (table["against"] == "aeasgd")]
+    if pair.empty:
+        raise InputError(f"folder = {str(results.folder)!r}: no runs of both agn and aeasgd")
+    maps = {
+        "ours": pair.set_index(["workers", "window"])["efficiency"],
+        "published": published.grid("efficiency", "agn over aeasgd"),
+    }
+    norm = TwoSlopeNorm(1.0, 1 - _FURTHEST, 1 + _FURTHEST)
+    text = setting(results, "temporal efficiency of AGN over AEASGD", f"published: {published.SOURCE}, MNIST")
+    return _maps(maps, norm, "PuOr", "{:.3f}".format, text)
+
+
+def times(results: Finished) -> Figure:
+    """Draw how long the training took against the workers, a curve for each window, with published times.
+
+    Raises
+    ------
+    InputError
+        The results are of another cluster than the one that is made for the published times, or of another length.
+    """
+    table = own_table(results, "grid.csv")
+    if not _of_the_thesis(results, table):
+        raise InputError(f"folder = {str(results.folder)!r}: its cluster or its gradients are not those of the thesis")
+    ours = table.drop_duplicates(["workers", "window"]).set_index(["workers", "window"])["seconds"]
+    theirs = published.grid("seconds", "agn")
+    figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
+    for window, shade in look.shades(sorted(set(ours.index.get_level_values(1)))).items():
+        one = ours.xs(window, level=1).sort_index()
+        axes.plot(one.index, one, color=shade.color, marker=shade.marker, markersize=3.2, label=f"\u03bb = {window}")
+        if window in theirs.index.get_level_values(1):
+            known = theirs.xs(window, level=1)
+            style: dict[str, Any] = {"color": shade.color, "marker": shade.marker, "markerfacecolor": "white"}
+            axes.plot(known.index, known, linestyle="none", markersize=4.5, **style)
+    hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none", "color": look.BLACK}
+    axes.plot([], [], markersize=4.5, label="published (AGN)", **hollow)
+    axes.set_xlabel("workers n")
+    axes.set_ylabel("training time (s)")
+    axes.set_ylim(0, None)
+    handles, _ = axes.get_legend_handles_labels()
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    cluster = f"a local step {results.config['compute']} s, a visit {results.config['service']} s"
+    look.title(figure, f"time of 18,750 minibatches, simulated ({cluster}) and published ({published.SOURCE})")
+    return figure
+
+
+def _of_the_thesis(results: Finished, table: pd.DataFrame) -> bool:
+    config = results.config
+    sizes = {"digits": 1_437, "mnist": 60_000}
+    examples, options = sizes.get(config.get("problem", ""), 0), config.get("problem_config", {})
+    gradients = config.get("epochs", 0) * examples / options.get("batch_size", np.inf)
+    return (
+        config.get("steps") == 0
+        and abs(gradients / 18_750 - 1) < 0.01
+        and "0.44" in str(config.get("compute"))
+        and "0.2" in str(config.get("service"))
+        and config.get("protocol") == "write_then_read"
+    )
+
+
+def _of_method(table: pd.DataFrame, method: str) -> pd.DataFrame:
+    rows = table[table["method"] == method]
+    if rows.empty:
+        raise InputError(f"no finished run has method = {method}")
+    return rows.set_index(["workers", "window"])
+
+
+def _maps(maps: Mapping[str, pd.Series], norm: Normalize, colors: str, form: Callable[..., str], text: str) -> Figure:
+    rows = len(maps) // 2
+    figure, panels = look.new_figure(look.DOUBLE, 0.5 + 2.2 * rows, 2, rows)
+    for axes, (title, values) in zip(panels, maps.items(), strict=True):
+        _heat_map(axes, values, norm, colors, form)
+        axes.set_title(title)
+    look.title(figure, text)
+    return figure
+
+
+def _heat_map(axes: Axes, values: pd.Series, norm: Normalize, colors: str, form: Callable[..., str]) -> None:
+    """Draw values by workers (down) and window (across), each with its number; cells without one stay white."""
+    table = values.unstack().sort_index(axis=0).sort_index(axis=1)
+    image = axes.imshow(table.to_numpy(np.float64), norm=norm, cmap=colors, aspect="auto", origin="lower")
+    for (row, column), value in np.ndenumerate(table.to_numpy(np.float64)):
+        if np.isfinite(value):
+            light = np.dot(image.to_rgba(value)[:3], [0.299, 0.587, 0.114])
+            color = "white" if light < _DARK else "black"
+            axes.text(column, row, form(value), color=color, ha="center", va="center", fontsize=6)
+    axes.set_xticks(range(len(table.columns)), [str(window) for window in table.columns])
+    axes.set_yticks(range(len(table.index)), [str(n) for n in table.index])
+    axes.set_xlabel("window \u03bb")
+    axes.set_ylabel("workers n")

@@ -1,0 +1,33 @@
+"""The numbers that Hermans' thesis prints, as a table.
+
+``published.csv`` holds the grid of workers and windows, of which our source has 27 of 49 cells, the temporal
+efficiencies, and what figures and captions say of DOWNPOUR, DynSGD and of staleness; with each number where it is from.
+Accuracies are shares. Training accuracies are those of workers' minibatches: 97.66 %, which comes again and again, is
+125 of 128 examples.
+"""
+
+import functools
+from pathlib import Path
+
+import pandas as pd
+
+#: What the figures call them.
+SOURCE = "Hermans 2017, thesis"
+
+
+def grid(quantity: str, method: str) -> pd.Series:
+    """Return the published values of a quantity by workers and window; none if there are none."""
+    table = _table()
+    rows = table[(table["quantity"] == quantity) & (table["method"] == method)]
+    return rows.set_index(["workers", "window"])["value"]
+
+
+def modes() -> pd.Series:
+    """Return the published modes of the staleness by workers."""
+    table = _table()
+    return table[table["quantity"] == "staleness_mode"].set_index("workers")["value"]
+
+
+@functools.cache
+def _table() -> pd.DataFrame:
+    return pd.read_csv(Path(__file__).with_name("published.csv"), dtype={"window": "Int64"}, keep_default_na=False)

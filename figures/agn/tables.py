@@ -1,0 +1,39 @@
+"""What the figures of the thesis share: the tables of the study, and what stands in the titles."""
+
+import pandas as pd
+
+from asyncsim.errors import InputError
+from asyncsim.sweep import Finished
+from asyncsim.wording import counted
+
+
+def own_table(results: Finished, name: str) -> pd.DataFrame:
+    """Read a table that the study wrote beside its summary.
+
+    Raises
+    ------
+    InputError
+        There is none, or it has no rows.
+    """
+    path = results.folder / name
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"folder = {str(results.folder)!r}: no {name} there ({error})") from error
+    if table.empty:
+        raise InputError(f"{str(path)!r}: has no rows; make it again")
+    return table
+
+
+def setting(results: Finished, *parts: str) -> str:
+    """Return the end of a title: these parts, the problem, the workers' local optimizer and the seeds."""
+    summary, problem = results.summary, str(results.config.get("problem", ""))
+    said = [*parts, f"ours: {'MNIST' if problem == 'mnist' else problem}"]
+    rates = summary["method.learning_rate"].dropna().unique() if "method.learning_rate" in summary else []
+    names = summary["method.optimizer"].dropna().unique() if "method.optimizer" in summary else []
+    if len(rates) == 1 and len(names) <= 1:
+        said.append(
+            f"{f'local steps of {names[0]}' if len(names) else 'gradient steps'}, \u03b7\u00a0=\u00a0{rates[0]:g}"
+        )
+    said.append(counted(int(summary["seed"].nunique()), "seed"))
+    return "; ".join(said)

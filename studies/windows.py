@@ -1,0 +1,255 @@
+"""What a longer communication window does to each method, with more and more workers.
+
+The grid of Hermans' thesis (master thesis, Maastricht University, 2017) and of its paper on accumulated gradient
+normalization (Hermans, Spanakis and Moeckel 2017, arXiv 1710.02368): every method on clusters of n workers that take
+so many local steps between two communications, all with the same passes through the data, divided among the workers.
+The workers' local steps are Adam's, as there. Tables: the accuracy of the central variable at the end (grid.csv), how
+much more accuracy a method has had over its time than another (efficiency.csv), and how often each staleness occurred
+(staleness.csv).
+
+Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time, divided by that of b,
+until the first of the two ends. Accuracies here are the central variable's, on all examples, between evaluations along
+a straight line; the thesis has its workers' accuracies on their own minibatches.
+
+At small scale Adam's rate is higher than the thesis', as the network is smaller. At paper scale 49 clusters with two
+methods, 18,750 minibatches of 128 each, on the perceptron with 4.8 million parameters: a day on two cores, an
+accelerator's work. Times of a local step (0.44 s) and of a visit (0.2 s) are those that fit the training times that the
+thesis prints; see studies/agn.md.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_positive
+from asyncsim.study_config import MethodLike
+from asyncsim.sweep import Result, SweepConfig, draw, run_cells, steps_of_epochs, sweep
+from asyncsim.wording import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.comparison import Cell
+
+TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
+#: What the tables by workers and windows print, and its column in grid.csv.
+_PRINTED = {"training accuracy": "train_accuracy", "test accuracy": "test_accuracy"}
+#: Columns of efficiency.csv.
+_EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the study of windows."""
+
+    varied: ClassVar = ("workers", "window")
+
+    workers: tuple[int, ...] = (10, 20, 40)
+    """Workers of the clusters, one after the other."""
+    window: tuple[int, ...] = (1, 10, 40)  # type: ignore[assignment]
+    """Local steps per communication, one after the other."""
+    methods: tuple[MethodLike, ...] = ("agn", "aeasgd", "downpour")
+    """Methods to compare: any whose local steps may be an optimizer's, or your own as FILE.py:FUNCTION (see the
+    README)."""
+    epochs: float = 200.0
+    """Passes through the training data, by all workers together."""
+    steps: int = 0
+    """Commits per worker. 0: as many as the epochs take."""
+    seeds: int = 1
+    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
+    optimizer: str | None = "adam"
+    """Local optimizer of the workers by its name in optax, with the learning rate for its own. None: plain gradient
+    steps."""
+    learning_rate: float = 0.01
+    """Step size of a gradient, for all methods."""
+    alpha: float | None = 0.05
+    """Elastic step of each worker (aeasgd). None: 0.9 divided by the workers."""
+    diagnose_every: int = 0
+    """Worker steps between recordings of the methods' costly diagnostics; 0 for none."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            An option that cannot be used.
+        """
+        if self.steps == 0:
+            return dataclasses.replace(self, steps=1).check()
+        super().check()
+        require_positive("epochs", self.epochs)
+        if self.problem in ("quadratic", "least_squares", "logistic"):
+            raise InputError(f"problem = {self.problem!r}: has no accuracy; choose digits or mnist, say")
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(
+        scale="paper",
+        workers=(10, 15, 20, 25, 30, 35, 40),
+        window=(10, 15, 20, 25, 30, 35, 40),
+        methods=("agn", "aeasgd"),
+        epochs=40.0,
+        learning_rate=1e-3,
+        problem="mnist",
+        network="mlp",
+        batch_size=128,
+        sharded=True,
+        compute="gamma(mean=0.44, cv=0.2)",
+        service="constant(0.2)",
+        protocol="write_then_read",
+    ),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
+    """
+    config.check()
+    grid = [{"workers": n, "window": window} for n in config.workers for window in config.window]
+    with config.computing_device():
+        cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
+        if config.steps == 0:
+            cells = [_of_epochs(cell, config.epochs) for cell in cells]
+        return run_cells("windows", config, cells, _conclude)
+
+
+def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame", column: str = "train_accuracy") -> float:
+    """Return how much more accuracy over time one run has had than another, until the first of the two ends.
+
+    ::
+
+        E(a, b) = integral of acc_a / integral of acc_b,    both from 0 to m = min(end of a, end of b)
+
+    Parameters
+    ----------
+    a, b : pandas.DataFrame
+        `Run.evaluations` of the two; straight lines between the evaluations.
+    column : str
+        The accuracy.
+
+    References
+    ----------
+    Hermans 2017, "On scalable deep learning and parallelizing gradient descent", chapter 4.
+    """
+    end = min(float(run["commit_time"].iloc[-1]) for run in (a, b))
+    return _area(a, column, end) / _area(b, column, end)
+
+
+def _area(run: "pd.DataFrame", column: str, end: float) -> float:
+    time, value = (run[name].to_numpy(np.float64) for name in ("commit_time", column))
+    known = time < end
+    time_until = np.append(time[known], end)
+    return float(np.trapezoid(np.interp(time_until, time, value), time_until))
+
+
+def _of_epochs(cell: "Cell", epochs: float) -> "Cell":
+    return cell._replace(config=dataclasses.replace(cell.config, steps=steps_of_epochs(cell, epochs)))
+
+
+def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+    """Write the tables, print two of them, and draw the figures of the runs that there are."""
+    import pandas as pd
+
+    results.write_csv(folder / TABLES[0], pd.DataFrame(_grid(folder, summary)))
+    # Of one method there are no pairs, but still the columns.
+    results.write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(folder, summary), columns=_EFFICIENCY))
+    results.write_csv(folder / TABLES[2], pd.DataFrame(_staleness(folder, summary)))
+    print(report(folder))
+    figures = [path.name for path in draw("windows", folder, "agn")]
+    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, *TABLES, *figures])}")
+
+
+def report(folder: Path) -> str:
+    """Return what the study prints, made from the tables in its folder."""
+    import pandas as pd
+
+    grid = pd.read_csv(folder / TABLES[0])
+    parts = []
+    for title, column in _PRINTED.items():
+        if column not in grid:
+            continue
+        table = 100 * grid.pivot_table(column, ["method", "workers"], "window", sort=False)
+        parts.append(f"{title} of the central variable at the end (%), by workers and window\n{_text(table)}")
+    efficiency = pd.read_csv(folder / TABLES[1])
+    if len(efficiency):
+        pairs = efficiency["method"] + " over " + efficiency["against"]
+        table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
+        parts.append(f"temporal efficiency, by workers and window\n{_text(table, '{:.3f}')}")
+    seeds, diverged = counted(int(grid["seeds"].max()), "seed"), counted(int(grid["diverged"].sum()), "run")
+    parts.append(f"{seeds}; {diverged} diverged, and count as far as they went")
+    return "\n\n".join(parts)
+
+
+def _text(table: "pd.DataFrame", form: str = "{:.2f}") -> str:
+    return table.to_string(float_format=form.format, na_rep="-")
+
+
+def _grid(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
+    """Yield how a method ended on each cluster, means over its seeds."""
+    from asyncsim.run import Run
+    from asyncsim.trace import Trace
+
+    for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
+        ends = [Run.load(folder / name).evaluations.iloc[-1] for name in rows["run_folder"]]
+        traces = [Trace.load(folder / name) for name in rows["trace_file"]]
+        accuracy = {name: float(np.mean([end[name] for end in ends])) for name in _PRINTED.values() if name in ends[0]}
+        yield {
+            "workers": n,
+            "window": window,
+            "method": method,
+            "seeds": len(rows),
+            "diverged": int((rows["status"] == "diverged").sum()),
+            **accuracy,
+            "seconds": rows["simulated_seconds"].mean(),
+            "staleness_mean": rows["trace.staleness_mean"].mean(),
+            "staleness_mode": int(np.argmax(_counts(traces))),
+        }
+
+
+def _efficiencies(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
+    """Yield the temporal efficiency of each method over those that come after it, means over the seeds."""
+    from asyncsim.run import Run
+
+    methods = list(dict.fromkeys(summary["method"]))
+    for (n, window), rows in summary.groupby(["workers", "window"], sort=False):
+        found = {
+            (row.method, row.seed): Run.load(folder / str(row.run_folder)).evaluations
+            for row in rows[["method", "seed", "run_folder"]].itertuples()
+        }
+        for place, a in enumerate(methods):
+            for b in methods[place + 1 :]:
+                seeds = [seed for method, seed in found if method == a and (b, seed) in found]
+                values = [temporal_efficiency(found[a, seed], found[b, seed]) for seed in seeds]
+                if values:
+                    yield dict(zip(_EFFICIENCY, (n, window, a, b, len(values), np.mean(values)), strict=True))
+
+
+def _staleness(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
+    """Yield which share of a cluster's commits had each staleness, over its seeds."""
+    from asyncsim.trace import Trace
+
+    shared = summary[~summary["own_trace"]]
+    for (n, window), rows in shared.groupby(["workers", "window"], sort=False):
+        counts = _counts([Trace.load(folder / name) for name in dict.fromkeys(rows["trace_file"])])
+        for staleness, share in enumerate(counts / counts.sum()):
+            yield {"workers": n, "window": window, "staleness": staleness, "share": share}
+
+
+def _counts(traces: "Sequence[Any]") -> np.ndarray:
+    """Return how many commits had each staleness, after the warm-up of each trace."""
+    values = [trace.taken_up.frame["staleness"].to_numpy()[trace.summary()["warm_up"] :] for trace in traces]
+    return np.bincount(np.concatenate(values))

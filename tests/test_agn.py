@@ -1,0 +1,199 @@
+"""The thesis' grid of workers and windows: the study, the workers' named optimizers, and the figures."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+import pytest
+
+from asyncsim import InputError, methods, problems, study
+from asyncsim.study import load_file, shipped
+from asyncsim.study_config import StudyConfig
+from asyncsim.sweep import read
+
+windows = study.load("windows")
+agn = load_file("asyncsim.figures.agn", shipped("figures") / "agn" / "__init__.py")
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def evaluations(times, accuracies):
+    return pd.DataFrame({"commit_time": times, "train_accuracy": accuracies})
+
+
+# The study
+
+
+def test_temporal_efficiency_is_the_ratio_of_areas_until_the_first_ends():
+    steady = evaluations([0.0, 10.0], [0.6, 0.6])
+    # Rises to 0.9 at 2 s and stays: (0.9 + 4.5 * 2) ... of 4 s an area of 0.9 + 1.8.
+    rising = evaluations([0.0, 2.0, 4.0], [0.0, 0.9, 0.9])
+    assert windows.temporal_efficiency(rising, steady) == pytest.approx((0.9 + 1.8) / (0.6 * 4), rel=1e-12)
+    assert windows.temporal_efficiency(steady, rising) == pytest.approx((0.6 * 4) / (0.9 + 1.8), rel=1e-12)
+    # The end of the shorter lies between two evaluations of the longer, 0.45 at 1 s.
+    short = evaluations([0.0, 1.0], [1.0, 1.0])
+    assert windows.temporal_efficiency(rising, short) == pytest.approx(0.45 / 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("window", [(1,), pytest.param((1, 3), marks=pytest.mark.full)])
+def test_study_writes_its_tables(window, lenient, capsys, monkeypatch):
+    if window == (1,):  # the full test also draws
+        monkeypatch.setattr(windows, "draw", lambda *of_study: [])
+    options = {"epochs": 2.0, "problem": problems.digits(batch_size=32, hidden=()), "out": Path("mine")}
+    result = windows.run(windows.Config(workers=(2,), window=window, methods=("agn", "downpour"), **options))
+    grid, efficiency, staleness = (pd.read_csv(result.folder / name) for name in windows.TABLES)
+    grid = grid.set_index(["method", "window"])
+    # Two passes through 1,437 examples, 32 in a minibatch: 90 minibatches, whatever the window.
+    ends = [run.evaluations["gradients"].iloc[-1] for run in read("mine", "windows").runs()]
+    assert ends == [90] * 2 * len(window)
+    # With a window of one both methods are the same, so neither is ahead of the other.
+    same = grid.xs(1, level="window")[["train_accuracy", "test_accuracy"]]
+    assert (same.loc["agn"] == same.loc["downpour"]).all() and (same > 0.5).all(axis=None)
+    efficiency = efficiency.set_index("window")["efficiency"]
+    assert efficiency[1] == pytest.approx(1, rel=1e-6)
+    # With longer ones DOWNPOUR goes further at each commit.
+    assert (efficiency.drop(1) < 0.99).all() and len(efficiency) == len(window)
+    assert staleness.groupby("window")["share"].sum().tolist() == pytest.approx([1] * len(window))
+    assert (grid["staleness_mode"] == 1).all()
+    printed = capsys.readouterr().out
+    assert "temporal efficiency" in printed and "training accuracy" in printed
+    assert {path.stem for path in result.folder.glob("*.png")} == (
+        {"agn", "staleness", "collapse"} if 3 in window else set()
+    )
+
+
+def test_scales_are_valid_and_chosen_by_name():
+    for scale, config in windows.SCALES.items():
+        config.check()
+        assert study.configure("windows", ["--scale", scale])[1] == config and config.scale == scale
+    paper = windows.SCALES["paper"]
+    assert len(paper.workers) * len(paper.window) == 49 and (paper.optimizer, paper.learning_rate) == ("adam", 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--window 5 5", "window = 5, 5: one comes twice"),
+        ("--window 0", "window = 0: must be at least 1"),
+        ("--epochs 0", "epochs = 0.0: must be above zero"),
+        ("--problem quadratic", "problem = 'quadratic': has no accuracy"),
+        ("--optimizer adm", "optimizer = 'adm': unknown; did you mean 'adam'?"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(options, message, capsys):
+    assert study.main(["windows", *options.split()]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: ")]
+    assert message in line
+    assert list(Path().iterdir()) == []
+
+
+# A local optimizer by its name
+
+
+def steps_of(optimizer):
+    """Return three steps with the same gradients."""
+    params, gradients, steps = jnp.array([1.0, -2.0]), jnp.array([0.3, -0.1]), []
+    state = optimizer.init(params)
+    for _ in range(3):
+        step, state = optimizer.update(gradients, state, params)
+        steps.append(np.asarray(step))
+    return np.array(steps)
+
+
+def test_a_named_optimizer_is_that_of_optax(lenient):
+    method = methods.agn(optimizer=methods.named_optimizer("adam", 0.02))
+    assert method.hyperparameters == {"learning_rate": 0.02, "optimizer": "adam"}
+    np.testing.assert_array_equal(steps_of(method.optimizer), steps_of(optax.adam(0.02)))
+
+
+def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
+    config = StudyConfig(methods=("agn", "gem"), optimizer="rmsprop", learning_rate=0.01)
+    made, gem = config.make_methods()
+    assert made.hyperparameters == {"learning_rate": 0.01, "optimizer": "rmsprop"}
+    assert gem.hyperparameters["learning_rate"] == 0.01
+    assert "note: --optimizer changes nothing for gem" in capsys.readouterr().err
+    with pytest.raises(InputError, match="optimizer = 'rmsprop': has no rate of its own; give learning_rate"):
+        dataclasses.replace(config, learning_rate=None).make_methods()
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "linear_schedule", "nothing"])
+def test_what_is_no_optimizer_for_local_steps_is_refused(name):
+    with pytest.raises(InputError, match=f"optimizer = '{name}': unknown; .*choose from"):
+        methods.named_optimizer(name, 0.1)
+    with pytest.raises(InputError, match="learning_rate: is a schedule"):
+        methods.named_optimizer("adam", lambda visit: 0.1)
+
+
+# The figures
+
+
+@pytest.fixture
+def results():
+    """A folder as the study writes it, made by hand, on the thesis' cluster."""
+    folder = Path("results/windows")
+    folder.mkdir(parents=True)
+    grid = [
+        {"workers": n, "window": w, "method": m, "seeds": 1, "diverged": 0, "seconds": 100.0 * n / w}
+        | {"train_accuracy": 0.99 - 0.001 * n, "test_accuracy": 0.98 - 0.001 * n, "staleness_mode": n - 1}
+        for n in (10, 20)
+        for w in (1, 10)
+        for m in ("agn", "aeasgd", "downpour")
+    ]
+    efficiency = [{"workers": n, "window": w, "method": "agn", "against": "aeasgd"} for n in (10, 20) for w in (1, 10)]
+    staleness = [
+        {"workers": n, "window": w, "staleness": k, "share": 1 / n} for n in (10, 20) for w in (1, 10) for k in range(n)
+    ]
+    pd.DataFrame(grid).to_csv(folder / "grid.csv", index=False)
+    pd.DataFrame(efficiency).assign(efficiency=1.01).to_csv(folder / "efficiency.csv", index=False)
+    pd.DataFrame(staleness).to_csv(folder / "staleness.csv", index=False)
+    pd.DataFrame(grid).assign(seed=0).to_csv(folder / "summary.csv", index=False)
+    paper = windows.SCALES["paper"]
+    config = {"study": "windows", "problem": "mnist", "problem_config": {"batch_size": 128}, "steps": 0}
+    config |= {name: getattr(paper, name) for name in ("epochs", "compute", "service", "protocol")}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_every_figure_is_drawn_with_published_numbers_beside_ours(results):
+    figures = {name: drawing.draw(read(results, "windows")) for name, drawing in agn.FIGURES.items()}
+    for figure in figures.values():
+        figure.draw_without_rendering()
+    numbers = [{text.get_text() for text in axes.texts} for axes in figures["agn"].axes]
+    # Ours with 10 and 20 workers; the thesis' with 40 workers and a window of 10.
+    assert numbers[0] == {"98.00", "97.00"} and "94.17" in numbers[1] and "95.55" in numbers[3]
+    assert len(figures["agn"].axes[1].texts) == 27 and len(figures["efficiency"].axes[1].texts) == 49
+    ones = [axes.get_title() for axes in figures["collapse"].axes]
+    assert ones == ["\u03bb = 1", "\u03bb = 10"]
+    # Published times at a window of 10, which also 40 workers have.
+    (points,) = [
+        line for line in figures["times"].axes[0].lines if line.get_linestyle() == "None" and len(line.get_xdata())
+    ]
+    assert dict(zip(*points.get_data(), strict=True))[20] == 840
+
+
+def test_times_of_another_cluster_are_not_held_against_the_published_ones(results):
+    config = json.loads((results / "config.json").read_text()) | {"service": "constant(0.005)"}
+    (results / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="not those of the thesis"):
+        agn.FIGURES["times"].draw(read(results, "windows"))
+
+
+def test_published_numbers_are_the_thesis_table():
+    published = agn.grid.published
+    assert len(published.grid("train_accuracy", "agn")) == len(published.grid("seconds", "aeasgd")) == 27
+    found = published.grid("efficiency", "agn over aeasgd")
+    # As counted in the thesis' printed table.
+    assert (len(found), (found > 1).sum(), (found >= 1).sum()) == (49, 33, 34)
+
+
+def test_nothing_to_draw_ends_with_code_2(capsys):
+    assert agn.main(["--results", "nowhere"]) == 2
+    told = capsys.readouterr().err
+    assert "nothing could be drawn" in told and "python -m asyncsim.study windows --scale small|paper" in told
