@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from asyncsim.run import Run
     from asyncsim.simulation import simulate
     from asyncsim.trace import Trace
+    from asyncsim.visits import recorded
     from asyncsim.wave_replay import replay
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "plots",
     "prescribed",
     "problems",
+    "recorded",
     "replay",
     "replay_ensemble",
     "rounds",
@@ -95,6 +97,7 @@ _HOME = {
     "discard_stale": "policy",
     "first_of": "policy",
     "prescribed": "prescription",
+    "recorded": "visits",
     "replay": "wave_replay",
     "replay_ensemble": "ensemble",
     "rounds": "policy",
