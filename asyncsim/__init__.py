@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import asyncsim.problems as problems
     import asyncsim.study as study
     import asyncsim.theory as theory
+    from asyncsim.calibration import calibrate
     from asyncsim.cluster import Cluster
     from asyncsim.ensemble import replay_ensemble
     from asyncsim.errors import InputError
@@ -67,6 +68,7 @@ __all__ = [
     "barrier",
     "bounded_staleness",
     "buffered",
+    "calibrate",
     "cancel_stale",
     "discard_stale",
     "first_of",
@@ -93,6 +95,7 @@ _HOME = {
     "barrier": "policy",
     "bounded_staleness": "policy",
     "buffered": "policy",
+    "calibrate": "calibration",
     "cancel_stale": "policy",
     "discard_stale": "policy",
     "first_of": "policy",
