@@ -5,7 +5,7 @@ spread has in it both the chance of one run, serial dependence included, and how
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -138,11 +138,9 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     require_asynchronous("recorded", recorded)
     half = len(recorded) // 2
     calibration = examine(_head(recorded, half), **options)
-    later = durations(recorded, half)
     title = f"the later half of {counted(len(recorded), 'commit')} by {counted(recorded.workers, 'worker')}"
-    return _prediction(
-        f"{title}, from the earlier half", calibration, calibration.cluster, recorded, half, later, "later", seed, runs
-    )
+    target = _Target(f"{title}, from the earlier half", "in the later half", recorded, half)
+    return _prediction(calibration, target, seed, runs, options)
 
 
 def extrapolate(recorded: Trace, again: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any) -> Prediction:
@@ -168,46 +166,34 @@ def extrapolate(recorded: Trace, again: Trace, seed: int = 0, *, runs: int = RUN
         given, other = getattr(recorded.source, name), getattr(again.source, name)
         if given != other:
             raise InputError(f"again: {name} is {other!r}, and in the first recording {given!r}; record both alike")
-    calibration = examine(recorded, **options)
-    cluster = with_workers(calibration.cluster, again.workers)
-    warm_up = int(again.summary()["warm_up"])
-    title = f"{counted(len(again), 'commit')} by {counted(again.workers, 'worker')}, from a recording"
-    return _prediction(
-        f"{title} of {recorded.workers}",
-        calibration,
-        cluster,
-        again,
-        warm_up,
-        durations(again),
-        f"with {again.workers} workers",
-        seed,
-        runs,
-    )
+    title = f"{counted(len(again), 'commit')} by {counted(again.workers, 'worker')}"
+    title = f"{title}, from a recording of {recorded.workers}"
+    target = _Target(title, f"with {again.workers} workers", again, int(again.summary()["warm_up"]))
+    return _prediction(examine(recorded, **options), target, seed, runs, options)
 
 
 def with_workers(cluster: Cluster, workers: int) -> Cluster:
     """Return a cluster with another number of workers; the laws of each one's own are repeated."""
-    from dataclasses import replace
-
     own = cluster.compute_laws
     compute = tuple(own[i % len(own)] for i in range(workers))
     return replace(cluster, workers=workers, compute=compute[0] if len(set(compute)) == 1 else compute)
 
 
-def _prediction(
-    title: str,
-    calibration: Calibration,
-    cluster: Cluster,
-    trace: Trace,
-    first: int,
-    found: Durations,
-    which: str,
-    seed: int,
-    runs: int,
-) -> Prediction:
+class _Target(NamedTuple):
+    """What is to be predicted: the commits of a trace from the first one in question, in words for titles."""
+
+    title: str
+    which: str
+    trace: Trace
+    first: int
+
+
+def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int, options: dict[str, Any]) -> Prediction:
     """Simulate, compare, and look for reasons."""
     import pandas as pd
 
+    trace, first = target.trace, target.first
+    found = durations(trace, first)
     streams = Streams(require_count("seed", seed, minimum=0), "prediction")
     made = []
     for run in range(require_count("runs", runs, minimum=2)):
@@ -216,10 +202,35 @@ def _prediction(
         like = with_workers(calibration.resampled(generator), trace.workers)
         made.append(_measure(simulate(like, len(trace), drawn, progress=False), first))
     measured = _measure(trace, first)
-    table = pd.DataFrame(_rows(measured, made))
-    reasons = _reasons(calibration, found, which)
-    prediction = Prediction(title, table, tuple(reasons), calibration, cluster, measured, tuple(made), found)
-    return prediction
+    prediction = Prediction(
+        target.title,
+        pd.DataFrame(_rows(measured, made)),
+        tuple(_reasons(calibration, found, target)),
+        calibration,
+        with_workers(calibration.cluster, trace.workers),
+        measured,
+        tuple(made),
+        found,
+    )
+    if prediction.holds:
+        return prediction
+    itself = examine(trace, **{**options, "warm_up": first}).cluster
+    again = _measure(simulate(itself, len(trace), seed, progress=False), first)
+    return replace(prediction, reasons=(*prediction.reasons, _own_laws(prediction, again)))
+
+
+def _own_laws(prediction: Prediction, again: Measured) -> str:
+    """Return how well the simulator does with the laws of what was to be predicted."""
+    measured = prediction.measured
+    rates = [values["throughput"] for values in (again.values, measured.values)]
+    off = distance(again.staleness, np.sort(measured.staleness))
+    band = float(prediction.table.set_index("quantity")["high"][_STALENESS])
+    met = abs(rates[0] / rates[1] - 1) <= BAR and off <= band
+    verdict = "only the times are others" if met else "what was recorded is no cluster of independent times"
+    return (
+        f"with laws fitted to its own times the simulator makes {rates[0]:.4g} commits/s, measured {rates[1]:.4g}, and "
+        f"misses the staleness by a distance of {off:.2g}: {verdict}"
+    )
 
 
 def _measure(trace: Trace, first: int) -> Measured:
@@ -257,10 +268,9 @@ def distance(sample: np.ndarray, everything: np.ndarray) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-def _reasons(calibration: Calibration, found: Durations, which: str) -> list[str]:
+def _reasons(calibration: Calibration, found: Durations, target: _Target) -> list[str]:
     """Return how durations differ from those that the cluster was calibrated on, and on what they depend."""
-    given = calibration.durations
-    workers = calibration.cluster.workers
+    given, workers = calibration.durations, calibration.cluster.workers
     own = {worker: median for worker, median in dependence.medians(given).items() if median > 0}
     scale = {int(worker): own[worker % workers] for worker in np.unique(found.worker) if worker % workers in own}
     compared = {
@@ -272,7 +282,9 @@ def _reasons(calibration: Calibration, found: Durations, which: str) -> list[str
     for what, (here, there) in compared.items():
         ratio = dependence.ratio(here, there)
         if ratio is not None and ratio.told:
-            said.append(f"{what} {which} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long")
+            told = f"{what} {target.which} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
+            contended = what == "compute times" and ratio.value > 1 and target.trace.workers > workers
+            said.append(f"{told}: the workers contend for what they compute with" if contended else told)
     return [*said, *calibration.notes]
 
 
