@@ -15,6 +15,7 @@ import numpy as np
 
 from asyncsim import dependence
 from asyncsim.cluster import DISCIPLINES, Cluster
+from asyncsim.cluster_text import brief
 from asyncsim.durations import Durations, choices, durations
 from asyncsim.errors import InputError, require_choice
 from asyncsim.fitting import FAMILIES, KINDS, Fit, fit, kind_of, without
@@ -75,7 +76,7 @@ class Calibration:
     def table(self) -> "pd.DataFrame":
         """One row per law.
 
-        ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, and its ``law_mean`` and
+        ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few words, and its ``law_mean`` and
         ``law_std`` (s); ``error``, the standard error of the mean (s), were the durations independent; ``distance``,
         the largest difference of the distribution functions.
         """
@@ -282,7 +283,7 @@ def _row(part: Part) -> dict[str, Any]:
         "samples": len(values),
         "mean": float(values.mean()) if known else np.nan,
         "std": float(values.std() * part.steps**0.5) if known else np.nan,
-        "law": str(law),
+        "law": brief(law),
         "law_mean": law.mean,
         "law_std": law.std,
         "error": law.std / (len(values) * part.steps) ** 0.5 if known else np.nan,
