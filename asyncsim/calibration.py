@@ -76,9 +76,9 @@ class Calibration:
     def table(self) -> "pd.DataFrame":
         """One row per law.
 
-        ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few words, and its ``law_mean`` and
-        ``law_std`` (s); ``error``, the standard error of the mean (s), were the durations independent; ``distance``,
-        the largest difference of the distribution functions.
+        ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few words, and its
+        ``law_mean`` and ``law_std`` (s); ``error``, the standard error of the mean (s), were the durations independent;
+        ``distance``, the largest difference of the distribution functions.
         """
         import pandas as pd
 
