@@ -18,8 +18,8 @@ from asyncsim.cluster import DISCIPLINES, Cluster
 from asyncsim.cluster_text import brief
 from asyncsim.durations import Durations, choices, durations
 from asyncsim.errors import InputError, require_choice
-from asyncsim.fitting import FAMILIES, KINDS, Fit, fit, kind_of, without
-from asyncsim.laws import Constant, Law, as_law
+from asyncsim.fitting import FAMILIES, KINDS, Fit, fit, without
+from asyncsim.laws import Constant, Empirical, Law, as_law
 from asyncsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -65,12 +65,15 @@ class Calibration:
         What the trace has that no cluster has, and how sure the discipline is.
     durations : Durations
         As they were recorded.
+    law : str
+        How the laws were chosen.
     """
 
     cluster: Cluster
     parts: tuple[Part, ...]
     notes: tuple[str, ...]
     durations: Durations
+    law: str
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -88,13 +91,13 @@ class Calibration:
         """Return the cluster fitted to durations drawn anew from these: how well they determine it.
 
         Drawn are stretches of successive durations, of as many as the cube root of their number, so that their serial
-        dependence is kept; the families stay.
+        dependence is kept, and the families are chosen anew.
 
         References
         ----------
         Kuensch 1989, Annals of Statistics 17, 1217: the moving block bootstrap.
         """
-        return _with_laws(self.cluster, [_resampled(part, generator) for part in self.parts])
+        return _with_laws(self.cluster, [_resampled(part, generator, self.law) for part in self.parts])
 
 
 def calibrate(
@@ -189,7 +192,7 @@ def examine(
         discipline=_discipline(trace, discipline),
     )
     parts = (*compute, service, up, down)
-    return Calibration(_with_laws(frame, parts), parts, tuple(dependence.told(found)), found)
+    return Calibration(_with_laws(frame, parts), parts, tuple(dependence.told(found)), found, law)
 
 
 def _part(name: str, values: np.ndarray, law: str, steps: int = 1) -> Part:
@@ -227,7 +230,7 @@ def _compute(found: Durations, computed: np.ndarray, trace: Trace, law: str, per
         return [together]
     each = [_part(f"compute of worker {i}", values, law, trace.window) for i, values in enumerate(own)]
     different = sum(part.fit.bic(len(computed)) for part in each) < together.fit.bic(len(computed))
-    if law == "empirical" or any(kind_of(part.fit.law) == "empirical" for part in each):
+    if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in each):
         different = _different(own)
     return each if per_worker or different else [together]
 
@@ -265,14 +268,14 @@ def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:
         )
 
 
-def _resampled(part: Part, generator: np.random.Generator) -> Part:
+def _resampled(part: Part, generator: np.random.Generator, law: str) -> Part:
     values = part.durations
     if not len(values):
         return part
     length = max(1, round(len(values) ** (1 / 3)))
     first = generator.integers(len(values) - length + 1, size=-(-len(values) // length))
     drawn = values[(first[:, None] + np.arange(length)).ravel()[: len(values)]]
-    return part._replace(fit=fit(drawn, kind_of(part.fit.law), part.steps))
+    return part._replace(fit=fit(drawn, law, part.steps))
 
 
 def _row(part: Part) -> dict[str, Any]:

@@ -13,6 +13,10 @@ from asyncsim.durations import Durations
 
 #: What is neither this large, relative to the mean, nor this many standard errors is not told.
 _TOLD, _ERRORS = 0.05, 4.0
+#: A worker that is silent so many times longer than ever before has stopped.
+_SILENCE = 2.0
+#: Shorter waits are the clock's, seconds.
+_CLOCK = 1e-5
 #: Correlations below this are not told.
 _CORRELATION = 0.2
 #: Means over so many stretches of time give the standard errors, with the serial dependence in them.
@@ -59,11 +63,23 @@ def relative_to(found: Durations, scale: dict[int, float]) -> np.ndarray:
 
 def told(found: Durations) -> list[str]:
     """Return what is to be known before durations are taken for independent draws, a sentence each."""
+    said = []
+    idle, busy = float(found.idle.mean()), float(found.service.mean())
+    if idle > _TOLD * busy and idle > _CLOCK:
+        said.append(
+            f"visits wait {idle:.2g} s on average although the server is free, which takes {busy:.2g} s for one: that "
+            "is in no law, and a busy server will be predicted to do more than it can; record serve_time earlier"
+        )
+    stopped = _stopped(found)
+    if stopped:
+        said.append(
+            f"worker {stopped[0]} had stopped by the end, as {len(stopped)} of {len(medians(found))} had: fewer "
+            "compute there than the cluster has; end the trace when the first one stops"
+        )
     relative = per_worker(found)
     relative = relative[np.isfinite(relative)]
     if len(relative) != len(found.compute) or len(relative) < 4 * _STRETCHES:
-        return []
-    said = []
+        return said
     half = len(relative) // 2
     drift = ratio(relative[half:], relative[:half])
     if drift is not None and drift.told:
@@ -85,6 +101,17 @@ def told(found: Durations) -> list[str]:
             f"{load:.2f}); workers share what they compute with, or contend for the network"
         )
     return said
+
+
+def _stopped(found: Durations) -> list[int]:
+    """Return the workers that are silent at the end for much longer than ever before."""
+    ends = found.begin + found.compute
+    silent = []
+    for worker in medians(found):
+        own = ends[found.worker == worker]
+        if len(own) > 1 and ends.max() - own[-1] > _SILENCE * np.diff(own).max():
+            silent.append(worker)
+    return silent
 
 
 def _serial_correlation(values: np.ndarray, worker: np.ndarray) -> float:

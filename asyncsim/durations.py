@@ -47,6 +47,8 @@ class Durations(NamedTuple):
     round_trip : Float64[ndarray, "journeys"] or None
         Way down and way up together, between a read visit and the write visit that follows it; None where a message
         is formed before it leaves.
+    idle : Float64[ndarray, "all visits"]
+        How long each visit waited although the server was free.
     """
 
     compute: np.ndarray
@@ -56,6 +58,7 @@ class Durations(NamedTuple):
     service: np.ndarray
     down: np.ndarray
     round_trip: np.ndarray | None
+    idle: np.ndarray
 
 
 def require_asynchronous(argument: str, trace: Trace) -> None:
@@ -120,6 +123,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
         service,
         down[used],
         round_trip,
+        _idle(trace),
     )
 
 
@@ -221,6 +225,14 @@ def _check_services(trace: Trace) -> None:
             f"trace: {overlaps} of {len(serve)} services begin before the one before has ended, and the server of a "
             "Cluster serves one at a time; record as serve_time when the visit has the server for itself"
         )
+
+
+def _idle(trace: Trace) -> np.ndarray:
+    """Return how long each visit waited although the server was free, seconds."""
+    arrive, serve, end = (_visits(trace)[name].to_numpy() for name in ("arrive", "serve", "end"))
+    served = np.isfinite(serve)
+    free = np.concatenate([[0.0], np.maximum.accumulate(end[served])[:-1]])
+    return np.maximum(serve[served] - np.maximum(arrive[served], free), 0.0)
 
 
 def _pull_arrivals(trace: Trace) -> np.ndarray:

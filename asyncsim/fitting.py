@@ -100,12 +100,6 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
     return best
 
 
-def kind_of(law: Law) -> str:
-    """Return the kind with which `fit` finds a law of the same family."""
-    names = {Empirical: "empirical", Constant: "best", **{family: name for name, (family, _, _) in FAMILIES.items()}}
-    return names[type(law)]
-
-
 def _family(name: str, durations: np.ndarray, steps: int) -> Fit | None:
     """Return the law of one family with the largest likelihood; None if there is none."""
     family, parameters, estimate = FAMILIES[name]

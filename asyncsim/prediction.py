@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 RUNS = 199
 #: How far off the throughput may be predicted.
 BAR = 0.1
+#: Runs with the laws of what was to be predicted.
+_OWN_RUNS = 10
+#: Waits below this part of the mean service time are none.
+_LEAST_WAIT = 0.05
 #: What is compared besides the distributions: the entry of `Trace.summary`, and what it is called.
 _MEANS = {
     "staleness_mean": "staleness, mean",
@@ -52,7 +56,8 @@ class Measured(NamedTuple):
         The entries of `Trace.summary`.
     staleness : Int64[ndarray, "commits"]
     waits : Float64[ndarray, "commits"]
-        From the arrival of a message to the begin of its service, seconds.
+        From the arrival of a message to the begin of its service, seconds; what is less than a twentieth of a mean
+        service is none, as no real server takes up a visit in no time.
     """
 
     values: dict[str, float]
@@ -215,15 +220,16 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
     if prediction.holds:
         return prediction
     itself = examine(trace, **{**options, "warm_up": first}).cluster
-    again = _measure(simulate(itself, len(trace), seed, progress=False), first)
+    seeds = range(seed, seed + _OWN_RUNS)
+    again = [_measure(simulate(itself, len(trace), drawn, progress=False), first) for drawn in seeds]
     return replace(prediction, reasons=(*prediction.reasons, _own_laws(prediction, again)))
 
 
-def _own_laws(prediction: Prediction, again: Measured) -> str:
+def _own_laws(prediction: Prediction, again: Sequence[Measured]) -> str:
     """Return how well the simulator does with the laws of what was to be predicted."""
     measured = prediction.measured
-    rates = [values["throughput"] for values in (again.values, measured.values)]
-    off = distance(again.staleness, np.sort(measured.staleness))
+    rates = [float(np.mean([run.values["throughput"] for run in runs])) for runs in (again, [measured])]
+    off = distance(measured.staleness, np.sort(np.concatenate([run.staleness for run in again])))
     band = float(prediction.table.set_index("quantity")["high"][_STALENESS])
     met = abs(rates[0] / rates[1] - 1) <= BAR and off <= band
     verdict = "only the times are others" if met else "what was recorded is no cluster of independent times"
@@ -235,9 +241,9 @@ def _own_laws(prediction: Prediction, again: Measured) -> str:
 
 def _measure(trace: Trace, first: int) -> Measured:
     frame = trace.frame.iloc[first:]
-    return Measured(
-        trace.summary(first), frame["staleness"].to_numpy(), (frame["serve_time"] - frame["arrive_time"]).to_numpy()
-    )
+    waits = (frame["serve_time"] - frame["arrive_time"]).to_numpy()
+    least = _LEAST_WAIT * float((frame["commit_time"] - frame["serve_time"]).mean())
+    return Measured(trace.summary(first), frame["staleness"].to_numpy(), np.where(waits < least, 0.0, waits))
 
 
 def _rows(measured: Measured, runs: Sequence[Measured]) -> list[dict[str, Any]]:

@@ -34,15 +34,17 @@ def draw(prediction: "Prediction", path: str | os.PathLike) -> list[Path]:
         compute = [part for name, part in parts.items() if name.startswith("compute")]
         steps = compute[0].steps
         computed, laws = [part.durations for part in compute], [part.fit.law for part in compute]
-        shown = "compute time (s)" if steps == 1 else f"compute time of {steps} local steps (s)"
-        _durations(axes[2], shown, np.concatenate(computed), prediction.durations.compute)
-        if steps == 1:
-            _law(axes[2], laws, list(map(len, computed)))
+        shown = "compute time" if steps == 1 else f"compute time of {steps} local steps"
+        scale = _durations(axes[2], shown, np.concatenate(computed), prediction.durations.compute)
+        if steps == 1:  # else the law is that of a step
+            _law(axes[2], scale, laws, list(map(len, computed)))
         service = parts["service"]
-        _durations(axes[3], "service time (s)", service.durations, prediction.durations.service)
-        _law(axes[3], [service.fit.law], [1])
+        scale = _durations(axes[3], "service time", service.durations, prediction.durations.service)
+        _law(axes[3], scale, [service.fit.law], [1])
         for each in axes[2:]:
-            each.legend(loc="lower right")
+            each.set_ylim(-0.02, 1.5)
+            each.set_yticks([0, 0.25, 0.5, 0.75, 1])
+            each.legend(loc="upper left")
         return look.save(figure, path)
 
 
@@ -95,20 +97,26 @@ def _waits(axes: Axes, prediction: "Prediction") -> None:
     axes.legend(loc="lower right")
 
 
-def _durations(axes: Axes, label: str, fitted: np.ndarray, others: np.ndarray) -> None:
-    """Draw the distribution functions of the durations that were fitted, and of those that were to be predicted."""
+def _durations(axes: Axes, label: str, fitted: np.ndarray, others: np.ndarray) -> float:
+    """Draw the distribution functions of the durations that were fitted, and of those to be predicted.
+
+    Returns what seconds are multiplied with.
+    """
     both = np.concatenate([fitted, others])
     low, high = np.quantile(both, [0, 1 - _TAIL])
     room = 0.05 * (high - low) if high > low else max(0.05 * high, 1e-12)
     points = np.linspace(max(0.0, low - room), high + room, _POINTS)
-    axes.plot(points, _share(fitted, points), color=look.BLUE, label="fitted")
-    axes.plot(points, _share(others, points), color=look.VERMILLION, linestyle="-.", label="to be predicted")
-    axes.set(xlabel=label, ylabel="share that is shorter", xlim=(points[0], points[-1]), ylim=(-0.02, 1.02))
+    scale, unit = _unit(float(high))
+    axes.plot(points * scale, _share(fitted, points), color=look.BLUE, label="fitted")
+    axes.plot(points * scale, _share(others, points), color=look.VERMILLION, linestyle="-.", label="to be predicted")
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set(xlabel=f"{label} ({unit})", ylabel="share that is shorter", xlim=(points[0] * scale, points[-1] * scale))
+    return scale
 
 
-def _law(axes: Axes, laws: Sequence[Law], weights: Sequence[int]) -> None:
+def _law(axes: Axes, scale: float, laws: Sequence[Law], weights: Sequence[int]) -> None:
     points = np.linspace(*axes.get_xlim(), _POINTS)
-    probability = np.average([law.cdf(points) for law in laws], axis=0, weights=weights)
+    probability = np.average([law.cdf(points / scale) for law in laws], axis=0, weights=weights)
     name = f"{len(laws)} laws, one per worker" if len(laws) > 1 else _name(laws[0])
     axes.plot(points, probability, color=look.BLACK, linestyle="--", linewidth=1, label=name)
 

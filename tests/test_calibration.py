@@ -191,8 +191,22 @@ def test_sums_of_steps():
 
 def test_what_a_cluster_does_not_know_is_told():
     trace = simulate(Cluster(4, "gamma(1, 0.3)", 0.01), 1_000, seed=0)
-    with pytest.warns(CalibrationWarning, match=r"compute times drift: in the later half they are 1\.\d+ .* times as"):
-        calibrate(stretched(trace, 1.6, 500))
+    slower = stretched(trace, 1.6, 500)
+    with pytest.warns(CalibrationWarning) as warned:
+        calibrate(slower)
+    told = [str(warning.message) for warning in warned]
+    assert told[0].startswith("trace: compute times drift: in the later half they are 1.")
+    assert "successive compute times are correlated" in told[1]
+    assert list(examine(slower).notes) == [text.removeprefix("trace: ") for text in told]
+
+
+def test_a_server_that_lets_visits_wait_is_told():
+    """Each service is taken up late, though the server is free."""
+    frame = simulate(Cluster(4, "gamma(1, 0.3)", 0.2), 400, seed=0).frame
+    late = frame.assign(serve_time=frame["serve_time"] + 0.1)
+    found = examine(recorded(late[list(COMMIT_RECORD)]))
+    assert found.cluster.service.mean == pytest.approx(0.1)
+    assert found.notes[0].startswith("visits wait 0.1 s on average although the server is free, which takes 0.1 s")
 
 
 def test_contention_is_told():
@@ -262,3 +276,11 @@ def test_lost_computations_are_refused():
     trace = recorded(log, reads=reads.assign(read_time=reads["commit_time"]))
     with pytest.raises(InputError, match=r"trace: outcome of row 200 is 'cancelled'; only a trace of which every"):
         calibrate(trace)
+
+
+def test_workers_that_stop_early_are_told():
+    """A log that goes on until the last worker has done its share."""
+    frame = simulate(Cluster(4, "gamma(1, 0.3)", 0.01), 400, seed=0).frame
+    log = frame[(frame["worker"] != 2) | (frame["commit"] < 300)]
+    found = examine(recorded(log[list(COMMIT_RECORD)]))
+    assert found.notes[0].startswith("worker 2 had stopped by the end, as 1 of 4 had")
