@@ -113,7 +113,8 @@ def calibrate(
 
     A worker's way down is from ``read_time`` to ``start_time``, its computation with the way up from ``start_time`` to
     ``arrive_time``, and a service from ``serve_time`` to ``commit_time``, or from ``read_serve_time`` to ``read_time``
-    where reads are visits of their own. The time that messages take for their size is part of the latencies.
+    where reads are visits of their own. If a visit waits although the server is free, as real ones do that need a while
+    to take it up, that is service as well. The time that messages take for their size is part of the latencies.
 
     Parameters
     ----------

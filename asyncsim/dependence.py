@@ -18,7 +18,7 @@ _SILENCE = 2.0
 #: Shorter waits are the clock's, seconds.
 _CLOCK = 1e-5
 #: Correlations below this are not told.
-_CORRELATION = 0.2
+_CORRELATION = 0.1
 #: Means over so many stretches of time give the standard errors, with the serial dependence in them.
 _STRETCHES = 10
 
@@ -67,8 +67,8 @@ def told(found: Durations) -> list[str]:
     idle, busy = float(found.idle.mean()), float(found.service.mean())
     if idle > _TOLD * busy and idle > _CLOCK:
         said.append(
-            f"visits wait {idle:.2g} s on average although the server is free, which takes {busy:.2g} s for one: that "
-            "is in no law, and a busy server will be predicted to do more than it can; record serve_time earlier"
+            f"messages wait {idle:.2g} s on average although the server is free; that is part of the {busy:.2g} s of "
+            "a service here"
         )
     stopped = _stopped(found)
     if stopped:
@@ -91,6 +91,12 @@ def told(found: Durations) -> list[str]:
     if serial > max(_CORRELATION, _ERRORS / math.sqrt(len(relative))):
         said.append(
             f"a worker's successive compute times are correlated, by {serial:.2f}; a cluster draws them independently"
+        )
+    common = _common_correlation(relative, found)
+    if common > max(_CORRELATION, _ERRORS / math.sqrt(len(relative))):
+        said.append(
+            f"compute times of different workers at one time are correlated, by {common:.2f}: what slows one slows "
+            "all, and the order of commits, hence the staleness, is more regular than independent draws make it"
         )
     load = _correlation(relative, found.others)
     slope = _slope(relative, found.others)
@@ -119,6 +125,13 @@ def _serial_correlation(values: np.ndarray, worker: np.ndarray) -> float:
     order = np.argsort(worker, kind="stable")
     same = worker[order][1:] == worker[order][:-1]
     return _correlation(values[order][:-1][same], values[order][1:][same])
+
+
+def _common_correlation(values: np.ndarray, found: Durations) -> float:
+    """Return the rank correlation of a duration with the next one to begin, if that is another worker's."""
+    order = np.argsort(found.begin, kind="stable")
+    other = found.worker[order][1:] != found.worker[order][:-1]
+    return _correlation(values[order][:-1][other], values[order][1:][other])
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:

@@ -43,12 +43,13 @@ class Durations(NamedTuple):
     others : Int64[ndarray, "computations"]
         How many others were under way at that time.
     service : Float64[ndarray, "visits"]
+        With the time in which the visit waited although the server was free.
     down : Float64[ndarray, "journeys"]
     round_trip : Float64[ndarray, "journeys"] or None
         Way down and way up together, between a read visit and the write visit that follows it; None where a message
         is formed before it leaves.
-    idle : Float64[ndarray, "all visits"]
-        How long each visit waited although the server was free.
+    idle : Float64[ndarray, "commits"]
+        How long each message waited although the server was free.
     """
 
     compute: np.ndarray
@@ -99,6 +100,9 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     require_asynchronous("trace", trace)
     _check_times(trace.frame)
     _check_services(trace)
+    began = trace.frame["serve_time"].to_numpy()
+    trace = attended(trace)
+    idle = began - trace.frame["serve_time"].to_numpy()
     warm_up = min(trace.workers, len(trace) // 2) if warm_up is None else require_count("warm_up", warm_up, 0)
     frame = trace.frame
     used = ((frame["commit"] >= warm_up) & (frame["job"] > 0)).to_numpy()
@@ -123,8 +127,32 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
         service,
         down[used],
         round_trip,
-        _idle(trace),
+        idle[used],
     )
+
+
+def attended(trace: Trace) -> Trace:
+    """Return a trace of which every service begins when the visit waits and the server is free.
+
+    A real server takes a while to take a visit up, and can do nothing else meanwhile: that is service as well. A
+    simulated trace stays as it is.
+    """
+    visits = _visits(trace)
+    arrive, serve, end = (visits[name].to_numpy() for name in ("arrive", "serve", "end"))
+    free = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
+    begun = np.empty(len(visits))
+    begun[visits.index] = np.minimum(serve, np.maximum(arrive, free))
+    frame = trace.frame.assign(serve_time=begun[: len(trace)])
+    reads, done = [], len(trace)
+    for table in (frame, trace.open_reads):
+        own = (table["job"] > 0).to_numpy()
+        served = table["read_serve_time"].to_numpy(copy=True)
+        if trace.source.separate_reads:
+            count = int(own.sum())
+            served[own] = begun[done : done + count]
+            done += count
+        reads.append(table.assign(read_serve_time=served))
+    return Trace(reads[0], trace.source, reads[1], trace.present)
 
 
 class Choices(NamedTuple):
@@ -225,14 +253,6 @@ def _check_services(trace: Trace) -> None:
             f"trace: {overlaps} of {len(serve)} services begin before the one before has ended, and the server of a "
             "Cluster serves one at a time; record as serve_time when the visit has the server for itself"
         )
-
-
-def _idle(trace: Trace) -> np.ndarray:
-    """Return how long each visit waited although the server was free, seconds."""
-    arrive, serve, end = (_visits(trace)[name].to_numpy() for name in ("arrive", "serve", "end"))
-    served = np.isfinite(serve)
-    free = np.concatenate([[0.0], np.maximum.accumulate(end[served])[:-1]])
-    return np.maximum(serve[served] - np.maximum(arrive[served], free), 0.0)
 
 
 def _pull_arrivals(trace: Trace) -> np.ndarray:

@@ -15,7 +15,7 @@ from asyncsim import dependence
 from asyncsim.calibration import Calibration, examine
 from asyncsim.cluster import Cluster
 from asyncsim.cluster_text import describe
-from asyncsim.durations import Durations, durations, require_asynchronous
+from asyncsim.durations import Durations, attended, durations, require_asynchronous
 from asyncsim.errors import InputError, require_count
 from asyncsim.simulation import simulate
 from asyncsim.streams import Streams
@@ -206,7 +206,7 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
         drawn = int(generator.integers(2**31))
         like = with_workers(calibration.resampled(generator), trace.workers)
         made.append(_measure(simulate(like, len(trace), drawn, progress=False), first))
-    measured = _measure(trace, first)
+    measured = _measure(attended(trace), first)
     prediction = Prediction(
         target.title,
         pd.DataFrame(_rows(measured, made)),

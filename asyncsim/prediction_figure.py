@@ -104,7 +104,7 @@ def _durations(axes: Axes, label: str, fitted: np.ndarray, others: np.ndarray) -
     """
     both = np.concatenate([fitted, others])
     low, high = np.quantile(both, [0, 1 - _TAIL])
-    room = 0.05 * (high - low) if high > low else max(0.05 * high, 1e-12)
+    room = max(0.05 * (high - low), 0.01 * high, 1e-12)
     points = np.linspace(max(0.0, low - room), high + room, _POINTS)
     scale, unit = _unit(float(high))
     axes.plot(points * scale, _share(fitted, points), color=look.BLUE, label="fitted")

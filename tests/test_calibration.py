@@ -201,12 +201,14 @@ def test_what_a_cluster_does_not_know_is_told():
 
 
 def test_a_server_that_lets_visits_wait_is_told():
-    """Each service is taken up late, though the server is free."""
+    """Each service is taken up late, though the server is free: that is service as well."""
     frame = simulate(Cluster(4, "gamma(1, 0.3)", 0.2), 400, seed=0).frame
     late = frame.assign(serve_time=frame["serve_time"] + 0.1)
     found = examine(recorded(late[list(COMMIT_RECORD)]))
-    assert found.cluster.service.mean == pytest.approx(0.1)
-    assert found.notes[0].startswith("visits wait 0.1 s on average although the server is free, which takes 0.1 s")
+    assert found.cluster.service.mean == pytest.approx(0.2)
+    assert found.notes[0].startswith(
+        "messages wait 0.1 s on average although the server is free; that is part of the 0.2"
+    )
 
 
 def test_contention_is_told():
