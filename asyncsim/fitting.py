@@ -81,8 +81,9 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
     require_choice("law", kind, (*KINDS, *FAMILIES))
     spread, mean = float(np.std(durations)), float(np.mean(durations))
     if spread <= max(_NO_SPREAD * mean, _NO_TIME):
-        value = 0.0 if mean <= _NO_TIME else mean
-        return Fit(Constant(value / steps), math.inf, 1, 0.0)
+        # Differences of clock readings end in noise, which is no part of the value.
+        value = 0.0 if mean <= _NO_TIME else float(f"{mean / steps:.9g}")
+        return Fit(Constant(value), math.inf, 1, 0.0)
     if kind == "empirical":
         if steps > 1:
             raise InputError(
@@ -108,7 +109,7 @@ def _family(name: str, durations: np.ndarray, steps: int) -> Fit | None:
     try:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             law, log_likelihood = estimate(durations, steps)
-    except (InputError, ValueError):
+    except (InputError, ValueError, ArithmeticError):
         return None
     if not math.isfinite(log_likelihood):
         return None

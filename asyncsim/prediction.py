@@ -86,6 +86,10 @@ class Prediction:
         The laws, and the durations that they were fitted to.
     cluster : Cluster
         What was simulated.
+    measured, runs
+        What was compared, of the recording and of each simulated run.
+    durations : Durations
+        Those of what was predicted.
     """
 
     title: str
@@ -108,7 +112,7 @@ class Prediction:
         import pandas as pd
 
         with pd.option_context("display.width", 200):
-            table = self.table.to_string(index=False, float_format="{:.4g}".format, na_rep="-")
+            table = self.table.round(12).to_string(index=False, float_format="{:.4g}".format, na_rep="-")
         verdict = "holds" if self.holds else "fails"
         band = f"throughput within {BAR:.0%}, the rest within {len(self.runs)} simulated runs"
         said = [f"  {reason}" for reason in self.reasons]

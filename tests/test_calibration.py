@@ -211,6 +211,21 @@ def test_a_server_that_lets_visits_wait_is_told():
     )
 
 
+def test_slowdowns_that_workers_share_are_told():
+    """All times pass more slowly now and then, as on a machine that has other work."""
+    trace = simulate(Cluster(6, "gamma(1, 0.2)", 0.01), 1_000, seed=0)
+    seconds = np.arange(int(trace.frame["commit_time"].iloc[-1]) + 2)
+    slowdown = np.random.default_rng(0).lognormal(0, 0.7, len(seconds))
+    shown = np.concatenate([[0.0], np.cumsum(slowdown)[:-1]])
+    frame = trace.frame[list(COMMIT_RECORD)].apply(
+        lambda column: column if column.name == "worker" else np.interp(column, seconds, shown)
+    )
+    notes = examine(recorded(frame), per_worker=False).notes
+    assert any(
+        note.startswith("compute times of different workers at one time are correlated, by 0.") for note in notes
+    )
+
+
 def test_contention_is_told():
     """Computations that take longer the more others are under way."""
     draws, begin = np.random.default_rng(0).gamma(20, 1 / 20, 4_000), np.zeros(4)
