@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import asyncsim.problems as problems
     import asyncsim.study as study
     import asyncsim.theory as theory
+    from asyncsim.calibration import calibrate
     from asyncsim.cluster import Cluster
     from asyncsim.ensemble import replay_ensemble
     from asyncsim.errors import InputError
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from asyncsim.run import Run
     from asyncsim.simulation import simulate
     from asyncsim.trace import Trace
+    from asyncsim.visits import recorded
     from asyncsim.wave_replay import replay
     from asyncsim.windows import proportional_windows
 
@@ -67,6 +69,7 @@ __all__ = [
     "barrier",
     "bounded_staleness",
     "buffered",
+    "calibrate",
     "cancel_stale",
     "discard_stale",
     "first_of",
@@ -75,6 +78,7 @@ __all__ = [
     "prescribed",
     "problems",
     "proportional_windows",
+    "recorded",
     "replay",
     "replay_ensemble",
     "rounds",
@@ -93,11 +97,13 @@ _HOME = {
     "barrier": "policy",
     "bounded_staleness": "policy",
     "buffered": "policy",
+    "calibrate": "calibration",
     "cancel_stale": "policy",
     "discard_stale": "policy",
     "first_of": "policy",
     "prescribed": "prescription",
     "proportional_windows": "windows",
+    "recorded": "visits",
     "replay": "wave_replay",
     "replay_ensemble": "ensemble",
     "rounds": "policy",

@@ -25,7 +25,7 @@ def parts(cluster: Cluster) -> list[str]:
         counted(cluster.workers, "worker"),
         f"compute {_compute(cluster)}",
         *([f"window {_window(cluster)}"] if cluster.window != 1 else []),
-        f"service {_law(cluster.service)}",
+        f"service {brief(cluster.service)}",
         *_network(cluster),
         _protocol(cluster),
         f"served {cluster.discipline}",
@@ -38,9 +38,9 @@ def _compute(cluster: Cluster) -> str:
     laws = [cluster.compute] if isinstance(cluster.compute, Law) else cluster.compute
     distinct = list(dict.fromkeys(laws))
     if len(distinct) == 1:
-        return _law(distinct[0])
+        return brief(distinct[0])
     if len(distinct) <= _MOST_LAWS:
-        return " + ".join(f"{laws.count(law)} \u00d7 {_law(law)}" for law in distinct)
+        return " + ".join(f"{laws.count(law)} \u00d7 {brief(law)}" for law in distinct)
     means = [law.mean for law in distinct]
     return f"{len(distinct)} different laws of means {min(means):.3g} to {max(means):.3g} s"
 
@@ -54,9 +54,9 @@ def _network(cluster: Cluster) -> list[str]:
     up, down = cluster.latency_up, cluster.latency_down
     told = []
     if up != down:
-        told.append(f"latency {_law(up)} up and {_law(down)} down")
+        told.append(f"latency {brief(up)} up and {brief(down)} down")
     elif up != Constant(0.0):
-        told.append(f"latency {_law(up)} each way")
+        told.append(f"latency {brief(up)} each way")
     if cluster.bandwidth is not None and cluster.message_bytes is not None:
         share = "shared" if cluster.shared_bandwidth else "each"
         told.append(f"{cluster.message_bytes:.4g} bytes at {cluster.bandwidth:.4g} bytes/s {share}")
@@ -69,7 +69,8 @@ def _protocol(cluster: Cluster) -> str:
     return cluster.protocol
 
 
-def _law(law: Law) -> str:
+def brief(law: Law) -> str:
+    """Return a law in a few words: as it is written, or if that is long its family and its mean."""
     if isinstance(law, Constant):
         return f"{law.value:g} s"
     text = str(law)

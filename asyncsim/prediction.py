@@ -1,0 +1,303 @@
+"""How well a cluster calibrated on one recording predicts another: the later half of the same, or other workers.
+
+A prediction is many simulated runs, each of the cluster fitted to durations drawn anew from the recording: so their
+spread has in it both the chance of one run, serial dependence included, and how well the recording determines the laws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from asyncsim import dependence
+from asyncsim.calibration import Calibration, examine
+from asyncsim.cluster import Cluster
+from asyncsim.cluster_text import describe
+from asyncsim.durations import Durations, attended, durations, require_asynchronous
+from asyncsim.errors import InputError, require_count
+from asyncsim.simulation import simulate
+from asyncsim.streams import Streams
+from asyncsim.trace import Trace
+from asyncsim.wording import counted
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+
+#: Simulated runs of a prediction: a run of the same cluster is outside of all of them once in a hundred.
+RUNS = 199
+#: How far off the throughput may be predicted.
+BAR = 0.1
+#: Runs with the laws of what was to be predicted.
+_OWN_RUNS = 10
+#: Waits below this part of the mean service time are none.
+_LEAST_WAIT = 0.05
+#: What is compared besides the distributions: the entry of `Trace.summary`, and what it is called.
+_MEANS = {
+    "staleness_mean": "staleness, mean",
+    "staleness_std": "staleness, std",
+    "wait_mean": "wait, mean (s)",
+    "utilisation": "server utilisation",
+}
+_THROUGHPUT = "throughput (commits/s)"
+_STALENESS = "staleness, distance"
+_WAITS = "wait, distance"
+
+
+class Measured(NamedTuple):
+    """What is compared of a trace, after a number of commits.
+
+    Attributes
+    ----------
+    values : dict
+        The entries of `Trace.summary`.
+    staleness : Int64[ndarray, "commits"]
+    waits : Float64[ndarray, "commits"]
+        From the arrival of a message to the begin of its service, seconds; what is less than a twentieth of a mean
+        service is none, as no real server takes up a visit in no time.
+    """
+
+    values: dict[str, float]
+    staleness: np.ndarray
+    waits: np.ndarray
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted, and what was measured.
+
+    Attributes
+    ----------
+    title : str
+        What was predicted from what.
+    table : pandas.DataFrame
+        One row per quantity: ``quantity``, ``measured``, ``predicted`` (the mean of the runs), ``low`` and ``high``,
+        and ``within``, whether what was measured lies between them. For the throughput these are what the prediction
+        misses by 10 %; for all others the least and the most of the simulated runs. A ``distance`` is the largest
+        difference of two distribution functions, that of the commits in question and that of all simulated runs
+        together (Kolmogorov and Smirnov's; its band is simulated, so that ties and dependence do no harm).
+    reasons : tuple of str
+        What of the recorded durations differs or depends on what a cluster does not know; if the prediction fails,
+        also whether the simulator does better with the laws of what it should predict.
+    calibration : Calibration
+        The laws, and the durations that they were fitted to.
+    cluster : Cluster
+        What was simulated.
+    measured, runs
+        What was compared, of the recording and of each simulated run.
+    durations : Durations
+        Those of what was predicted.
+    """
+
+    title: str
+    table: "pd.DataFrame"
+    reasons: tuple[str, ...]
+    calibration: Calibration
+    cluster: Cluster
+    measured: Measured
+    runs: tuple[Measured, ...]
+    durations: Durations
+
+    @property
+    def holds(self) -> bool:
+        """Whether the throughput is within its bar and the distribution of the staleness within its band."""
+        return bool(self.table.set_index("quantity")["within"][[_THROUGHPUT, _STALENESS]].all())
+
+    @property
+    def text(self) -> str:
+        """The table and the reasons, for printing."""
+        import pandas as pd
+
+        with pd.option_context("display.width", 200):
+            table = self.table.round(12).to_string(index=False, float_format="{:.4g}".format, na_rep="-")
+        verdict = "holds" if self.holds else "fails"
+        band = f"throughput within {BAR:.0%}, the rest within {len(self.runs)} simulated runs"
+        said = [f"  {reason}" for reason in self.reasons]
+        return "\n".join([f"{self.title}: {verdict}", f"simulated: {describe(self.cluster)}", band, table, *said])
+
+    def draw(self, path: "str | os.PathLike") -> list[Path]:
+        """Write the distributions, measured and predicted, and the durations with their laws: a PNG and a PDF."""
+        from asyncsim.prediction_figure import draw
+
+        return draw(self, path)
+
+
+def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any) -> Prediction:
+    """Predict the later half of a recording from its earlier half.
+
+    Parameters
+    ----------
+    recorded : Trace
+        Of an asynchronous server.
+    seed : int
+        Names the random numbers.
+    runs : int
+        Simulated runs. With 199 of them what is the same cluster is outside the band of a quantity once in a hundred.
+    **options
+        For `asyncsim.calibrate`: ``law``, ``latency_up``, ...
+
+    Raises
+    ------
+    InputError
+        As `asyncsim.calibrate` does.
+    """
+    require_asynchronous("recorded", recorded)
+    half = len(recorded) // 2
+    calibration = examine(_head(recorded, half), **options)
+    title = f"the later half of {counted(len(recorded), 'commit')} by {counted(recorded.workers, 'worker')}"
+    target = _Target(f"{title}, from the earlier half", "in the later half", recorded, half)
+    return _prediction(calibration, target, seed, runs, options)
+
+
+def extrapolate(recorded: Trace, again: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any) -> Prediction:
+    """Predict a recording with another number of workers; laws of each worker's own are repeated for the others.
+
+    Parameters
+    ----------
+    recorded : Trace
+        What the cluster is calibrated on.
+    again : Trace
+        What is predicted, except for the first commits that a summary leaves out.
+    seed, runs, **options
+        As for `predict`.
+
+    Raises
+    ------
+    InputError
+        As `asyncsim.calibrate` does; or the two have different protocols or windows.
+    """
+    for name, trace in (("recorded", recorded), ("again", again)):
+        require_asynchronous(name, trace)
+    for name in ("protocol", "window", "separate_reads"):
+        given, other = getattr(recorded.source, name), getattr(again.source, name)
+        if given != other:
+            raise InputError(f"again: {name} is {other!r}, and in the first recording {given!r}; record both alike")
+    title = f"{counted(len(again), 'commit')} by {counted(again.workers, 'worker')}"
+    title = f"{title}, from a recording of {recorded.workers}"
+    target = _Target(title, f"with {again.workers} workers", again, int(again.summary()["warm_up"]))
+    return _prediction(examine(recorded, **options), target, seed, runs, options)
+
+
+def with_workers(cluster: Cluster, workers: int) -> Cluster:
+    """Return a cluster with another number of workers; the laws of each one's own are repeated."""
+    own = cluster.compute_laws
+    compute = tuple(own[i % len(own)] for i in range(workers))
+    return replace(cluster, workers=workers, compute=compute[0] if len(set(compute)) == 1 else compute)
+
+
+class _Target(NamedTuple):
+    """What is to be predicted: the commits of a trace from the first one in question, in words for titles."""
+
+    title: str
+    which: str
+    trace: Trace
+    first: int
+
+
+def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int, options: dict[str, Any]) -> Prediction:
+    """Simulate, compare, and look for reasons."""
+    import pandas as pd
+
+    trace, first = target.trace, target.first
+    found = durations(trace, first)
+    streams = Streams(require_count("seed", seed, minimum=0), "prediction")
+    made = []
+    for run in range(require_count("runs", runs, minimum=2)):
+        generator = streams.generator(run)
+        drawn = int(generator.integers(2**31))
+        like = with_workers(calibration.resampled(generator), trace.workers)
+        made.append(_measure(simulate(like, len(trace), drawn, progress=False), first))
+    measured = _measure(attended(trace), first)
+    prediction = Prediction(
+        target.title,
+        pd.DataFrame(_rows(measured, made)),
+        tuple(_reasons(calibration, found, target)),
+        calibration,
+        with_workers(calibration.cluster, trace.workers),
+        measured,
+        tuple(made),
+        found,
+    )
+    if prediction.holds:
+        return prediction
+    itself = examine(trace, **{**options, "warm_up": first}).cluster
+    seeds = range(seed, seed + _OWN_RUNS)
+    again = [_measure(simulate(itself, len(trace), drawn, progress=False), first) for drawn in seeds]
+    return replace(prediction, reasons=(*prediction.reasons, _own_laws(prediction, again)))
+
+
+def _own_laws(prediction: Prediction, again: Sequence[Measured]) -> str:
+    """Return how well the simulator does with the laws of what was to be predicted."""
+    measured = prediction.measured
+    rates = [float(np.mean([run.values["throughput"] for run in runs])) for runs in (again, [measured])]
+    off = distance(measured.staleness, np.sort(np.concatenate([run.staleness for run in again])))
+    band = float(prediction.table.set_index("quantity")["high"][_STALENESS])
+    met = abs(rates[0] / rates[1] - 1) <= BAR and off <= band
+    verdict = "only the times are others" if met else "what was recorded is no cluster of independent times"
+    return (
+        f"with laws fitted to its own times the simulator makes {rates[0]:.4g} commits/s, measured {rates[1]:.4g}, and "
+        f"misses the staleness by a distance of {off:.2g}: {verdict}"
+    )
+
+
+def _measure(trace: Trace, first: int) -> Measured:
+    frame = trace.frame.iloc[first:]
+    waits = (frame["serve_time"] - frame["arrive_time"]).to_numpy()
+    least = _LEAST_WAIT * float((frame["commit_time"] - frame["serve_time"]).mean())
+    return Measured(trace.summary(first), frame["staleness"].to_numpy(), np.where(waits < least, 0.0, waits))
+
+
+def _rows(measured: Measured, runs: Sequence[Measured]) -> list[dict[str, Any]]:
+    rate = float(np.mean([run.values["throughput"] for run in runs]))
+    rows = [_row(_THROUGHPUT, measured.values["throughput"], rate, rate / (1 + BAR), rate / (1 - BAR))]
+    for name, called in _MEANS.items():
+        values = [run.values[name] for run in runs]
+        rows.append(_row(called, measured.values[name], float(np.mean(values)), min(values), max(values)))
+    for called, name in ((_STALENESS, "staleness"), (_WAITS, "waits")):
+        everything = np.sort(np.concatenate([getattr(run, name) for run in runs]))
+        distances = [distance(getattr(run, name), everything) for run in runs]
+        here = distance(getattr(measured, name), everything)
+        rows.append(_row(called, here, float(np.mean(distances)), 0.0, max(distances)))
+    return rows
+
+
+def _row(quantity: str, measured: float, predicted: float, low: float, high: float) -> dict[str, Any]:
+    # Sums of the same terms in another order may differ in the last digits.
+    slack = 1e-9 * max(abs(low), abs(high))
+    within = low - slack <= measured <= high + slack
+    return dict(quantity=quantity, measured=measured, predicted=predicted, low=low, high=high, within=within)
+
+
+def distance(sample: np.ndarray, everything: np.ndarray) -> float:
+    """Return the largest difference between two samples' distribution functions; the second is sorted."""
+    points = np.union1d(sample, everything)
+    shares = [np.searchsorted(np.sort(x), points, side="right") / len(x) for x in (sample, everything)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def _reasons(calibration: Calibration, found: Durations, target: _Target) -> list[str]:
+    """Return how durations differ from those that the cluster was calibrated on, and on what they depend."""
+    given, workers = calibration.durations, calibration.cluster.workers
+    own = {worker: median for worker, median in dependence.medians(given).items() if median > 0}
+    scale = {int(worker): own[worker % workers] for worker in np.unique(found.worker) if worker % workers in own}
+    compared = {
+        "compute times": (dependence.relative_to(found, scale), dependence.relative_to(given, own)),
+        "service times": (found.service, given.service),
+        "ways down": (found.down, given.down),
+    }
+    said = []
+    for what, (here, there) in compared.items():
+        ratio = dependence.ratio(here, there)
+        if ratio is not None and ratio.told:
+            told = f"{what} {target.which} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
+            contended = what == "compute times" and ratio.value > 1 and target.trace.workers > workers
+            said.append(f"{told}: the workers contend for what they compute with" if contended else told)
+    return [*said, *calibration.notes]
+
+
+def _head(trace: Trace, commits: int) -> Trace:
+    """Return the first commits of a trace, without what was open after them."""
+    return Trace(trace.frame.iloc[:commits], trace.source)

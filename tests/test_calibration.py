@@ -1,0 +1,303 @@
+"""Calibration: the laws of a known cluster are found again from its trace, and what is none is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from asyncsim import Cluster, InputError, Trace, barrier, calibrate, prescribed, recorded, simulate
+from asyncsim.bookkeeping import COMMIT_RECORD
+from asyncsim.calibration import CalibrationWarning, examine
+from asyncsim.fitting import FAMILIES, fit
+from asyncsim.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
+
+#: Standard errors that an estimate may be off: exceeded once in two thousand draws; seeds are fixed.
+ERRORS = 3.5
+LAWS = [
+    Exponential(0.7),
+    Gamma(2.0, 0.3),
+    LogNormal(0.5, 0.8),
+    Uniform(0.2, 0.6),
+    Weibull(1.0, 3.0),
+    Pareto(1.0, 4.0),
+]
+SCIPY = {"gamma": scipy.stats.gamma, "lognormal": scipy.stats.lognorm, "weibull": scipy.stats.weibull_min}
+
+
+def without_cluster(trace, frame=None):
+    """Return a trace as a recorded one looks."""
+    frame = trace.frame if frame is None else frame
+    return Trace(frame, dataclasses.replace(trace.source, cluster=None), trace.open_reads, trace.present)
+
+
+def stretched(trace, factor, first):
+    """Return a trace of which all times after a commit pass so many times more slowly."""
+    since = trace.frame["commit_time"].iloc[first]
+    frame = trace.frame.copy()
+    for name in frame:
+        if name.endswith("_time"):
+            frame[name] = frame[name].where(frame[name] <= since, since + factor * (frame[name] - since))
+    return without_cluster(trace, frame)
+
+
+def assert_found(found, what, law):
+    """The family and, within its standard error, the mean."""
+    row = found.table.set_index("what").loc[what]
+    part = next(part for part in found.parts if part.name == what)
+    assert type(part.fit.law) is type(law), f"{what}: {part.fit.law}"
+    assert abs(part.fit.law.mean - law.mean) <= ERRORS * row["error"] + 1e-9
+    assert part.fit.law.std == pytest.approx(law.std, rel=0.15, abs=1e-9)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_laws_of_a_known_cluster(law):
+    """Compute, service and the way down of the same family, at three scales."""
+    family = type(law)
+    scaled = [
+        family(*(getattr(law, field.name) * factor for field in _scales(law)), *_shape(law)) for factor in (1, 0.05)
+    ]
+    cluster = Cluster(4, compute=law, service=scaled[1], latency=(0.0, scaled[0]))
+    found = examine(without_cluster(simulate(cluster, 3_000, seed=5)))
+    for what, expected in (("compute", law), ("service", scaled[1]), ("latency down", scaled[0])):
+        assert_found(found, what, expected)
+    assert found.notes == ()
+    assert (found.cluster.protocol, found.cluster.discipline, found.cluster.workers) == ("exchange", "fifo", 4)
+
+
+def _scales(law):
+    return [field for field in dataclasses.fields(law) if field.name in ("mean", "low", "high")]
+
+
+def _shape(law):
+    return [getattr(law, field.name) for field in dataclasses.fields(law) if field.name in ("cv", "shape")]
+
+
+def test_constants_are_exact_and_each_worker_has_its_own():
+    cluster = Cluster(3, [2.0, 3.0, 5.0], service=0.25, latency=(0.0, 0.125))
+    assert calibrate(without_cluster(simulate(cluster, 300))) == cluster
+
+
+def test_the_calibrated_cluster_is_the_simulated_one():
+    """Its simulation has the throughput and the staleness of the trace that it was made of."""
+    trace = simulate(Cluster(6, "gamma(1, 0.4)", "exponential(0.1)", "exponential(0.2)"), 3_000, seed=1)
+    again = simulate(calibrate(trace), 3_000, seed=2).summary()
+    for name, tolerance in (("throughput", 0.05), ("staleness_std", 0.1), ("utilisation", 0.1)):
+        assert again[name] == pytest.approx(trace.summary()[name], rel=tolerance)
+
+
+def test_one_law_for_all_or_one_each():
+    slow = Cluster(4, ["gamma(1, 0.3)"] * 3 + ["gamma(1.5, 0.3)"], 0.01)
+    trace = simulate(slow, 800, seed=0)
+    found = calibrate(trace)
+    assert [law.mean for law in found.compute_laws] == pytest.approx([1, 1, 1, 1.5], rel=0.1)
+    assert isinstance(calibrate(trace, per_worker=False).compute, LogNormal | Gamma | Weibull)
+    assert len(set(calibrate(trace, law="empirical").compute_laws)) == 4
+    alike = simulate(Cluster(4, "gamma(1, 0.3)", 0.01), 800, seed=0)
+    assert isinstance(calibrate(alike).compute, Gamma)
+    assert isinstance(calibrate(alike, law="empirical").compute, Empirical)
+    assert len(set(calibrate(alike, per_worker=True).compute_laws)) == 4
+
+
+def test_separate_reads_tell_the_way_up():
+    cluster = Cluster(
+        5, "gamma(1, 0.3)", "exponential(0.02)", ("uniform(0.2, 0.3)", 0.1), protocol="read_then_write", exclusive=False
+    )
+    found = examine(simulate(cluster, 2_000, seed=3))
+    assert_found(found, "latency down", Constant(0.1))
+    assert_found(found, "latency up", Uniform(0.2, 0.3))
+    assert_found(found, "service", Exponential(0.02))
+    assert (found.cluster.compute.mean, found.cluster.compute.std) == pytest.approx((1.0, 0.3), rel=0.05)
+    assert found.table.set_index("what").loc["service", "samples"] > 3_900  # of both visits
+    assert not found.cluster.exclusive
+
+
+def test_write_then_read():
+    cluster = Cluster(8, "exponential(1)", "exponential(0.06)", protocol="write_then_read", discipline="lowest_rank")
+    found = examine(without_cluster(simulate(cluster, 2_000, seed=3)))
+    assert_found(found, "service", Exponential(0.06))
+    assert_found(found, "compute", Exponential(1.0))
+    assert (found.cluster.discipline, found.cluster.protocol) == ("lowest_rank", "write_then_read")
+
+
+def test_a_known_way_up_is_taken_out():
+    trace = simulate(Cluster(4, "gamma(1, 0.3)", 0.01, (0.5, 0.25)), 2_000, seed=0)
+    assert calibrate(trace).compute.mean == pytest.approx(1.5, rel=0.02)
+    known = calibrate(trace, latency_up=0.5)
+    assert type(known.compute) is Gamma
+    assert (known.compute.mean, known.compute.cv) == pytest.approx((1.0, 0.3), rel=0.05)
+    assert known.latency_up == Constant(0.5)
+    assert known.latency_down.mean == pytest.approx(0.25)
+    both = calibrate(simulate(Cluster(4, "gamma(1, 0.4)", 0.01, "gamma(0.4, 0.5)"), 2_000, seed=0), latency_up="down")
+    assert both.latency_up.mean == pytest.approx(0.4, rel=0.05)
+    assert (both.compute.mean, both.compute.std) == pytest.approx((1.0, 0.4), rel=0.05)
+
+
+def test_the_law_of_a_local_step():
+    found = calibrate(simulate(Cluster(4, "gamma(1, 0.5)", 0.1, window=4), 2_000, seed=0))
+    assert found.window == 4
+    assert (found.compute.mean, found.compute.cv) == pytest.approx((1.0, 0.5), rel=0.05)
+
+
+def test_durations_of_no_named_family_are_kept_as_they_are():
+    two_humps = Mixture((Gamma(1.0, 0.1), Gamma(9.0, 0.1)), (0.7, 0.3))
+    trace = simulate(Cluster(4, two_humps, 0.01), 800, seed=0)
+    assert isinstance(calibrate(trace).compute, Empirical)
+    assert calibrate(trace, law="gamma", per_worker=False).compute.mean == pytest.approx(two_humps.mean, rel=0.15)
+
+
+@pytest.mark.parametrize("discipline", ["fifo", "lowest_rank", "random"])
+def test_the_discipline_is_seen_in_the_order_of_service(discipline):
+    trace = without_cluster(simulate(Cluster(8, "gamma(1, 0.3)", 0.15, discipline=discipline), 500, seed=0))
+    assert calibrate(trace, per_worker=False).discipline == discipline
+    other = {"fifo": "lowest_rank", "lowest_rank": "random", "random": "fifo"}[discipline]
+    with pytest.raises(InputError, match=rf"discipline = '{other}': the order of service says '{discipline}': of \d+ "):
+        calibrate(trace, per_worker=False, discipline=other)
+
+
+def test_a_recorded_trace_calibrates_as_the_simulated_one():
+    trace = simulate(Cluster(4, "gamma(1, 0.3)", "exponential(0.1)", 0.05), 500, seed=0)
+    assert calibrate(recorded(trace.frame[list(COMMIT_RECORD)])) == calibrate(trace) == calibrate(trace)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_likelihoods_are_the_largest(name):
+    """Against scipy's own estimates, and its densities."""
+    durations = {"pareto": Pareto(1.0, 4.0)}.get(name, Gamma(2.0, 0.4)).sample(np.random.default_rng(0), 500)
+    found = fit(durations, name)
+    if name in SCIPY:
+        reference = SCIPY[name](*SCIPY[name].fit(durations, floc=0))
+    elif name == "pareto":
+        reference = scipy.stats.pareto(found.law.shape, scale=durations.min())
+    elif name == "uniform":
+        reference = scipy.stats.uniform(durations.min(), np.ptp(durations))
+    else:
+        reference = scipy.stats.expon(scale=durations.mean())
+    assert found.log_likelihood == pytest.approx(reference.logpdf(durations).sum(), rel=1e-6)
+    # scipy's Kolmogorov distance checks the distribution function of the law as well.
+    assert found.distance == pytest.approx(scipy.stats.kstest(durations, reference.cdf).statistic, abs=1e-3)
+
+
+def test_sums_of_steps():
+    """A gamma law of sums is that of its steps; other families are not tried."""
+    sums = Exponential(0.5).sample(np.random.default_rng(0), (2_000, 3)).sum(axis=1)
+    assert fit(sums, steps=3).law.mean == pytest.approx(0.5, rel=0.05)
+    assert isinstance(fit(sums, steps=3).law, Exponential)
+    with pytest.raises(InputError, match=r"law = 'weibull': the durations cannot come from such a law"):
+        fit(sums, "weibull", steps=3)
+    with pytest.raises(InputError, match=r"law = 'empirical': a computation is a sum of 3 local steps"):
+        fit(sums, "empirical", steps=3)
+
+
+def test_what_a_cluster_does_not_know_is_told():
+    trace = simulate(Cluster(4, "gamma(1, 0.3)", 0.01), 1_000, seed=0)
+    slower = stretched(trace, 1.6, 500)
+    with pytest.warns(CalibrationWarning) as warned:
+        calibrate(slower)
+    told = [str(warning.message) for warning in warned]
+    assert told[0].startswith("trace: compute times drift: in the later half they are 1.")
+    assert "successive compute times are correlated" in told[1]
+    assert list(examine(slower).notes) == [text.removeprefix("trace: ") for text in told]
+
+
+def test_a_server_that_lets_visits_wait_is_told():
+    """Each service is taken up late, though the server is free: that is service as well."""
+    frame = simulate(Cluster(4, "gamma(1, 0.3)", 0.2), 400, seed=0).frame
+    late = frame.assign(serve_time=frame["serve_time"] + 0.1)
+    found = examine(recorded(late[list(COMMIT_RECORD)]))
+    assert found.cluster.service.mean == pytest.approx(0.2)
+    assert found.notes[0].startswith(
+        "messages wait 0.1 s on average although the server is free; that is part of the 0.2"
+    )
+
+
+def test_slowdowns_that_workers_share_are_told():
+    """All times pass more slowly now and then, as on a machine that has other work."""
+    trace = simulate(Cluster(6, "gamma(1, 0.2)", 0.01), 1_000, seed=0)
+    seconds = np.arange(int(trace.frame["commit_time"].iloc[-1]) + 2)
+    slowdown = np.random.default_rng(0).lognormal(0, 0.7, len(seconds))
+    shown = np.concatenate([[0.0], np.cumsum(slowdown)[:-1]])
+    frame = trace.frame[list(COMMIT_RECORD)].apply(
+        lambda column: column if column.name == "worker" else np.interp(column, seconds, shown)
+    )
+    notes = examine(recorded(frame), per_worker=False).notes
+    assert any(
+        note.startswith("compute times of different workers at one time are correlated, by 0.") for note in notes
+    )
+
+
+def test_contention_is_told():
+    """Computations that take longer the more others are under way."""
+    draws, begin = np.random.default_rng(0).gamma(20, 1 / 20, 4_000), np.zeros(4)
+    rows, arrive = [], np.array([0.5, 0.6, 0.7, 0.8])
+    for draw in draws:
+        worker = int(np.argmin(arrive))
+        now = arrive[worker]
+        rows.append((worker, begin[worker], now, now, now))
+        begin[worker] = now + (3.0 if len(rows) % 7 == 0 else 0.1)  # a way down, so that not all compute at once
+        others = int(np.count_nonzero((begin <= begin[worker]) & (arrive > begin[worker])))
+        arrive[worker] = begin[worker] + draw * (1 + 0.5 * others)
+    trace = recorded([dict(zip(COMMIT_RECORD, row, strict=True)) for row in rows])
+    with pytest.warns(CalibrationWarning, match=r"depend on how many compute at once: \+\d+% for each other"):
+        calibrate(trace, per_worker=False)
+
+
+GOOD = simulate(Cluster(3, "gamma(1, 0.3)", "exponential(0.2)", window=2), 200, seed=0)
+
+
+def shifted(name, row, by):
+    frame = GOOD.frame.copy()
+    frame.loc[row, name] += by
+    return without_cluster(GOOD, frame)
+
+
+@pytest.mark.parametrize(
+    ("trace", "options", "message"),
+    [
+        (prescribed(3, 100, 4), {}, r"trace: a prescribed trace, which has no times"),
+        (simulate(Cluster(4, 1.0, policy=barrier(2)), 50), {}, r"trace: made under the policy barrier.*asynchronous"),
+        (GOOD.frame, {}, r"must be a Trace"),
+        (simulate(Cluster(3, "gamma(1, 0.3)"), 15), {}, r"trace: \d+ durations for the law of .*; record at least 20"),
+        (
+            shifted("arrive_time", 7, -5.0),
+            {},
+            r"a computation from start_time to arrive_time of row 7 lasts -.* one clock",
+        ),
+        (shifted("start_time", 7, np.nan), {}, r"the way down .* of row 7 lasts nan s; it must be finite"),
+        (GOOD, {"latency_up": 100.0}, r"latency_up = constant\(value=100\): longer than the"),
+        (GOOD, {"latency_up": "exponential(100)"}, r"latency_up = exponential\(mean=100\): longer on average"),
+        (GOOD, {"law": "empirical"}, r"law = 'empirical': a computation is a sum of 2 local steps here"),
+        (GOOD, {"law": "normal"}, r"law = 'normal': unknown; .*choose from best, empirical, exponential, gamma"),
+        (GOOD, {"discipline": "lifo"}, r"discipline = 'lifo': unknown"),
+        (GOOD, {"warm_up": -1}, r"warm_up = -1: must be at least 0"),
+    ],
+)
+def test_refused(trace, options, message):
+    with pytest.raises(InputError, match=message):
+        calibrate(trace, **options)
+
+
+def test_a_server_of_several_threads_is_refused():
+    """Every service of the second kind begins while another is under way."""
+    frame = GOOD.frame.assign(serve_time=GOOD.frame["arrive_time"])
+    with pytest.raises(InputError, match=r"services begin before the one before has ended, .* serves one at a time"):
+        calibrate(without_cluster(GOOD, frame))
+
+
+def test_lost_computations_are_refused():
+    log = GOOD.frame[list(COMMIT_RECORD)].assign(outcome="applied")
+    last = log["commit_time"].max() + 0.1
+    lost = {"worker": 0, "start_time": last, "arrive_time": last, "serve_time": last, "commit_time": last}
+    log.loc[len(log)] = {**lost, "outcome": "cancelled"}
+    reads = log.rename(columns={"arrive_time": "read_arrive_time", "serve_time": "read_serve_time"})
+    trace = recorded(log, reads=reads.assign(read_time=reads["commit_time"]))
+    with pytest.raises(InputError, match=r"trace: outcome of row 200 is 'cancelled'; only a trace of which every"):
+        calibrate(trace)
+
+
+def test_workers_that_stop_early_are_told():
+    """A log that goes on until the last worker has done its share."""
+    frame = simulate(Cluster(4, "gamma(1, 0.3)", 0.01), 400, seed=0).frame
+    log = frame[(frame["worker"] != 2) | (frame["commit"] < 300)]
+    found = examine(recorded(log[list(COMMIT_RECORD)]))
+    assert found.notes[0].startswith("worker 2 had stopped by the end, as 1 of 4 had")

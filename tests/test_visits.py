@@ -1,0 +1,128 @@
+"""Recorded visits: a log gives the trace that a simulation of the same visits gives, and wrong logs are told."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import asyncsim
+from asyncsim import Cluster, InputError, Trace, recorded, simulate
+from asyncsim.bookkeeping import COMMIT_RECORD
+
+PROTOCOLS = {
+    "exchange": {},
+    "read_then_write": {"protocol": "read_then_write"},
+    "read_then_write, two visits": {"protocol": "read_then_write", "exclusive": False},
+    "write_then_read": {"protocol": "write_then_read", "window": 2},
+}
+READ_TIMES = ["read_arrive_time", "read_serve_time", "read_time"]
+LOG = pd.DataFrame(
+    [(0, 0.0, 2.0, 2.0, 2.5), (1, 0.0, 2.1, 2.5, 3.0), (0, 2.5, 4.0, 4.0, 4.5), (1, 3.0, 4.2, 4.5, 5.0)],
+    columns=list(COMMIT_RECORD),
+)
+
+
+def simulated(**options):
+    return simulate(Cluster(5, "gamma(1, 0.5)", "exponential(0.1)", "exponential(0.1)", **options), 300, seed=1)
+
+
+def all_reads(trace):
+    tables = [table.loc[table["job"] > 0, ["worker", *READ_TIMES]] for table in (trace.frame, trace.open_reads)]
+    return pd.concat(tables)
+
+
+@pytest.mark.parametrize("with_reads", [False, True])
+@pytest.mark.parametrize("options", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_the_log_of_a_simulation_gives_its_trace(options, with_reads):
+    """In any order, on a clock that does not begin at zero, and whether reads are told or follow from the commits."""
+    trace = simulated(**options)
+    if trace.source.separate_reads > with_reads:
+        pytest.skip("reads of their own must be told")
+    log = trace.frame[list(COMMIT_RECORD)].sample(frac=1, random_state=0)
+    made = recorded(log, reads=all_reads(trace) if with_reads else None, present=trace.present, seed=1, **options)
+    for name in ("frame", "open_reads", "present"):
+        tables = [getattr(made, name), getattr(trace, name)]
+        if name == "open_reads":
+            tables = [table.sort_values(["worker", "job"]).reset_index(drop=True) for table in tables]
+        pd.testing.assert_frame_equal(*tables, check_exact=True)
+    assert made.source == dataclasses.replace(trace.source, cluster=None)
+
+
+def test_the_clock_begins_anywhere():
+    times = [name for name in LOG if name != "worker"]
+    later = LOG.assign(**{name: LOG[name] + 1024.0 for name in times})
+    pd.testing.assert_frame_equal(recorded(later.to_dict("list")).frame, recorded(LOG.to_dict("records")).frame)
+    assert recorded(later, begin=1023.0).frame["start_time"].iloc[0] == 1.0
+
+
+def test_without_the_workers_clocks():
+    """The computation is taken to begin when its read was served."""
+    frame = recorded(LOG.drop(columns="start_time"), begin=0.0).frame
+    assert frame["start_time"].tolist() == [0.0, 0.0, 2.5, 3.0]
+
+
+def test_a_worker_that_is_killed_and_reads_afresh(tmp_path):
+    """Its lost computation is a row; what it commits next was computed from the fresh read."""
+    log = LOG.assign(outcome="applied")
+    lost = {"worker": 0, "start_time": 4.5, "arrive_time": 4.7, "serve_time": 4.7, "commit_time": 4.7}
+    after = {"worker": 0, "start_time": 6.0, "arrive_time": 7.0, "serve_time": 7.0, "commit_time": 7.5}
+    log = pd.concat([log, pd.DataFrame([{**lost, "outcome": "cancelled"}, {**after, "outcome": "applied"}])])
+    reads = log.rename(columns={"arrive_time": "read_arrive_time", "serve_time": "read_serve_time"})
+    reads = reads.assign(read_time=reads["commit_time"], version=0)
+    reads.loc[reads["outcome"] == "cancelled", READ_TIMES] = 5.8
+    trace = recorded(log, reads=reads)
+    worker_0 = trace.frame[trace.frame["worker"] == 0]
+    assert worker_0["job"].tolist() == [0, 1, 2, 3]
+    assert worker_0["read_time"].tolist() == [0.0, 2.5, 4.5, 5.8]
+    assert worker_0["read_version"].tolist() == [0, 1, 3, 4]
+    assert worker_0["staleness"].tolist() == [0, 1, 0, 0]
+    assert len(trace.taken_up) == 5
+    assert Trace.load(trace.save(tmp_path / "trace.parquet")).frame["outcome"].tolist()[3] == "cancelled"
+
+
+def test_a_recorded_trace_replays():
+    run = asyncsim.replay(recorded(LOG), asyncsim.methods.downpour(), asyncsim.problems.quadratic([1.0]), seed=0)
+    assert np.isfinite(run.commits["loss"]).all()
+
+
+def changed(row, **values):
+    return LOG.assign(**{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()})
+
+
+@pytest.mark.parametrize(
+    ("log", "options", "message"),
+    [
+        (LOG.drop(columns="serve_time"), {}, r"visits: misses serve_time; record worker, start_time"),
+        (LOG.drop(columns="start_time"), {}, r"misses start_time; .*; without start_time, give begin"),
+        (LOG[:0], {}, r"visits: holds no row"),
+        (3, {}, r"visits: not a table"),
+        (changed(2, worker=0.5), {}, r"visits: worker of row 2 is 0\.5; it must be a whole number from 0 to 1"),
+        (LOG, {"workers": 1}, r"visits: worker of row 1 is 1.* from 0 to 0"),
+        (changed(1, serve_time=np.nan), {}, r"serve_time of row 1 is nan; it must be a finite number"),
+        (
+            changed(1, arrive_time=9.0),
+            {},
+            r"serve_time of row 1 is 2\.5; it must not be before arrive_time; record all",
+        ),
+        (changed(2, start_time=2.4), {}, r"start_time of row 2 is 2\.4; it must not be before its read was served"),
+        (LOG, {"begin": 1.0}, r"start_time of row 0 is -1\.0; it must not be before the begin, 1\.0"),
+        (LOG.assign(staleness=[0, 1, 1, 0]), {}, r"staleness of row 3 is 0; it must be 1, counted from the times"),
+        (LOG.assign(outcome="dropped"), {}, r"outcome of row 0 is dropped; it must be 'applied' or 'cancelled'"),
+        (LOG, {"protocol": "write_then_read"}, r"reads: missing; with protocol 'write_then_read' in two visits"),
+        (LOG.assign(outcome=["applied", "cancelled"] * 2), {}, r"reads: missing; after a lost computation"),
+        (LOG, {"protocol": "push"}, r"protocol = 'push': unknown"),
+        (LOG, {"reads": LOG}, r"reads: misses read_arrive_time"),
+    ],
+)
+def test_wrong_logs(log, options, message):
+    with pytest.raises(InputError, match=message):
+        recorded(log, **options)
+
+
+def test_reads_that_are_missing():
+    trace = simulated(protocol="write_then_read")
+    reads = all_reads(trace)
+    reads = reads[reads["worker"] != 3]
+    with pytest.raises(InputError, match=r"reads: worker 3 has 0 for its \d+ computations; .* must have \d+ or \d+"):
+        recorded(trace.frame[list(COMMIT_RECORD)], reads=reads, protocol="write_then_read")
