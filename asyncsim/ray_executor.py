@@ -9,11 +9,13 @@ This module itself imports neither JAX nor a method: a task has JAX's settings b
 import collections
 import contextlib
 import io
+import logging
 import os
 import pickle
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -60,8 +62,15 @@ def joined(address: str | None) -> Iterator[None]:
     if address is not None and address != "auto":
         _require_answer(address)
     try:
-        # Else Ray would join whatever it finds on the machine.
-        ray.init(address=address or "local", log_to_driver=False, include_dashboard=False if address is None else None)
+        with warnings.catch_warnings():
+            # JAX warns of the processes that Ray starts: those become other programs at once.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+            ray.init(
+                address=address or "local",  # else Ray would join whatever it finds on the machine
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                include_dashboard=False if address is None else None,
+            )
     except (RayError, OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"address = {address!r}: no Ray cluster could be joined ({' '.join(str(error).split())}); start one with: "

@@ -212,11 +212,12 @@ def run_cells(
         known.extend(follow(folder, summary) if follow is not None else [])
         return known[len(cells) :]
 
-    def write_config() -> "pd.DataFrame":
-        """Write ``config.json`` with the names of the runs that are missing; return the rows of the others."""
+    def name_missing(interrupted: bool) -> "pd.DataFrame":
+        """Let ``config.json`` name the runs that are missing; return the rows of the others."""
         ended = results.read_summary(folder)
         absent = missing(known, ended)
-        results.write_json(folder / results.CONFIG, {**record, **({results.INCOMPLETE: absent} if absent else {})})
+        if absent or interrupted:
+            results.write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: absent})
         return ended
 
     with study_folder(config, study, record) as folder, opened(config) as executor:
@@ -227,9 +228,9 @@ def run_cells(
                 measure(folder, executor)
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
-                conclude(folder, write_config())
+                conclude(folder, name_missing(interrupted=True))
             raise
-        ended = write_config()
+        ended = name_missing(interrupted=False)
         failed = len(summary) - len(ended)
         if failed == len(summary):
             raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
