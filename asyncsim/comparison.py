@@ -119,7 +119,7 @@ def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]
 
 def missing(cells: Sequence[Cell], summary: pd.DataFrame) -> list[str]:
     """Return the folders of the runs that a study's summary lacks."""
-    there = set(summary["run_folder"])
+    there = set(summary.get("run_folder", ()))  # no such column if all have failed
     return [name for cell in cells for name in cell.wanted if name not in there]
 
 

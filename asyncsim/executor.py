@@ -22,12 +22,15 @@ between real machines and accelerators were not there to be tested.
 """
 
 import contextlib
+import json
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
 
 if TYPE_CHECKING:
@@ -90,6 +93,34 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         return Failure(told, "".join(traceback.format_exception(error)))
+
+
+def map_kept(
+    executor: Executor, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], files: Sequence[Path]
+) -> Iterator[Done]:
+    """Map as an executor does, and keep each value in a JSON file; values whose file is there already are read.
+
+    Parameters
+    ----------
+    executor : Executor
+    function : function
+        What it returns must be values that JSON can hold.
+    jobs : sequence of tuple
+        The arguments of each call.
+    files : sequence of Path
+        One for each job.
+    """
+    missing = []
+    for place, file in enumerate(files):
+        if file.exists():
+            yield Done(place, json.loads(file.read_text()))
+        else:
+            missing.append(place)
+    for done in executor.map(function, [jobs[place] for place in missing]):
+        place = missing[done.place]
+        if not isinstance(done.value, Failure):
+            results.write_json(files[place], done.value)
+        yield Done(place, done.value)
 
 
 def check(config: "StudyOptions") -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from asyncsim import results
 from asyncsim.comparison import FINAL_SHARE, meet
-from asyncsim.executor import Failure, Failures
+from asyncsim.executor import Failure, Failures, map_kept
 from asyncsim.simulation import simulate
 from asyncsim.wave_replay import replay
 
@@ -89,13 +89,13 @@ def _only(cell: "Cell", place: int) -> "Cell":
 def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "Executor") -> None:
     """Write ``limits.csv``, and the runs that they follow from to ``limit_runs.csv``, as the searches end.
 
-    A search that fails has no limits, and the error in the place of them. Runs of searches that an earlier attempt
-    has written there are not made again.
+    A search that fails has no limits, and the error in the place of them. Each that has ended has a file in ``parts``,
+    and is not made again if that is there.
     """
-    known = _known(folder)
     found: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
     failures = Failures()
-    for place, value in executor.map(limits_of, [(search, fraction, known) for search in searched]):
+    files = [folder / "parts" / f"{one.method}-{one.question}-at-{one.at:g}.json" for one in searched]
+    for place, value in map_kept(executor, limits_of, [(search, fraction) for search in searched], files):
         search = searched[place]
         row = {"method": search.method, "question": search.question, "at": search.at}
         told = f"[limits] {search.method}, {search.question}"
@@ -112,9 +112,7 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
         results.write_csv(folder / "limit_runs.csv", pd.DataFrame([run for own in runs for run in own]))
 
 
-def limits_of(
-    search: Search, fraction: float, known: "Mapping[tuple[Any, ...], dict[str, Any]] | None" = None
-) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
+def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
     """Return the limits that a search finds, and a row for each run that it made.
 
     Parameters
@@ -122,8 +120,6 @@ def limits_of(
     search : Search
     fraction : float
         A run is stable if its final minibatch loss is below this fraction of its first.
-    known : mapping, optional
-        Rows of runs that were made before, by `_which`.
     """
     cells = dict(zip(search.values, search.cells, strict=True))
     tried: list[dict[str, Any]] = []
@@ -131,27 +127,12 @@ def limits_of(
     def stable(value: Any) -> bool:
         # In every seed; those after the first that is not are not run.
         for seed in range(cells[value].config.seeds):
-            row = (known or {}).get(_which({"method": search.method, **cells[value].values, "seed": seed}))
-            tried.append(row or _try(cells[value], seed, fraction))
+            tried.append(_try(cells[value], seed, fraction))
             if not tried[-1]["stable"]:
                 return False
         return True
 
     return bisect(search.values, stable), tried
-
-
-def _known(folder: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return the rows of the runs that are in a folder, by `_which`."""
-    try:
-        rows = pd.read_csv(folder / "limit_runs.csv", float_precision="round_trip").to_dict("records")
-    except (FileNotFoundError, pd.errors.EmptyDataError):
-        return {}
-    return {_which(row): row for row in rows}
-
-
-def _which(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what tells the run of a row apart from others."""
-    return tuple(row[name] for name in ("method", "learning_rate", "workers", "seed"))
 
 
 def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:

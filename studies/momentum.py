@@ -10,7 +10,6 @@ Both numbers are estimated from the paths, without knowing either. Compute times
 the workers then come nearly in turn, and what fits their mean path best has another momentum and another step.
 """
 
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_positive
-from asyncsim.executor import Failure, Failures, opened
+from asyncsim.executor import Failure, Failures, map_kept, opened
 from asyncsim.study_config import LawLike, MethodLike, StudyConfig
 from asyncsim.sweep import Result, SweepConfig, draw, study_folder, sweep
 
@@ -273,27 +272,23 @@ def _measure(jobs: "list[tuple[Cell, Method]]", folder: Path, executor: "Executo
     from asyncsim.cluster_text import describe
 
     files = [folder / "parts" / cell.name / f"{method.name}.json" for cell, method in jobs]
-    parts = {place: json.loads(file.read_text()) for place, file in enumerate(files) if file.exists()}
-    missing = [place for place in range(len(jobs)) if place not in parts]
+    parts: dict[int, list[list[dict[str, Any]]]] = {}
     failures = Failures()
-    for done in executor.map(_measured, [jobs[place] for place in missing]):
-        place = missing[done.place]
+    for place, value in map_kept(executor, _measured, jobs, files):
         cell, method = jobs[place]
         told = f"{describe(cell.cluster)}, {method.name}"
-        if isinstance(done.value, Failure):
-            failures.tell(told, done.value)
-            row = {**_of_cell(cell), "method": method.name, "status": results.FAILED, "error": done.value.error}
+        if isinstance(value, Failure):
+            failures.tell(told, value)
+            row = {**_of_cell(cell), "method": method.name, "status": results.FAILED, "error": value.error}
             parts[place] = [[], [], [row]]
         else:
-            parts[place] = done.value
-            results.write_json(files[place], done.value)
-            (row,), *_ = done.value
+            parts[place] = value
+            (row,), *_ = value
             momentum = f"{row['momentum_measured']:.4f} +- {row['standard_error']:.4f}"
             print(f"{told}: momentum {momentum}", file=sys.stderr, flush=True)
         _write([parts[place] for place in sorted(parts)], folder)
     if not any(row for row, *_ in parts.values()):
         raise InputError(f"all {len(parts)} measurements failed; {folder / results.SUMMARY} has their errors")
-    _write([parts[place] for place in sorted(parts)], folder)
 
 
 def _write(parts: list[list[list[dict[str, Any]]]], folder: Path) -> None:
