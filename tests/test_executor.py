@@ -1,8 +1,13 @@
 """Executors: failed runs are rows, what was interrupted is resumed, and Ray gives the bytes that this process does."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +16,10 @@ import pandas as pd
 import pytest
 
 from asyncsim import InputError, executor, study, sweep
-from asyncsim.executor import Done, Failure, Failures, Local
+from asyncsim.executor import Done, Failure, Failures, Local, map_kept
 from asyncsim.methods import METHODS
 
+ROOT = Path(study.__file__).resolve().parent.parent
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
 #: Four runs in a moment.
 STUDY = ("toy", "--workers=2", "--steps=2", "--seeds=4", "--problem=quadratic", "--methods=downpour")
@@ -119,6 +125,15 @@ def test_only_the_same_configuration_is_resumed(told):
     assert files("mine") == before and sorted(path.name for path in Path().iterdir()) == ["mine", "studies"]
 
 
+def test_values_that_are_kept_are_not_computed_again():
+    files = [Path("parts", f"{place}.json") for place in range(3)]
+    kept = list(map_kept(Local(), lambda x: [x / 3, 1 / (x - 1)], [(0,), (1,), (2,)], files))
+    assert [(done.place, isinstance(done.value, Failure)) for done in kept] == [(0, False), (1, True), (2, False)]
+    again = list(map_kept(Local(), lambda x: "again", [(0,), (1,), (2,)], files))
+    assert again == [kept[0], kept[2], Done(1, "again")]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "finished", "options"),
     [
@@ -225,14 +240,11 @@ def test_without_ray_it_says_how_to_get_it(told, monkeypatch):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Join a small Ray cluster that all tests share; executors stay with that."""
-    import ray
+    """Start a Ray cluster that all tests share; executors that find one stay with it."""
+    from asyncsim.ray_executor import joined
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-        yield ray
-        ray.shutdown()
+    with joined(None):
+        yield
 
 
 def spread(cpus=1, accelerators=0.0):
@@ -270,9 +282,9 @@ def test_ray_passes_on_bad_input_and_what_no_node_can_run(cluster, monkeypatch):
     monkeypatch.setattr(ray_executor, "_HEARTBEAT", 0.1)
     monkeypatch.setattr(ray_executor, "_PATIENCE", 0.1)
     with pytest.raises(
-        InputError, match=r"asks for CPU 3, GPU 0\.5, and no node .* \(nodes: CPU 2, GPU 0\); ask for less"
+        InputError, match=r"asks for CPU 9999, GPU 0\.5, and no node .* \(nodes: CPU \d+, GPU \d+\); ask for less"
     ):
-        list(spread(cpus=3, accelerators=0.5).map(job, [()]))
+        list(spread(cpus=9999, accelerators=0.5).map(job, [()]))
 
 
 @needs_ray
@@ -286,14 +298,59 @@ def test_ray_gives_the_bytes_of_this_process(cluster, told):
         "    apply = lambda server, central, message, memory, visit: scaled(central, message)\n"
         "    return downpour(0.05)._replace(name='half', apply=apply)\n"
     )
-    options = ("--workers=3", "--steps=8", "--seeds=2", "--batch-size=8", "--device=cpu")
-    command = ("toy", "--methods=gem,mine.py:half", *options)
+    options = ("--workers=3", "--steps=8", "--seeds=2", "--problem=quadratic", "--device=cpu")
+    command = ("toy", "--methods=downpour,mine.py:half", *options)
     assert told(*command, "--out=here")[0] == 0
     code, err = told(*command, "--executor=ray", "--out=there")
     assert code == 0, err
     assert sorted(line.split(":")[0].split("] ")[1] for line in err if line.startswith("[")) == [
-        f"{method}, seed {seed}" for method in ("gem", "half") for seed in range(2)
+        f"{method}, seed {seed}" for method in ("downpour", "half") for seed in range(2)
     ]
+    assert files("there") == files("here")
+
+
+@needs_ray
+@pytest.mark.full
+def test_a_node_that_is_killed_costs_no_row(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, "-m", "asyncsim.study", "toy", "--workers=4", "--steps=60", "--seeds=8"]
+    command.append("--methods=gem,downpour,adaptive_staleness")
+    options = {"env": environment, "cwd": tmp_path, "text": True, "stderr": subprocess.PIPE}
+    ray_start = [shutil.which("ray", path=Path(sys.executable).parent), "start", "--block", "--num-cpus=1"]
+    ray_start += ["--disable-usage-stats", "--object-store-memory=200000000"]
+    nodes = []
+
+    def start(*given):
+        # Each with its processes in a group of its own, which dies at once.
+        node = subprocess.Popen(
+            [*ray_start, *given], start_new_session=True, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        nodes.append(node)
+        assert any("Ray runtime started" in line for line in node.stdout)
+
+    try:
+        start("--head", f"--port={port}", "--include-dashboard=false")
+        start(f"--address=127.0.0.1:{port}")
+        start(f"--address=127.0.0.1:{port}")
+        err = []
+        with subprocess.Popen(
+            [*command, "--executor=ray", f"--address=127.0.0.1:{port}", "--out=there"], **options
+        ) as run:
+            for line in run.stderr:
+                err.append(line)
+                if line.startswith("[8/24]"):
+                    os.killpg(nodes[1].pid, signal.SIGKILL)
+        assert run.returncode == 0 and any("a run was lost" in line for line in err), "".join(err)
+    finally:
+        for node in nodes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+            node.communicate()
+    here = subprocess.run([*command, "--out=here"], **options)
+    assert here.returncode == 0, here.stderr
+    assert list(pd.read_csv("there/summary.csv")["status"]) == ["finished"] * 24
     assert files("there") == files("here")
 
 
