@@ -1,6 +1,8 @@
 """Methods side by side: the same seeds, the same traces, one folder of results."""
 
 import dataclasses
+import functools
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +14,14 @@ import pandas as pd
 
 from asyncsim import results
 from asyncsim.cluster import Cluster
+from asyncsim.errors import InputError
+from asyncsim.executor import Executor, Failure, Failures, Local
 from asyncsim.laws import Law
 from asyncsim.methods import Method, Timing
 from asyncsim.problems import Problem
 from asyncsim.run import Run
 from asyncsim.simulation import simulate
-from asyncsim.study_config import StudyConfig
+from asyncsim.study_config import StudyConfig, computing_device
 from asyncsim.trace import Trace
 from asyncsim.wave_replay import replay
 
@@ -73,29 +77,33 @@ class Cell(NamedTuple):
 
 
 def compare(
-    cells: Sequence[Cell], folder: Path, follow: Callable[[pd.DataFrame], Sequence[Cell]] | None = None
+    cells: Sequence[Cell],
+    folder: Path,
+    follow: Callable[[pd.DataFrame], Sequence[Cell]] | None = None,
+    executor: Executor | None = None,
 ) -> pd.DataFrame:
     """Replay every method of each cell on one trace per seed; write traces, runs and ``summary.csv`` as they finish.
 
     Methods that need another timing than the cluster's get a trace of their own, from the same random streams. Cells
     of one cluster share their traces. ``follow`` may choose more cells by the summary of these, which are run then.
+    Runs that the folder has already are read from there. ``executor`` computes the others, by default in this process.
 
     Returns
     -------
     pandas.DataFrame
-        One row per cell, method and seed; a run that diverged is a row with that status.
+        One row per cell, method and seed, in that order. A run that diverged is a row with that status; one that ended
+        with an error is a row with the status ``failed``, the ``error``, and no ``run_folder``.
 
     Raises
     ------
     InputError
-        A file cannot be written.
+        A file cannot be written; input that only a run could tell to be bad.
     """
-    rows: list[dict[str, Any]] = []
-    traces = _Traces(folder)
-    _run_all(cells, traces, folder, rows)
+    runs = _Runs(folder, executor or Local())
+    runs.add(cells)
     if follow is not None:
-        _run_all(follow(pd.DataFrame(rows)), traces, folder, rows)
-    return _write(folder, rows)
+        runs.add(follow(results.ended(runs.summary())))
+    return runs.summary()
 
 
 def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]:
@@ -111,7 +119,7 @@ def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]
 
 def missing(cells: Sequence[Cell], summary: pd.DataFrame) -> list[str]:
     """Return the folders of the runs that a study's summary lacks."""
-    there = set(summary["run_folder"])
+    there = set(summary.get("run_folder", ()))  # no such column if all have failed
     return [name for cell in cells for name in cell.wanted if name not in there]
 
 
@@ -180,89 +188,172 @@ def averaged(summary: pd.DataFrame) -> str:
     return f"means over the seeds that finished, of {seeds}" if diverged else f"means over {seeds} seeds"
 
 
-class _Traces:
-    """The traces of a study: each is simulated and written once, the last one is at hand."""
+class _Job(NamedTuple):
+    """A run of a study: a method on a trace of a cluster that meets its timing."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self._paths: dict[tuple[Cluster, int, int], Path] = {}
-        self._last: tuple[tuple[Cluster, int, int], Trace] | None = None
+    cell: Cell
+    method: Method
+    seed: int
+    cluster: Cluster
+    commits: int
+    trace_file: str
 
-    def get(self, cluster: Cluster, commits: int, seed: int, name: Path) -> tuple[Trace, str]:
-        """Return a trace and its file inside the study's folder, which has this name if it is new."""
-        key = (cluster, commits, seed)
-        if self._last is None or self._last[0] != key:
-            self._last = key, simulate(cluster, commits=commits, seed=seed)
-        trace = self._last[1]
-        if key not in self._paths:
-            self._paths[key] = trace.save(self._folder / "traces" / name.with_suffix(".parquet"))
-        return trace, self._paths[key].relative_to(self._folder).as_posix()
+    @property
+    def run_folder(self) -> str:
+        return self.cell.folder_of(self.method, self.seed)
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What `_replayed` is called with."""
+        config = self.cell.config
+        # Worker steps of the study's cluster, in those of the trace at hand.
+        share = max(1, self.cell.cluster.workers // self.cluster.workers)
+        options = {
+            "precision": config.precision,
+            "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,
+            "diagnose_every": config.diagnose_every * share,
+            "diagnose_energy": config.diagnose_energy,
+            "proxy_momentum": config.momentum,
+        }
+        return self.cluster, self.commits, self.seed, self.method, self.cell.problem, options, config.device
 
-def _run_all(cells: Sequence[Cell], traces: _Traces, folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Run some cells, and add their rows to those that there are."""
-    total = len(rows) + sum(len(cell.wanted) for cell in cells)
-    for cell in cells:
-        for row in _runs(cell, traces, folder):
-            rows.append(row)
-            _write(folder, rows)
-            print(f"[{len(rows)}/{total}] {_told(cell, row)}", file=sys.stderr, flush=True)
+    @property
+    def of_cell(self) -> dict[str, Any]:
+        """The columns that tell which run it is."""
+        workers = self.cell.cluster.workers
+        return {**self.cell.values, "workers": workers, "method": self.method.name, "seed": self.seed}
 
-
-def _runs(cell: Cell, traces: _Traces, folder: Path) -> "Iterator[dict[str, Any]]":
-    config, cluster = cell.config, cell.cluster
-    for seed in range(config.seeds):
-        for method in cell.methods:
-            needed = meet(cluster, method.timing)
-            name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
-            if needed != cluster and seed == 0:
-                print(f"note: {method.name} needs {_needs(method.timing)}: it gets its own traces", file=sys.stderr)
-            # The same number of gradients for all.
-            commits = same_gradients(config.commits, cluster, needed)
-            trace, trace_file = traces.get(needed, commits, seed, Path(cell.name, name))
-            # Worker steps of the study's cluster, in those of the trace at hand.
-            share = max(1, cluster.workers // needed.workers)
-            started = time.perf_counter()
-            run = replay(
-                trace,
-                method,
-                cell.problem,
-                seed=seed,
-                precision=config.precision,
-                evaluate_every=None if config.evaluate_every is None else config.evaluate_every * share,
-                diagnose_every=config.diagnose_every * share,
-                diagnose_energy=config.diagnose_energy,
-                proxy_momentum=config.momentum,
-            )
-            run.save(folder / cell.folder_of(method, seed))
-            yield {
-                **cell.values,
-                "workers": cluster.workers,
-                "method": method.name,
-                "seed": seed,
-                **outcome(run, trace),
-                **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
-                **{f"trace.{name}": value for name, value in trace.summary().items()},
-                "own_workers": needed.workers,
-                "own_trace": needed != cluster,
-                "trace_file": trace_file,
-                "run_folder": cell.folder_of(method, seed),
-                "_seconds": time.perf_counter() - started,
-            }
+    @property
+    def of_trace(self) -> dict[str, Any]:
+        """The columns of its own timing."""
+        return {"own_workers": self.cluster.workers, "own_trace": self.cluster != self.cell.cluster}
 
 
-def _write(folder: Path, rows: list[dict[str, Any]]) -> pd.DataFrame:
-    # Wall-clock times are told, not written: the same configuration writes the same bytes.
-    summary = pd.DataFrame(rows).drop(columns="_seconds", errors="ignore")
-    results.write_csv(folder / results.SUMMARY, summary)
-    return summary
+class _Replayed(NamedTuple):
+    run: Run
+    trace: Trace
+    seconds: float
+
+
+class _Runs:
+    """The runs of a study in its own order, whatever the order in which they finish, and their rows so far."""
+
+    def __init__(self, folder: Path, executor: Executor):
+        self._folder, self._executor = folder, executor
+        self._traces: dict[tuple[Cluster, int, int], str] = {}
+        self._jobs: list[_Job] = []
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._failures = Failures()
+
+    def add(self, cells: Sequence[Cell]) -> None:
+        """Compute the runs of some cells, but for those that are there already."""
+        first = len(self._jobs)
+        for cell in cells:
+            self._jobs += self._jobs_of(cell)
+        places = range(first, len(self._jobs))
+        for place in places:
+            self._read(place)
+        missing = [place for place in places if place not in self._rows]
+        if len(missing) < len(places):
+            self._write()
+        for done in self._executor.map(_replayed, [self._jobs[place].arguments for place in missing]):
+            self._take(missing[done.place], done.value)
+
+    def summary(self) -> pd.DataFrame:
+        """Return the rows, failed ones without those columns that only a run has."""
+        rows = sorted(self._rows.items())
+        # The columns come in the order of a row that has all.
+        rows.sort(key=lambda item: item[1]["status"] == results.FAILED)
+        places = [place for place, _ in rows]
+        return pd.DataFrame([row for _, row in rows], index=places).sort_index().reset_index(drop=True)
+
+    def _jobs_of(self, cell: Cell) -> "Iterator[_Job]":
+        config, cluster = cell.config, cell.cluster
+        for seed in range(config.seeds):
+            for method in cell.methods:
+                needed = meet(cluster, method.timing)
+                name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
+                if needed != cluster and seed == 0:
+                    print(f"note: {method.name} needs {_needs(method.timing)}: it gets its own traces", file=sys.stderr)
+                # The same number of gradients for all.
+                commits = same_gradients(config.commits, cluster, needed)
+                file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
+                file = self._traces.setdefault((needed, commits, seed), file)
+                yield _Job(cell, method, seed, needed, commits, file)
+
+    def _read(self, place: int) -> None:
+        """Add the row of a run that an earlier attempt has left in the folder."""
+        job = self._jobs[place]
+        run_folder, trace_file = self._folder / job.run_folder, self._folder / job.trace_file
+        if not run_folder.exists():
+            return
+        try:
+            self._add(place, Run.load(run_folder), Trace.load(trace_file), "read")
+        except InputError as error:
+            print(f"note: {error}: computed again", file=sys.stderr)
+            shutil.rmtree(run_folder)
+            trace_file.unlink(missing_ok=True)
+
+    def _take(self, place: int, value: "_Replayed | Failure") -> None:
+        """Write what a run has brought."""
+        job = self._jobs[place]
+        if isinstance(value, Failure):
+            failed = {"status": results.FAILED, "error": value.error}
+            self._rows[place] = {**job.of_cell, **failed, **job.of_trace}
+            self._failures.tell(f"[{len(self._rows)}/{len(self._jobs)}] {_where(job)}", value)
+        else:
+            if not (self._folder / job.trace_file).exists():
+                value.trace.save(self._folder / job.trace_file)
+            value.run.save(self._folder / job.run_folder)
+            self._add(place, value.run, value.trace, f"in {value.seconds:.1f} s")
+        self._write()
+
+    def _write(self) -> None:
+        results.write_csv(self._folder / results.SUMMARY, self.summary())
+
+    def _add(self, place: int, run: Run, trace: Trace, how: str) -> None:
+        job = self._jobs[place]
+        # Wall-clock times are told, not written: the same configuration writes the same bytes.
+        self._rows[place] = {
+            **job.of_cell,
+            **outcome(run, trace),
+            **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
+            **{f"trace.{name}": value for name, value in trace.summary().items()},
+            **job.of_trace,
+            "trace_file": job.trace_file,
+            "run_folder": job.run_folder,
+        }
+        told = f"{_where(job)}: {_told(self._rows[place])}, {how}"
+        print(f"[{len(self._rows)}/{len(self._jobs)}] {told}", file=sys.stderr, flush=True)
+
+
+def _replayed(
+    cluster: Cluster, commits: int, seed: int, method: Method, problem: Problem, options: dict[str, Any], device: str
+) -> _Replayed:
+    """Return a run and its trace: a job of an executor."""
+    with computing_device(device):
+        trace = _trace(cluster, commits, seed)
+        started = time.perf_counter()
+        run = replay(trace, method, problem, seed=seed, **options)
+        return _Replayed(run, trace, time.perf_counter() - started)
+
+
+@functools.lru_cache(maxsize=1)
+def _trace(cluster: Cluster, commits: int, seed: int) -> Trace:
+    """Simulate a trace; the last one is at hand for the next method."""
+    return simulate(cluster, commits=commits, seed=seed)
 
 
 def _needs(timing: Timing) -> str:
     return ", ".join(f"{name} = {value}" for name, value in timing._asdict().items() if value is not None)
 
 
-def _told(cell: Cell, row: dict[str, Any]) -> str:
-    how = f"diverged at commit {row['diverged_at']}" if row["status"] == "diverged" else f"loss {row['final_loss']:.3g}"
-    where = "".join(f"{name} {value}, " for name, value in cell.values.items())
-    return f"{where}{row['method']}, seed {row['seed']}: {how}, in {row['_seconds']:.1f} s"
+def _where(job: _Job) -> str:
+    values = "".join(f"{name} {value}, " for name, value in job.cell.values.items())
+    return f"{values}{job.method.name}, seed {job.seed}"
+
+
+def _told(row: dict[str, Any]) -> str:
+    return (
+        f"diverged at commit {row['diverged_at']}" if row["status"] == "diverged" else f"loss {row['final_loss']:.3g}"
+    )

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 #: The table that makes a folder of results one; a folder without it holds nothing that was finished.
 SUMMARY = "summary.csv"
+#: What the results depend on, and the names of the runs that are missing.
+CONFIG, INCOMPLETE = "config.json", "incomplete"
+#: Status of a run that ended with an error: a row of the summary without a folder.
+FAILED = "failed"
 
 
 @contextlib.contextmanager
@@ -48,12 +52,64 @@ def new_folder(out: str | os.PathLike | None, study: str) -> Iterator[Path]:
         Passed on, saying where the finished results are.
     """
     folder, made = _default_folder(study) if out is None else _given_folder(Path(out))
+    with _telling(folder):
+        try:
+            yield folder
+        except BaseException:
+            if not (folder / SUMMARY).exists():
+                _take_away(folder, made)
+            raise
+
+
+@contextlib.contextmanager
+def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator[Path]:
+    """Return to the folder of a study that ended early; whatever happens, nothing of it is taken away.
+
+    Parameters
+    ----------
+    folder : path
+    record : mapping
+        What its ``config.json`` must hold, besides ``incomplete``.
+
+    Yields
+    ------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InputError
+        It holds no study, or one of another configuration.
+    KeyboardInterrupt
+        Passed on, saying where the finished results are.
+    """
+    folder = Path(folder)
     try:
+        found = json.loads((folder / CONFIG).read_text())
+        found.pop(INCOMPLETE, None)
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"resume = {str(folder)!r}: no results of a study ({error}); give the folder of one"
+        ) from error
+    wanted = json.loads(json.dumps(record))
+    differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if differing:
+        told = "; ".join(f"{name} = {found.get(name)!r}, not {wanted.get(name)!r}" for name in differing[:3])
+        raise InputError(
+            f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options that it was "
+            "made with, or begin anew with out"
+        )
+    with _telling(folder):
         yield folder
+
+
+@contextlib.contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Let interruptions and bad input say where the finished results are."""
+    try:
+        yield
     except BaseException as error:
         finished = (folder / SUMMARY).exists()
-        if not finished:
-            _take_away(folder, made)
         if isinstance(error, KeyboardInterrupt):
             told = f"what was finished is in {folder}" if finished else "nothing was finished"
             raise KeyboardInterrupt(told) from None
@@ -93,6 +149,19 @@ def write_json(path: Path, values: Any) -> Path:
 def write_csv(path: Path, table: "pd.DataFrame") -> Path:
     """Write a table, numbers with all their digits."""
     return write_whole(path, lambda partial: table.to_csv(partial, index=False))
+
+
+def read_summary(folder: Path) -> "pd.DataFrame":
+    """Read the rows of a study's summary that have a run: those that failed have only an error."""
+    import pandas as pd
+
+    summary = pd.read_csv(folder / SUMMARY)
+    return ended(summary) if "status" in summary else summary
+
+
+def ended(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the rows of a summary that have a run."""
+    return summary[summary["status"] != FAILED].drop(columns="error", errors="ignore").reset_index(drop=True)
 
 
 def _default_folder(study: str) -> tuple[Path, list[Path]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from asyncsim import executor
 from asyncsim.cluster import Cluster, HeterogeneityWarning
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
 from asyncsim.laws import Law, parse
@@ -33,6 +34,8 @@ else:
 
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
+#: Options on which no result depends.
+_ELSEWHERE = {"out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"}
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,16 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """Where to compute; default leaves it to JAX."""
     out: Path | None = None
     """Folder for the results, new or empty. None: the first free one of results/STUDY, results/STUDY-2, ..."""
+    resume: Path | None = None
+    """Folder of the same study that was interrupted, or of which runs failed: what is missing there is computed."""
+    executor: Literal["local", "ray"] = "local"
+    """Where independent runs are computed: local, in this process; ray, on all cores or machines of a Ray cluster."""
+    address: str | None = None
+    """Of a running Ray cluster: auto, or HOST:PORT. None: one is started on this machine (ray)."""
+    cpus_per_run: int = 1
+    """Cores that each run reserves (ray)."""
+    accelerators_per_run: float = 0.0
+    """GPUs, with --device tpu TPUs, that each run reserves; a fraction shares one (ray)."""
 
     @property
     def precision(self) -> str:
@@ -171,6 +184,9 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None:
             raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
+        if self.out is not None and self.resume is not None:
+            raise InputError(f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it out")
+        executor.check(self)
 
     def make_methods(self) -> "list[Method]":
         """Return the methods, saying aloud which changed options some of them ignore.
@@ -237,31 +253,12 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         self._say_ignored(options, {self.problem: set(arguments)})
         return factory(**{name: value for name, value in arguments.items() if value is not None})
 
-    @contextlib.contextmanager
-    def computing_device(self) -> Iterator[None]:
-        """Let JAX compute on the chosen kind of device, for the length of a ``with`` block.
-
-        Raises
-        ------
-        InputError
-            JAX finds no such device.
-        """
-        import jax
-
-        if self.device == "default":
-            yield
-            return
-        try:
-            device = jax.devices(self.device)[0]
-        except RuntimeError:
-            raise InputError(
-                f"device = {self.device!r}: JAX finds none here; choose default, which is {jax.default_backend()}"
-            ) from None
-        with jax.default_device(device):
-            yield
+    def computing_device(self) -> contextlib.AbstractContextManager[None]:
+        """Let JAX compute on the chosen kind of device; see `computing_device`."""
+        return computing_device(self.device)
 
     def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
-        """Return what the results depend on, as values that JSON can hold; ``out`` is left out.
+        """Return what the results depend on, as values that JSON can hold; where they are computed is left out.
 
         Options of methods and problems stand where they count: in ``hyperparameters`` of each method and in
         ``problem_config``, as these very objects have them. Of a method's functions only the name is kept.
@@ -272,7 +269,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         from asyncsim.problems import PROBLEMS
         from asyncsim.trace import package_versions
 
-        elsewhere = _options_of([*METHODS.values(), *PROBLEMS.values()]) | {"out", "methods", "problem"}
+        elsewhere = _options_of([*METHODS.values(), *PROBLEMS.values()]) | {"methods", "problem"} | _ELSEWHERE
         elsewhere -= {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
@@ -398,6 +395,30 @@ class StudyConfig(StudyOptions):
             return parse(value) if isinstance(value, str) else value
         except InputError as error:
             raise InputError(f"{option} = {value!r}: {error}") from None
+
+
+@contextlib.contextmanager
+def computing_device(kind: str) -> Iterator[None]:
+    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves it to JAX.
+
+    Raises
+    ------
+    InputError
+        JAX finds no such device.
+    """
+    import jax
+
+    if kind == "default":
+        yield
+        return
+    try:
+        device = jax.devices(kind)[0]
+    except RuntimeError:
+        raise InputError(
+            f"device = {kind!r}: JAX finds none here; choose default, which is {jax.default_backend()}"
+        ) from None
+    with jax.default_device(device):
+        yield
 
 
 def split_names(names: Iterable[Any]) -> list[Any]:

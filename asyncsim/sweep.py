@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count
+from asyncsim.executor import opened
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import StudyConfig, StudyOptions, factory_options
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.comparison import Cell
+    from asyncsim.executor import Executor
     from asyncsim.run import Run
     from asyncsim.trace import Trace
 
@@ -175,10 +178,12 @@ def run_cells(
     config: StudyOptions,
     cells: "Sequence[Cell]",
     conclude: Callable[[Path, "pd.DataFrame"], None],
-    measure: Callable[[Path], None] | None = None,
+    measure: "Callable[[Path, Executor], None] | None" = None,
     follow: "Callable[[Path, pd.DataFrame], Sequence[Cell]] | None" = None,
 ) -> Result:
-    """Run the cells of a study into a new folder, and conclude.
+    """Run the cells of a study into a new folder, or those that are missing in an old one, and conclude.
+
+    A run that fails is a row of the summary with its error; the study ends with an error only if all of them do.
 
     Parameters
     ----------
@@ -189,14 +194,15 @@ def run_cells(
     conclude : function
         From the folder and the summary: draws the figures and prints the tables of the runs that there are.
     measure : function, optional
-        What is to be measured after all cells and before the conclusion; writes its own tables into the folder.
+        What is to be measured after all cells and before the conclusion, with the executor that computes independent
+        jobs; writes its own tables into the folder.
     follow : function, optional
         From the folder and the summary of these cells to more of them, chosen by it, which are run then.
 
     Raises
     ------
     InputError
-        A folder or a disk that cannot be written.
+        A folder or a disk that cannot be written; an executor that cannot be had; no run that did not fail.
     KeyboardInterrupt
         Passed on; tables and figures of the runs that were finished are there then, and ``config.json`` names those
         that are missing.
@@ -212,20 +218,45 @@ def run_cells(
         known.extend(follow(folder, summary) if follow is not None else [])
         return known[len(cells) :]
 
-    with results.new_folder(config.out, study) as folder:
-        results.write_json(folder / "config.json", record)
+    def name_missing(interrupted: bool) -> "pd.DataFrame":
+        """Let ``config.json`` name the runs that are missing; return the rows of the others."""
+        ended = results.read_summary(folder)
+        absent = missing(known, ended)
+        if absent or interrupted:
+            results.write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: absent})
+        return ended
+
+    with study_folder(config, study, record) as folder, opened(config) as executor:
+        results.write_json(folder / results.CONFIG, record)
         try:
-            summary = compare(cells, folder, chosen)
+            summary = compare(cells, folder, chosen, executor)
             if measure is not None:
-                measure(folder)
+                measure(folder, executor)
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
-                finished = _summary(folder)
-                results.write_json(folder / "config.json", {**record, "incomplete": missing(known, finished)})
-                conclude(folder, finished)
+                conclude(folder, name_missing(interrupted=True))
             raise
-        conclude(folder, summary)
+        ended = name_missing(interrupted=False)
+        failed = len(summary) - len(ended)
+        if failed == len(summary):
+            raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
+        conclude(folder, ended)
+        if failed:
+            print(
+                f"note: {failed} of {len(summary)} runs failed; {results.SUMMARY} has their errors, and --resume "
+                f"{folder} tries them again",
+                file=sys.stderr,
+            )
     return Result(folder, summary)
+
+
+def study_folder(
+    config: StudyOptions, study: str, record: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[Path]:
+    """Return the folder that a study writes to, a new one or that which is resumed; see `asyncsim.results`."""
+    if config.resume is None:
+        return results.new_folder(config.out, study)
+    return results.old_folder(config.resume, record)
 
 
 def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str], tables: Sequence[str] = ()) -> None:
@@ -261,7 +292,7 @@ def read(folder: str | os.PathLike, study: str) -> Finished:
     remedy = f"make some with: python -m asyncsim.study {study} --out FOLDER"
     try:
         config = json.loads((folder / "config.json").read_text())
-        summary = _summary(folder)
+        summary = results.read_summary(folder)
         found = config["study"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"folder = {str(folder)!r}: no results of the study {study} ({error}); {remedy}") from error
@@ -274,12 +305,6 @@ def draw(study: str, folder: Path, paper: str = "gem") -> list[Path]:
     """Draw the figures that a paper has of a study, of which there may be none, into its folder."""
     path = shipped("figures") / paper / "__init__.py"
     return load_file(f"asyncsim.figures.{paper}", path).draw_study(study, folder)
-
-
-def _summary(folder: Path) -> "pd.DataFrame":
-    import pandas as pd
-
-    return pd.read_csv(folder / results.SUMMARY)
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:

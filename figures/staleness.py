@@ -37,6 +37,7 @@ from asyncsim.curves import (
 )
 from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
+from asyncsim.results import read_summary
 from asyncsim.run import Run
 from asyncsim.trace import Trace
 from asyncsim.wording import counted
@@ -138,7 +139,7 @@ def read(folder: Path) -> Results:
         raise InputError(f"folder = {str(folder)!r}: no such folder; {_REMEDY}")
     try:
         config = json.loads((folder / "config.json").read_text())
-        summary = pd.read_csv(folder / "summary.csv")
+        summary = read_summary(folder)
         rows = summary[["method", "trace_file", "run_folder"]]
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"folder = {str(folder)!r}: no results of the staleness study ({error}); {_REMEDY}") from error

@@ -1,21 +1,21 @@
 """The largest number of workers, and the largest learning rate, with which a method still learns: by bisection."""
 
-import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from asyncsim import results
 from asyncsim.comparison import FINAL_SHARE, meet, same_gradients
+from asyncsim.executor import Failure, Failures, map_kept
 from asyncsim.simulation import simulate
 from asyncsim.wave_replay import replay
 
 if TYPE_CHECKING:
     from asyncsim.comparison import Cell
-    from asyncsim.methods import Method
+    from asyncsim.executor import Executor
     from asyncsim.run import Run
 
 
@@ -35,44 +35,111 @@ def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, An
     return values[held] if held >= 0 else None, values[failed] if failed < len(values) else None
 
 
-class Limits:
-    """The limits of a study's methods, and the runs that they follow from.
+class Search(NamedTuple):
+    """What one bisection is to find: the largest stable number of workers, or learning rate, of a method.
+
+    Attributes
+    ----------
+    method, question : str
+        ``question`` is what the values are of, ``workers`` or ``learning_rate``.
+    at : float
+        The other of the two.
+    values : tuple
+        Those that may be tried, ascending.
+    cells : tuple of Cell
+        One for each value, with only this method.
+    """
+
+    method: str
+    question: str
+    at: float
+    values: tuple[Any, ...]
+    cells: "tuple[Cell, ...]"
+
+
+def searches(
+    cells: "Mapping[tuple[int, float], Cell]", counts: Sequence[int], rates: Sequence[float], **at: Sequence[Any]
+) -> list[Search]:
+    """Return the bisections over ``counts`` of workers ``at`` each ``learning_rate``, then those over ``rates``.
 
     Parameters
     ----------
     cells : mapping
         From workers and learning rate to the cell, for all that may be tried.
+    counts : sequence of int
+    rates : sequence of float
+    **at : sequences
+        ``learning_rate`` and ``workers`` at which the other is looked for.
+    """
+    lines: list[tuple[str, float, Sequence[Any], list[Cell]]] = [
+        *(("workers", rate, counts, [cells[n, rate] for n in counts]) for rate in at["learning_rate"]),
+        *(("learning_rate", n, rates, [cells[n, rate] for rate in rates]) for n in at["workers"]),
+    ]
+    return [
+        Search(method.name, question, one, tuple(values), tuple(_only(cell, place) for cell in own))
+        for question, one, values, own in lines
+        for place, method in enumerate(own[0].methods)
+    ]
+
+
+def _only(cell: "Cell", place: int) -> "Cell":
+    return cell._replace(methods=[cell.methods[place]])
+
+
+def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "Executor") -> None:
+    """Write ``limits.csv``, and the runs that they follow from to ``limit_runs.csv``, as the searches end.
+
+    A search that fails has no limits, and the error in the place of them. Each that has ended has a file in ``parts``,
+    and is not made again if that is there.
+    """
+    found: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+    failures = Failures()
+    files = [folder / "parts" / f"{one.method}-{one.question}-at-{one.at:g}.json" for one in searched]
+    for place, value in map_kept(executor, limits_of, [(search, fraction) for search in searched], files):
+        search = searched[place]
+        row = {"method": search.method, "question": search.question, "at": search.at}
+        told = f"[limits] {search.method}, {search.question}"
+        if isinstance(value, Failure):
+            failures.tell(told, value)
+            found[place] = {**row, "error": value.error}, []
+        else:
+            (largest, smallest), tried = value
+            seeds = search.cells[0].config.seeds
+            found[place] = {**row, "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}, tried
+            print(f"{told}: stable up to {largest}, {len(tried)} runs", file=sys.stderr, flush=True)
+        rows, runs = zip(*(found[place] for place in sorted(found)), strict=True)
+        results.write_csv(folder / "limits.csv", pd.DataFrame(list(rows)))
+        results.write_csv(folder / "limit_runs.csv", pd.DataFrame([run for own in runs for run in own]))
+
+
+def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
+    """Return the limits that a search finds, and a row for each run that it made.
+
+    Parameters
+    ----------
+    search : Search
     fraction : float
         A run is stable if its final minibatch loss is below this fraction of its first.
     """
+    cells = dict(zip(search.values, search.cells, strict=True))
+    tried: list[dict[str, Any]] = []
 
-    def __init__(self, cells: "Mapping[tuple[int, float], Cell]", fraction: float):
-        self._cells, self._fraction = cells, fraction
-        self._found: list[dict[str, Any]] = []
-        self._tried: list[dict[str, Any]] = []
+    def stable(value: Any) -> bool:
+        # In every seed; those after the first that is not are not run.
+        for seed in range(cells[value].config.seeds):
+            tried.append(_try(cells[value], seed, fraction))
+            if not tried[-1]["stable"]:
+                return False
+        return True
 
-    def of_workers(self, counts: Sequence[int], rate: float, folder: Path) -> None:
-        """Find and write the largest stable number of workers of each method at a learning rate."""
-        for place, method in enumerate(self._cells[counts[0], rate].methods):
-            cells = [self._cells[n, rate] for n in counts]
-            limits = bisect(counts, functools.partial(self._stable, dict(zip(counts, cells, strict=True)), place))
-            self._keep(method.name, "workers", rate, limits, folder)
+    return bisect(search.values, stable), tried
 
-    def of_rates(self, rates: Sequence[float], workers: int, folder: Path) -> None:
-        """Find and write the largest stable learning rate of each method with a number of workers."""
-        for place, method in enumerate(self._cells[workers, rates[0]].methods):
-            cells = [self._cells[workers, rate] for rate in rates]
-            limits = bisect(rates, functools.partial(self._stable, dict(zip(rates, cells, strict=True)), place))
-            self._keep(method.name, "learning_rate", workers, limits, folder)
 
-    def _stable(self, cells: "Mapping[Any, Cell]", place: int, value: Any) -> bool:
-        """Whether a method is stable in every seed; those after the first that is not are not run."""
-        cell = cells[value]
-        return all(self._try(cell, cell.methods[place], seed) for seed in range(cell.config.seeds))
-
-    def _try(self, cell: "Cell", method: "Method", seed: int) -> bool:
-        config, cluster = cell.config, meet(cell.cluster, method.timing)
-        trace = simulate(cluster, same_gradients(config.commits, cell.cluster, cluster), seed)
+def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
+    config, (method,) = cell.config, cell.methods
+    cluster = meet(cell.cluster, method.timing)
+    trace = simulate(cluster, same_gradients(config.commits, cell.cluster, cluster), seed)
+    with config.computing_device():
         run = replay(
             trace,
             method,
@@ -83,22 +150,13 @@ class Limits:
             diagnose_every=0,
             proxy_momentum=config.momentum,
         )
-        first, last = first_and_last(run, len(trace))
-        stable = run.status == "finished" and last < self._fraction * first
-        row = {"method": method.name, **cell.values, "seed": seed, "status": run.status}
-        self._tried.append({**row, "first_loss": first, "final_loss": last, "stable": stable})
-        where = f"workers {cluster.workers}, learning rate {config.learning_rate:.3g}"
-        told = f"{method.name}, {where}, seed {seed}: {'stable' if stable else 'not stable'}"
-        print(f"[limits] {told}, {run.status}, loss {first:.3g} to {last:.3g}", file=sys.stderr, flush=True)
-        return stable
-
-    def _keep(self, method: str, question: str, at: float, limits: tuple[Any, Any], folder: Path) -> None:
-        largest, smallest = limits
-        row = {"method": method, "question": question, "at": at}
-        seeds = next(iter(self._cells.values())).config.seeds
-        self._found.append({**row, "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds})
-        results.write_csv(folder / "limits.csv", pd.DataFrame(self._found))
-        results.write_csv(folder / "limit_runs.csv", pd.DataFrame(self._tried))
+    first, last = first_and_last(run, len(trace))
+    stable = run.status == "finished" and last < fraction * first
+    row = {"method": method.name, **cell.values, "seed": seed, "status": run.status}
+    where = f"workers {cluster.workers}, learning rate {config.learning_rate:.3g}"
+    told = f"{method.name}, {where}, seed {seed}: {'stable' if stable else 'not stable'}"
+    print(f"[limits] {told}, {run.status}, loss {first:.3g} to {last:.3g}", file=sys.stderr, flush=True)
+    return {**row, "first_loss": first, "final_loss": last, "stable": stable}
 
 
 def first_and_last(run: "Run", commits: int) -> tuple[float, float]:

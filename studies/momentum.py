@@ -11,21 +11,23 @@ the workers then come nearly in turn, and what fits their mean path best has ano
 """
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_positive
+from asyncsim.executor import Failure, Failures, map_kept, opened
 from asyncsim.study_config import LawLike, MethodLike, StudyConfig
-from asyncsim.sweep import Result, SweepConfig, draw, sweep
+from asyncsim.sweep import Result, SweepConfig, draw, study_folder, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.comparison import Cell
+    from asyncsim.executor import Executor
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
@@ -127,20 +129,14 @@ def run(config: Config) -> Result:
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), _grid(config))
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
-        with results.new_folder(config.out, "momentum") as folder:
-            results.write_json(folder / "config.json", record)
-            parts: list[list[dict[str, Any]]] = [[], [], []]
-            for estimate, path, rows in _measured(cells):
-                for part, new in zip(parts, ([estimate], path, rows), strict=True):
-                    part.extend(new)
-                # After every cell, so that an interruption keeps those before.
-                momentum, paths, summary = map(pd.DataFrame, parts)
-                for name, table in zip((*TABLES, results.SUMMARY), (momentum, paths, summary), strict=True):
-                    results.write_csv(folder / name, table)
+        with study_folder(config, "momentum", record) as folder, opened(config) as executor:
+            results.write_json(folder / results.CONFIG, record)
+            _measure([(cell, method) for cell in cells for method in cell.methods], folder, executor)
+            momentum = pd.read_csv(folder / TABLES[0])
             print(report(momentum))
             figures = [path.name for path in draw("momentum", folder)]
-            print(f"\nwrote {folder}: config.json, {', '.join([results.SUMMARY, *TABLES, *figures])}")
-    return Result(folder, summary)
+            print(f"\nwrote {folder}: config.json, parts, {', '.join([results.SUMMARY, *TABLES, *figures])}")
+    return Result(folder, pd.read_csv(folder / results.SUMMARY))
 
 
 def revealing_quadratic() -> "Problem":
@@ -267,24 +263,57 @@ def _grid(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _measured(cells: "list[Cell]") -> Iterator[tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]]:
-    """Yield, of each cell and method, the estimate, the mean path commit by commit, and a row for each seed."""
+def _measure(jobs: "list[tuple[Cell, Method]]", folder: Path, executor: "Executor") -> None:
+    """Write the tables of all cells and methods, after each, so that an interruption keeps those before.
+
+    Each has a file of its own in ``parts``, and those that are there already are not measured again. One that fails is
+    a row of the summary with its error.
+    """
     from asyncsim.cluster_text import describe
 
-    for cell in cells:
-        for method in cell.methods:
-            found = central_paths(cell, method, cell.config.steps)
-            of_cell = {
-                "compute": str(cell.values["compute"]),
-                "workers": cell.cluster.workers,
-                "window": cell.cluster.window,
-            }
-            path = _path(cell, method, found.values)
-            row = {**of_cell, "method": method.name, **_estimated(cell, method, found, path)}
-            told = f"{row['momentum_measured']:.4f} +- {row['standard_error']:.4f}"
-            print(f"{describe(cell.cluster)}, {method.name}: momentum {told}", file=sys.stderr, flush=True)
-            labels = {**of_cell, "method": method.name}
-            yield row, [{**labels, **point} for point in path], [{**of_cell, **seed} for seed in found.rows]
+    files = [folder / "parts" / cell.name / f"{method.name}.json" for cell, method in jobs]
+    parts: dict[int, list[list[dict[str, Any]]]] = {}
+    failures = Failures()
+    for place, value in map_kept(executor, _measured, jobs, files):
+        cell, method = jobs[place]
+        told = f"{describe(cell.cluster)}, {method.name}"
+        if isinstance(value, Failure):
+            failures.tell(told, value)
+            row = {**_of_cell(cell), "method": method.name, "status": results.FAILED, "error": value.error}
+            parts[place] = [[], [], [row]]
+        else:
+            parts[place] = value
+            (row,), *_ = value
+            momentum = f"{row['momentum_measured']:.4f} +- {row['standard_error']:.4f}"
+            print(f"{told}: momentum {momentum}", file=sys.stderr, flush=True)
+        _write([parts[place] for place in sorted(parts)], folder)
+    if not any(row for row, *_ in parts.values()):
+        raise InputError(f"all {len(parts)} measurements failed; {folder / results.SUMMARY} has their errors")
+
+
+def _write(parts: list[list[list[dict[str, Any]]]], folder: Path) -> None:
+    import pandas as pd
+
+    for name, rows in zip((*TABLES, results.SUMMARY), zip(*parts, strict=True), strict=True):
+        results.write_csv(folder / name, pd.DataFrame([row for own in rows for row in own]))
+
+
+def _measured(cell: "Cell", method: "Method") -> list[list[dict[str, Any]]]:
+    """Return, as rows, the estimate of a cell and method, the mean path commit by commit, and what each seed did."""
+    with cell.config.computing_device():
+        found = central_paths(cell, method, cell.config.steps)
+    path = _path(cell, method, found.values)
+    labels = {**_of_cell(cell), "method": method.name}
+    row = {**labels, **_estimated(cell, method, found, path)}
+    return [[row], [{**labels, **point} for point in path], [{**_of_cell(cell), **seed} for seed in found.rows]]
+
+
+def _of_cell(cell: "Cell") -> dict[str, Any]:
+    return {
+        "compute": str(cell.values["compute"]),
+        "workers": cell.cluster.workers,
+        "window": cell.cluster.window,
+    }
 
 
 def _estimated(cell: "Cell", method: "Method", found: Paths, path: list[dict[str, Any]]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asyncsim.executor import Executor
+
 #: Learning rates that are tried, relative to the lowest of the study.
 _RATES = [2 ** (power / 2) for power in range(-8, 11)]
 
@@ -105,13 +107,10 @@ def run(config: Config) -> Result:
         points = list(dict.fromkeys([*grid, *tried] if config.limits else grid))
         cells = dict(zip(points, sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]), strict=True))
 
-        def measure(folder: Path) -> None:
+        def measure(folder: Path, executor: "Executor") -> None:
             module = load_file("asyncsim.studies._limits", Path(__file__).parent / "_limits.py")
-            limits = module.Limits(cells, config.fraction)
-            for rate in config.learning_rate:
-                limits.of_workers(counts, rate, folder)
-            for n in rates_at:
-                limits.of_rates(rates, n, folder)
+            searched = module.searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
+            module.find(searched, config.fraction, folder, executor)
 
         own = [cells[point] for point in dict.fromkeys(grid)]
         return run_cells("stability", config, own, _conclude, measure if config.limits else None)

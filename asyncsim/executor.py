@@ -1,0 +1,180 @@
+"""Where the independent runs of a study are computed: here, one after the other, or on many machines by Ray.
+
+``--executor local`` computes them in this process and in order. ``--executor ray`` starts a Ray cluster on this machine
+and ends it with the study, or joins a running one (``--address``), and computes as many at once as there are cores
+(``--cpus-per-run``) and accelerators (``--accelerators-per-run``). Whatever the order in which they finish, the results
+are written in the order of the study, by the process that was started; with the same number of threads they are the
+same byte for byte. The other processes get that number from this one, as well as JAX's environment variables.
+
+Several machines. Install the same ``asyncsim[ray]`` with the same Python on each; methods, problems and data are sent
+to them, but for modules that a user's own method imports. Then::
+
+    ray start --head --port=6379                                            # on the first
+    ray start --address=FIRST:6379                                          # on each of the others
+    python -m asyncsim.study stability --executor ray --address auto        # on any of them
+    ray stop                                                                # on all, at the end
+
+A run that is lost with its node or process is computed again elsewhere, three times at most. If Ray's head is lost, or
+the process that was started: start it again with ``--resume FOLDER``, which computes only what is missing there.
+
+Tested with Ray 2.60 and three nodes that were processes of one machine, one of which was killed on the way; a network
+between real machines and accelerators were not there to be tested.
+"""
+
+import contextlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
+
+if TYPE_CHECKING:
+    from asyncsim.study_config import StudyOptions
+
+EXECUTORS = ("local", "ray")
+
+
+class Failure(NamedTuple):
+    """Why a job has no result: the error in one line, and where it came from."""
+
+    error: str
+    traceback: str
+
+
+class Done(NamedTuple):
+    """A job that has ended.
+
+    Attributes
+    ----------
+    place : int
+        Which of the jobs.
+    value : object
+        What the function returned, or a `Failure`.
+    """
+
+    place: int
+    value: Any
+
+
+class Executor(Protocol):
+    """What computes independent jobs."""
+
+    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
+        """Call a function with the arguments of each job and yield the results as they are there, in any order.
+
+        Raises
+        ------
+        InputError
+            By the function: a job's input is the study's. Any other error of the function is a `Failure`.
+        """
+        ...
+
+
+class Local:
+    """Computes jobs in this process, in order, each when the one before it was taken."""
+
+    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
+        """See `Executor.map`."""
+        for place, job in enumerate(jobs):
+            yield Done(place, attempt(function, job))
+
+
+def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
+    """Return what a function returns, or a `Failure`; pass on an InputError."""
+    try:
+        return function(*job)
+    except InputError:
+        raise
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        return Failure(told, "".join(traceback.format_exception(error)))
+
+
+def map_kept(
+    executor: Executor, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], files: Sequence[Path]
+) -> Iterator[Done]:
+    """Map as an executor does, and keep each value in a JSON file; values whose file is there already are read.
+
+    Parameters
+    ----------
+    executor : Executor
+    function : function
+        What it returns must be values that JSON can hold.
+    jobs : sequence of tuple
+        The arguments of each call.
+    files : sequence of Path
+        One for each job.
+    """
+    missing = []
+    for place, file in enumerate(files):
+        if file.exists():
+            yield Done(place, json.loads(file.read_text()))
+        else:
+            missing.append(place)
+    for done in executor.map(function, [jobs[place] for place in missing]):
+        place = missing[done.place]
+        if not isinstance(done.value, Failure):
+            results.write_json(files[place], done.value)
+        yield Done(place, done.value)
+
+
+def check(config: "StudyOptions") -> None:
+    """Raise InputError for options of the executor that cannot be used, or if Ray is asked for and not installed."""
+    ray = require_choice("executor", config.executor, EXECUTORS) == "ray"
+    require_count("cpus_per_run", config.cpus_per_run)
+    accelerators = require_nonnegative("accelerators_per_run", config.accelerators_per_run)
+    if not ray:
+        for name, given in (("address", config.address is not None), ("accelerators_per_run", accelerators > 0)):
+            if given:
+                raise InputError(f"{name} = {getattr(config, name)!r}: is an option of --executor ray; add that")
+        return
+    if find_spec("ray") is None:
+        raise InputError("executor = 'ray': Ray is not installed; install it with: pip install \"asyncsim[ray]\"")
+    if accelerators > 1 and accelerators != int(accelerators):
+        raise InputError(f"accelerators_per_run = {accelerators}: above one it must be a whole number")
+    if config.device in ("gpu", "tpu") and not accelerators:
+        raise InputError(
+            f"device = {config.device!r}: runs that Ray spreads have only the accelerators they ask for; "
+            "give accelerators_per_run as well"
+        )
+    if config.device == "cpu" and accelerators:
+        raise InputError(
+            f"accelerators_per_run = {accelerators:g}: would lie idle with device = 'cpu'; give one of them"
+        )
+
+
+@contextlib.contextmanager
+def opened(config: "StudyOptions") -> Iterator[Executor]:
+    """Return the executor that a config asks for, for the length of a ``with`` block.
+
+    Raises
+    ------
+    InputError
+        There is no Ray cluster at the address.
+    """
+    if config.executor == "local":
+        yield Local()
+        return
+    from asyncsim.ray_executor import RayExecutor, joined
+
+    with joined(config.address):
+        yield RayExecutor(config.cpus_per_run, config.accelerators_per_run, tpu=config.device == "tpu")
+
+
+class Failures:
+    """Tells of jobs that failed: of each error the traceback once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, what: str, failure: Failure) -> None:
+        """Print a failure to standard error."""
+        if failure.error not in self._told:
+            self._told.add(failure.error)
+            print(failure.traceback, file=sys.stderr, end="")
+        print(f"{what}: failed: {failure.error}", file=sys.stderr, flush=True)

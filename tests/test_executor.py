@@ -1,0 +1,378 @@
+"""Executors: failed runs are rows, what was interrupted is resumed, and Ray gives the bytes that this process does."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from asyncsim import InputError, executor, study, sweep
+from asyncsim.executor import Done, Failure, Failures, Local, map_kept
+from asyncsim.methods import METHODS
+
+ROOT = Path(study.__file__).resolve().parent.parent
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
+#: Four runs in a moment.
+STUDY = ("toy", "--workers=2", "--steps=2", "--seeds=4", "--problem=quadratic", "--methods=downpour")
+RUNS = [f"runs/downpour-seed{seed}" for seed in range(4)]
+
+
+#: A study that draws nothing.
+TOY = """
+from asyncsim.study_config import StudyConfig as Config
+from asyncsim.sweep import run_cells, sweep
+
+
+def run(config):
+    config.check()
+    with config.computing_device():
+        return run_cells("toy", config, sweep(config, [{}]), lambda folder, summary: None)
+"""
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    enter(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def told(capsys):
+    """Run the command line; return the exit code and the lines on standard error."""
+
+    def run(*arguments: str) -> tuple[int, list[str]]:
+        code = study.main(arguments)
+        return code, capsys.readouterr().err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """What is replayed; an error in ``stops`` ends the replay of that number, from one, and is taken out."""
+    from asyncsim import comparison
+
+    replay, calls, stops = comparison.replay, [], {}
+
+    def watched(trace, method, problem, seed, **options):
+        calls.append(seed)
+        if len(calls) in stops:
+            raise stops.pop(len(calls))
+        return replay(trace, method, problem, seed=seed, **options)
+
+    monkeypatch.setattr(comparison, "replay", watched)
+    return SimpleNamespace(calls=calls, stops=stops)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The files of the study when nothing comes between."""
+    with pytest.MonkeyPatch.context() as patch:
+        enter(tmp_path_factory.mktemp("undisturbed"), patch)
+        assert study.main([*STUDY, "--out=whole"]) == 0
+        return files("whole")
+
+
+def enter(folder: Path, monkeypatch) -> None:
+    """Make a folder with the study in it the working one."""
+    Path(folder, "studies").mkdir()
+    Path(folder, "studies", "toy.py").write_text(TOY)
+    monkeypatch.chdir(folder)
+
+
+def files(folder: str) -> dict[str, bytes]:
+    """Return all tables, traces and runs in a folder; figures are drawn from these."""
+    paths = [path for path in Path(folder).rglob("*") if path.is_file() and path.suffix not in (".png", ".pdf")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+# Resuming
+
+
+def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturbed):
+    replayed.stops[3] = KeyboardInterrupt()
+    assert told(*STUDY, "--out=mine")[0] == 130
+    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == RUNS[2:]
+    # What a process leaves that is killed while it writes a run is never taken, nor a run that lacks a file.
+    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/.downpour-seed2.partial")
+    Path("mine/runs/downpour-seed1/params.npz").unlink()
+    replayed.calls.clear()
+    code, err = told(*STUDY, "--resume=mine")
+    assert code == 0 and replayed.calls == [1, 2, 3]
+    assert any("downpour-seed1" in line and line.endswith("computed again") for line in err)
+    assert any(line.startswith("[1/4] downpour, seed 0: ") and line.endswith(", read") for line in err)
+    assert files("mine") == undisturbed
+
+
+def test_only_the_same_configuration_is_resumed(told):
+    assert told(*STUDY, "--out=mine")[0] == 0
+    before = files("mine")
+    for options, message in [
+        (("--steps=3", "--resume=mine"), "resume = 'mine': holds results of another configuration (steps = 2, not 3)"),
+        (("--resume=absent",), "resume = 'absent': no results of a study"),
+        (("--resume=mine", "--out=other"), "out = 'other': results that are resumed stay where they are; leave it out"),
+    ]:
+        code, err = told(*STUDY, *options)
+        assert code == 2 and message in err[-1], err
+    assert files("mine") == before and sorted(path.name for path in Path().iterdir()) == ["mine", "studies"]
+
+
+def test_values_that_are_kept_are_not_computed_again():
+    files = [Path("parts", f"{place}.json") for place in range(3)]
+    kept = list(map_kept(Local(), lambda x: [x / 3, 1 / (x - 1)], [(0,), (1,), (2,)], files))
+    assert [(done.place, isinstance(done.value, Failure)) for done in kept] == [(0, False), (1, True), (2, False)]
+    again = list(map_kept(Local(), lambda x: "again", [(0,), (1,), (2,)], files))
+    assert again == [kept[0], kept[2], Done(1, "again")]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "finished", "options"),
+    [
+        # Interrupted after the one run of the grid and one of two limits; after one of two cells.
+        ("stability", 2, "--workers 1 --most-workers 1 --methods downpour --problem quadratic --steps 9 --seeds 1"),
+        ("momentum", 1, "--workers 2 --compute exponential(1) constant(1) --seeds 3 --steps 2"),
+    ],
+)
+def test_own_measurements_of_a_study_are_resumed(told, monkeypatch, name, finished, options):
+    monkeypatch.setattr(study.load("stability"), "_RATES", [1.0])
+    for module in (sweep, study.load(name)):
+        monkeypatch.setattr(module, "draw", lambda study, folder: [], raising=False)
+    assert told(name, *options.split(), "--out=whole")[0] == 0
+    taken = []
+
+    class Interrupted(Local):
+        def map(self, function, jobs):
+            for done in super().map(function, jobs):
+                if len(taken) == finished:
+                    raise KeyboardInterrupt
+                taken.append(done)
+                yield done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "Local", Interrupted)
+        assert told(name, *options.split(), "--out=mine")[0] == 130
+    assert told(name, *options.split(), "--resume=mine")[0] == 0
+    assert files("mine") == files("whole")
+
+
+# Failures
+
+
+def test_failed_run_is_a_row_with_its_error(told, replayed, undisturbed):
+    replayed.stops[2] = RuntimeError("out of\nmemory")
+    code, err = told(*STUDY, "--out=mine")
+    assert code == 0 and "[2/4] downpour, seed 1: failed: RuntimeError: out of memory" in err
+    assert any(line.startswith("Traceback") for line in err)
+    assert err[-1].startswith("note: 1 of 4 runs failed; summary.csv has their errors, and --resume mine tries")
+    summary = pd.read_csv("mine/summary.csv")
+    assert list(summary["status"]) == ["finished", "failed", "finished", "finished"]
+    assert summary["error"][1] == "RuntimeError: out of memory" and summary["error"].isna().sum() == 3
+    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == [RUNS[1]]
+    assert told(*STUDY, "--resume=mine")[0] == 0
+    assert files("mine") == undisturbed
+
+
+def test_a_study_of_which_all_runs_fail_ends_with_the_error(told, replayed):
+    replayed.stops |= dict.fromkeys(range(1, 5), RuntimeError("no"))
+    code, err = told(*STUDY, "--out=mine")
+    assert code == 2 and err[-1].startswith("error: all 4 runs failed, the first with RuntimeError: no")
+    assert sum(line.startswith("Traceback") for line in err) == 1
+
+
+def test_every_error_has_one_traceback(capsys):
+    failures = Failures()
+    for error in ("ValueError: a", "ValueError: a", "ValueError: b"):
+        failures.tell("run", Failure(error, f"where {error}\n"))
+    assert [line for line in capsys.readouterr().err.splitlines() if "where" in line] == [
+        "where ValueError: a",
+        "where ValueError: b",
+    ]
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--address auto", "address = 'auto': is an option of --executor ray; add that"),
+        ("--accelerators-per-run 1", "accelerators_per_run = 1.0: is an option of --executor ray; add that"),
+        ("--cpus-per-run 0", "cpus_per_run = 0: must be at least 1"),
+        (
+            "--executor ray --accelerators-per-run 1.5",
+            "accelerators_per_run = 1.5: above one it must be a whole number",
+        ),
+        (
+            "--executor ray --device gpu",
+            "device = 'gpu': runs that Ray spreads have only the accelerators they ask for",
+        ),
+        ("--executor ray --device cpu --accelerators-per-run 1", "accelerators_per_run = 1: would lie idle"),
+    ],
+)
+def test_bad_options(told, monkeypatch, options, message):
+    monkeypatch.setattr(executor, "find_spec", lambda name: True)
+    code, err = told(*STUDY, *options.split())
+    assert (
+        code == 2
+        and err[-1].startswith(f"error: {message}")
+        and [path.name for path in Path().iterdir()] == ["studies"]
+    )
+
+
+def test_without_ray_it_says_how_to_get_it(told, monkeypatch):
+    monkeypatch.setattr(executor, "find_spec", lambda name: None)
+    code, err = told(*STUDY, "--executor=ray")
+    assert code == 2 and err[-1].endswith('Ray is not installed; install it with: pip install "asyncsim[ray]"')
+    assert [path.name for path in Path().iterdir()] == ["studies"]
+
+
+# Ray
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Start a Ray cluster that all tests share; executors that find one stay with it."""
+    from asyncsim.ray_executor import joined
+
+    with joined(None):
+        yield
+
+
+def spread(cpus=1, accelerators=0.0):
+    from asyncsim.ray_executor import RayExecutor
+
+    return RayExecutor(cpus, accelerators)
+
+
+@needs_ray
+def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path, capsys):
+    def job(number):
+        if number == 1:
+            raise ValueError("one")
+        if number == 2 and not (tmp_path / "was here").exists():
+            (tmp_path / "was here").touch()
+            os._exit(1)  # as the system does with a process that takes too much memory
+        return number, os.getpid()
+
+    done = {done.place: done.value for done in spread().map(job, [(number,) for number in range(4)])}
+    assert sorted(done) == [0, 1, 2, 3]
+    assert [done[place][0] for place in (0, 2, 3)] == [0, 2, 3] and os.getpid() not in {done[0][1], done[2][1]}
+    assert done[1].error == "ValueError: one" and "in job" in done[1].traceback
+    assert "note: a run was lost (" in capsys.readouterr().err
+
+
+@needs_ray
+def test_ray_passes_on_bad_input_and_what_no_node_can_run(cluster, monkeypatch):
+    from asyncsim import ray_executor
+
+    def job():
+        raise InputError("workers = 0: must be at least 1")
+
+    with pytest.raises(InputError, match=r"^workers = 0: must be at least 1$"):
+        list(spread().map(job, [()]))
+    monkeypatch.setattr(ray_executor, "_HEARTBEAT", 0.1)
+    monkeypatch.setattr(ray_executor, "_PATIENCE", 0.1)
+    with pytest.raises(
+        InputError, match=r"asks for CPU 9999, GPU 0\.5, and no node .* \(nodes: CPU \d+, GPU \d+\); ask for less"
+    ):
+        list(spread(cpus=9999, accelerators=0.5).map(job, [()]))
+
+
+@needs_ray
+def test_ray_gives_the_bytes_of_this_process(cluster, told):
+    Path("mine.py").write_text(
+        "from asyncsim.methods import Applied, downpour\n"
+        "SCALE = 0.5\n"
+        "def scaled(central, message):\n"
+        "    return Applied(central + SCALE * message)\n"
+        "def half():\n"
+        "    apply = lambda server, central, message, memory, visit: scaled(central, message)\n"
+        "    return downpour(0.05)._replace(name='half', apply=apply)\n"
+    )
+    options = ("--workers=3", "--steps=8", "--seeds=2", "--problem=quadratic", "--device=cpu")
+    command = ("toy", "--methods=downpour,mine.py:half", *options)
+    assert told(*command, "--out=here")[0] == 0
+    code, err = told(*command, "--executor=ray", "--out=there")
+    assert code == 0, err
+    assert sorted(line.split(":")[0].split("] ")[1] for line in err if line.startswith("[")) == [
+        f"{method}, seed {seed}" for method in ("downpour", "half") for seed in range(2)
+    ]
+    assert files("there") == files("here")
+
+
+@needs_ray
+@pytest.mark.full
+def test_a_node_that_is_killed_costs_no_row(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, "-m", "asyncsim.study", "toy", "--workers=4", "--steps=60", "--seeds=8"]
+    command.append("--methods=gem,downpour,adaptive_staleness")
+    options = {"env": environment, "cwd": tmp_path, "text": True, "stderr": subprocess.PIPE}
+    ray_start = [shutil.which("ray", path=Path(sys.executable).parent), "start", "--block", "--num-cpus=1"]
+    ray_start += ["--disable-usage-stats", "--object-store-memory=200000000"]
+    nodes = []
+
+    def start(*given):
+        # Each with its processes in a group of its own, which dies at once.
+        node = subprocess.Popen(
+            [*ray_start, *given], start_new_session=True, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        nodes.append(node)
+        assert any("Ray runtime started" in line for line in node.stdout)
+
+    try:
+        start("--head", f"--port={port}", "--include-dashboard=false")
+        start(f"--address=127.0.0.1:{port}")
+        start(f"--address=127.0.0.1:{port}")
+        err = []
+        with subprocess.Popen(
+            [*command, "--executor=ray", f"--address=127.0.0.1:{port}", "--out=there"], **options
+        ) as run:
+            for line in run.stderr:
+                err.append(line)
+                if line.startswith("[8/24]"):
+                    os.killpg(nodes[1].pid, signal.SIGKILL)
+        assert run.returncode == 0 and any("a run was lost" in line for line in err), "".join(err)
+    finally:
+        for node in nodes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+            node.communicate()
+    here = subprocess.run([*command, "--out=here"], **options)
+    assert here.returncode == 0, here.stderr
+    assert list(pd.read_csv("there/summary.csv")["status"]) == ["finished"] * 24
+    assert files("there") == files("here")
+
+
+@needs_ray
+def test_every_method_can_be_sent():
+    import ray.cloudpickle as cloudpickle
+
+    for name, factory in METHODS.items():
+        assert cloudpickle.loads(cloudpickle.dumps(factory())).name == name
+
+
+@needs_ray
+def test_a_cluster_that_is_not_there(told):
+    from asyncsim.ray_executor import _require_answer
+
+    for address in ("127.0.0.1:9", "nowhere"):  # nothing listens on this port
+        with pytest.raises(InputError, match=f"address = '{address}': no Ray cluster there .* give auto, or HOST:PORT"):
+            _require_answer(address)
+
+
+def test_jobs_here_are_computed_when_they_are_asked_for():
+    calls = []
+    done = Local().map(calls.append, [(0,), (1,)])
+    assert (calls, next(done), calls) == ([0], Done(0, None), [0])
+    assert (next(done), calls) == (Done(1, None), [0, 1])
