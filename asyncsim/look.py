@@ -100,6 +100,8 @@ METHOD_LOOKS = {
     "dc_asgd": Look(SKY, "-", "DC-ASGD"),
     "gap_aware": Look(SKY, "--", "Gap-Aware"),
     "ringleader": Look(GREY, "-", "Ringleader"),
+    "lsgd": Look(GREY, "--", "LSGD"),
+    "lgd": Look(GREY, ":", "LGD"),
     "batch_sgd": Look(BLACK, "-", "batch SGD"),
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 import test_catalogue as catalogue
-from event_loop import cast, deviation
+from event_loop import Memories, cast, deviation
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, simulate
@@ -56,7 +56,10 @@ def one_commit(method, problem, unravel, batch):
         gradients = jax.grad(problem.loss)(unravel(start), batch, key)
         steps, optimizer_state = optimizer.update(gradients, optimizer_state, unravel(start), visit=visit)
         message, worker, diagnostics = method.message(worker, ravel_pytree(steps)[0], start, central, visit)
-        applied = method.apply(server, central, message, memory, visit)
+        if method.sees_loss:
+            visit = visit._replace(loss=problem.loss(unravel(start), batch, key))
+        told = [Memories(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), memory))] if method.sees_memories else []
+        applied = method.apply(server, central, message, memory, visit, *told)
         seen = (
             method.origin(worker, start) if method.origin else start,
             method.proxy(worker) if method.proxy else start,

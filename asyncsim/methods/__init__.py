@@ -17,7 +17,8 @@ from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
-from asyncsim.methods.method import Applied, Method, Timing, Visit, add, gradient_steps, send_update
+from asyncsim.methods.leader import lgd, lsgd
+from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
@@ -45,6 +46,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedbuff": fedbuff,
     "gap_aware": gap_aware,
     "gem": gem,
+    "lgd": lgd,
+    "lsgd": lsgd,
     "rennala": rennala,
     "ringleader": ringleader,
     "ringmaster": ringmaster,
@@ -55,6 +58,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 __all__ = [
     "METHODS",
     "Applied",
+    "Memories",
     "Method",
     "Timing",
     "Visit",
@@ -80,6 +84,8 @@ __all__ = [
     "gap_aware",
     "gem",
     "gradient_steps",
+    "lgd",
+    "lsgd",
     "rennala",
     "ringleader",
     "ringmaster",
