@@ -132,8 +132,10 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> A
 
 def _check_apply(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:
     call = _named(method, "apply")
-    given = (server, central, message, memory, visit)
-    applied = _call(method, "apply", *given, *([_memories(memory)] if method.sees_memories else []))
+    given = [server, central, message, memory, visit]
+    if method.sees_memories:
+        call, given = call.replace("visit", "visit, memories"), [*given, _memories(memory)]
+    applied = _traced(call, method.apply, *given)
     if not isinstance(applied, Applied):
         raise InputError(f"{call} returned {_told(applied)}: must return Applied(central, server, memory)")
     _require_vector(method, "apply", applied.central, central, "the central variable, ")

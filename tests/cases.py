@@ -92,11 +92,12 @@ METHODS = {
     "gem, paper": lambda: methods.gem(variant="paper"),
     "sgd": lambda: methods.sgd(learning_rate=0.01),
     "aeasgd": methods.aeasgd,
+    "lsgd": lambda: methods.lsgd(groups=3, global_every=2),
     "dana_zero": lambda: methods.dana_zero(learning_rate=0.01),
     "ringleader": methods.ringleader,
 }
 #: The protocols that a method can be replayed under begin like this; all, unless stated.
-NEEDS = {"gem, paper": "read_then_write", "sgd": "exchange", "dana_zero": "exchange", "ringleader": "exchange"}
+NEEDS = {"gem, paper": "read_then_write"} | dict.fromkeys(("sgd", "dana_zero", "ringleader", "lsgd"), "exchange")
 
 
 # One of each, so that what is compiled for them is compiled once.

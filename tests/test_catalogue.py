@@ -343,7 +343,7 @@ def nesterov():
     ("method", "counterpart", "window"),
     [
         (methods.gap_aware, methods.sgd, 1),
-        (functools.partial(methods.lsgd, groups=2), methods.downpour, 3),
+        unless(False, functools.partial(methods.lsgd, groups=2), methods.downpour, 3),
         unless(False, methods.lgd, methods.downpour, 3),
         (methods.dana_zero, nesterov, 1),
         unless(False, methods.dana_slim, nesterov, 1),

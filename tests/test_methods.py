@@ -154,6 +154,11 @@ BAD = {
     "server_momentum": [-0.1, 1, "heavy"],
     "period": [0, -1, 2.5, "often"],
     "spread": [-0.1, math.nan, "wide"],
+    "pull": [0, 1.1, -0.1, math.nan, "hard", None],
+    "global_pull": [0, 1.1, -0.1, math.nan, "hard", None],
+    "step_pull": [-0.1, 1, math.nan, "hard", None],
+    "groups": [0, -1, 2.5, "many", None],
+    "global_every": [0, -1, 2.5, "often", None],
     "policy": ["buffred(10)", "buffered(0)", 3],
 }
 

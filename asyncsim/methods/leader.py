@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from asyncsim.errors import require_count, require_share
+from asyncsim.errors import require_count, require_fraction, require_share
 from asyncsim.methods.checks import require_policy
 from asyncsim.methods.method import (
     LEARNING_RATE,
@@ -31,7 +31,7 @@ class LeaderMemory(NamedTuple):
     replica : Array
         As the worker sent it last.
     loss : Array
-        Told with it; infinite before the first visit.
+        Told with it; before the first visit the largest number that there is.
     leader, overall : State
         The leader of its group and the one of all workers that it was last pulled to, if it is pulled at every step;
         else ``()``.
@@ -119,13 +119,12 @@ def lsgd(
     require_share("global_pull", global_pull)
     require_count("groups", groups)
     require_count("global_every", global_every)
-    if step_pull:
-        require_share("step_pull", step_pull)
+    require_fraction("step_pull", step_pull)
     several = groups > 1
 
     def init_memory(central: Array) -> LeaderMemory:
         leader = central if step_pull else ()
-        return LeaderMemory(central, jnp.full((), jnp.inf, central.dtype), leader, leader if several else ())
+        return LeaderMemory(central, _no_loss(central), leader, leader if several else ())
 
     def message(worker, update, start, central, visit):
         return start + update, worker, {}
@@ -228,7 +227,7 @@ def lgd(
     def apply(server, central, message, memory, visit):
         is_best = visit.loss < server.loss
         replica = jnp.where(is_best, message, server.replica)
-        loss = jnp.where(visit.completes, jnp.inf, jnp.where(is_best, visit.loss, server.loss))
+        loss = jnp.where(visit.completes, _no_loss(central), jnp.where(is_best, visit.loss, server.loss))
         return Applied(jnp.where(visit.completes, replica, central), Round(replica, loss), memory)
 
     return Method(
@@ -237,13 +236,18 @@ def lgd(
         optimizer=local,
         message=message,
         apply=apply,
-        init_server=lambda central: Round(central, jnp.full((), jnp.inf, central.dtype)),
+        init_server=lambda central: Round(central, _no_loss(central)),
         init_worker=lambda central: central - pull * central,
         resume=lambda worker, read: worker + pull * read,
         timing=Timing(policy=needed),
         elementwise=True,
         sees_loss=True,
     )
+
+
+def _no_loss(central: Array) -> Array:
+    """Return the loss of a replica that nobody has sent: more than that of any."""
+    return jnp.full((), jnp.finfo(central.dtype).max, central.dtype)
 
 
 def _best(x: Array, losses: Any, visit: Visit, memories: Memories) -> Array:
