@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.methods.method import Array, Method, State
+from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.replay_state import Layout, Pieces, ReplayState
 from asyncsim.rows import row, set_row, tree_row
 
@@ -43,14 +43,22 @@ def build_commits(method: Method, layout: Layout):
             seen = jnp.where(offset == 0, state.central, row(committed.central, jnp.maximum(offset - 1, 0)))
             return jnp.where(offset < 0, row(state.form, piece.form_slot[i]), seen)
 
-        def one(i, central, server, form):
+        def memories(i: Array, committed: Committed) -> tuple[Memories, ...]:
+            """Return what ``apply`` is told of all workers."""
+            if not method.sees_memories:
+                return ()
+            there = jnp.arange(division.piece_size, dtype=i.dtype) < i
+            worker = jnp.where(there, piece.visit.worker, piece.visit.workers)
+            return (Memories(state.workers.memory, committed.memory, worker),)
+
+        def one(i, central, server, form, memories):
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
             worker = tree_row(state.workers._replace(learner=()), visit.worker)
             at = division.position(i)
             row_read, row_update = row(read, at), row(update, at)
             origin = method.origin(worker.method, row_read) if method.origin else row_read
             message, method_state, _ = method.message(worker.method, row_update, row(start, at), form, visit)
-            applied = method.apply(server, central, message, worker.memory, visit)
+            applied = method.apply(server, central, message, worker.memory, visit, *memories)
             proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + row_update
             squares = Squares(*map(division.square, (applied.central - central, applied.central - origin, proxy)))
             kept = () if method.proxy else proxy
@@ -65,7 +73,8 @@ def build_commits(method: Method, layout: Layout):
 
         def step(i, carry):
             before, server_before, new_read, all_committed = carry
-            central, server, committed = one(i, before, server_before, form(i, before, all_committed))
+            told = form(i, before, all_committed), memories(i, all_committed)
+            central, server, committed = one(i, before, server_before, *told)
             # The worker's own read, atomic with its commit.
             if layout.reads == "after":
                 new_read = set_row(new_read, reply(i, central, server, lambda: committed.memory), piece.slot[i])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.flat import Flat
-from asyncsim.methods.method import Array, Method, State, Visit
+from asyncsim.methods.method import Array, Memories, Method, State, Visit
 from asyncsim.replay_state import First, Layout, Pieces, ReplayState
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ class Applying(NamedTuple):
     memory: State
     read: Array
     proxy: State
+    memories: tuple[Memories, ...]  #: of all workers, for methods that see them
 
 
-def build_before(layout: Layout):
+def build_before(method: Method, layout: Layout):
     """Return the jitted function that copies what the first commit of some planned pieces will meet.
 
     Its arguments: the state before these pieces, which running them will overwrite, and the pieces.
@@ -64,8 +65,17 @@ def build_before(layout: Layout):
         row = jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], workers)
         applied: Any = ()
         if layout.diagnose_energy:
-            applied = Applying(state.server, state.central, row.memory, state.read[pieces.slot[0, 0]], row.proxy)
+            read = state.read[pieces.slot[0, 0]]
+            applied = Applying(state.server, state.central, row.memory, read, row.proxy, memories(state))
         return Formed(row.method, central, applied)
+
+    def memories(state: ReplayState) -> tuple[Memories, ...]:
+        if not method.sees_memories:
+            return ()
+        rows = state.workers.memory
+        workers = jax.tree.leaves(rows)[0].shape[0]
+        nothing_newer = jax.tree.map(lambda leaf: leaf[:1], rows), jnp.full(1, workers, jnp.int32)
+        return (Memories(rows, *nothing_newer),)
 
     return jax.jit(before)
 
@@ -73,8 +83,10 @@ def build_before(layout: Layout):
 def build_diagnose(method: Method, flat: Flat, layout: Layout):
     """Return the jitted function that gives the diagnostics of the first commit of some pieces, tensor by tensor."""
 
-    def diagnose(formed: Formed, first: First, pieces: Pieces) -> dict[str, list[Array]]:
+    def diagnose(formed: Formed, first: First, pieces: Pieces, losses: Array) -> dict[str, list[Array]]:
         visit = jax.tree.map(lambda leaf: leaf[0, 0], pieces.visit)
+        if method.sees_loss:
+            visit = visit._replace(loss=losses[0, 0])
         message, worker, diagnostics = method.message(formed.worker, first.update, first.start, formed.central, visit)
         found = dict(diagnostics)
         if layout.diagnose_energy:
@@ -89,7 +101,7 @@ def build_diagnose(method: Method, flat: Flat, layout: Layout):
         """
         given = formed.applied
         origin = method.origin(formed.worker, given.read) if method.origin else given.read
-        central = method.apply(given.server, given.central, message, given.memory, visit).central
+        central = method.apply(given.server, given.central, message, given.memory, visit, *given.memories).central
         proxy = method.proxy(worker) if method.proxy else layout.proxy_momentum * given.proxy + first.update
         opposite = (given.central - origin) * first.update < 0
         return dict(zip(_ENERGIES, ((central - origin) ** 2 / 2, proxy**2 / 2), strict=True)) | {

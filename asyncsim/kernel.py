@@ -138,6 +138,9 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
         learner = read_rows(state.workers.learner, own, division.own_count(count), scratch.learner)
         results = gradients.run(data, key, lanes, learner, piece, scratch.results)
         update = division.to_shards(results.update, count, scratch.shards)
+        if method.sees_loss:
+            in_order = division.position(jnp.arange(division.piece_size))
+            piece = with_losses(piece, division.of_all(results.loss)[in_order])
         state, committed = finish_piece(layout, commits, state, piece, read, start, update, scratch.committed)
         learnt = division.of_all(results.learner)
         learners = write_rows(state.workers.learner, learnt, worker, count, division.position)
@@ -177,6 +180,11 @@ def finish_piece(
     workers = write_rows(state.workers._replace(learner=()), rows, piece.visit.worker, piece.size)
     workers = workers._replace(learner=state.workers.learner)
     return ReplayState(central, server, new_read, form, workers), committed
+
+
+def with_losses(piece: Pieces, loss: Array) -> Pieces:
+    """Return the piece with the losses of its commits in their visits."""
+    return piece._replace(visit=piece.visit._replace(loss=loss.astype(piece.visit.time.dtype)))
 
 
 def read_starts(

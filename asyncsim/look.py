@@ -101,6 +101,8 @@ METHOD_LOOKS = {
     "dc_asgd": Look(SKY, "-", "DC-ASGD"),
     "gap_aware": Look(SKY, "--", "Gap-Aware"),
     "ringleader": Look(GREY, "-", "Ringleader"),
+    "lsgd": Look(GREY, "--", "LSGD"),
+    "lgd": Look(GREY, ":", "LGD"),
     "batch_sgd": Look(BLACK, "-", "batch SGD"),
     "averaging": Look(BLACK, (0, (5, 1, 1, 1, 1, 1)), "model averaging"),
     "rennala": Look(BLACK, "--", "Rennala"),

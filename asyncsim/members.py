@@ -7,7 +7,7 @@ import jax
 
 from asyncsim.flat import Flat
 from asyncsim.local import Learner, LocalResult, build_local
-from asyncsim.methods.method import Array, Method, Visit
+from asyncsim.methods.method import Array, Memories, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, WorkerRow, initial_state
 
@@ -30,22 +30,19 @@ class Members(NamedTuple):
 def batched_method(members: Members, one: Method) -> Method:
     """Return the members' method, all but its optimizer; ``one`` is any of them."""
 
-    def over(name: str, has_visit: bool) -> Any:
+    def over(name: str) -> Any:
         if getattr(one, name) is None:
             return None
 
         def function(*arguments: Any) -> Any:
-            visit = arguments[-1:] if has_visit else ()
-            own = arguments[: len(arguments) - len(visit)]
-            return jax.vmap(lambda values, *own: getattr(members.make(**values), name)(*own, *visit))(
-                dict(members.differing), *own
-            )
+            return jax.vmap(
+                lambda values, *arguments: getattr(members.make(**values), name)(*arguments),
+                in_axes=(0, *map(_axis, arguments)),
+            )(dict(members.differing), *arguments)
 
         return function
 
-    functions = {name: over(name, True) for name in ("message", "apply", "reply")}
-    functions |= {name: over(name, False) for name in ("resume", "origin", "proxy")}
-    return one._replace(**functions)
+    return one._replace(**{name: over(name) for name in ("message", "apply", "reply", "resume", "origin", "proxy")})
 
 
 def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat) -> Callable[..., LocalResult]:
@@ -60,6 +57,15 @@ def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat
         return jax.vmap(one)(dict(members.differing), keys, start, learner, rows)
 
     return local
+
+
+def _axis(argument: Any) -> Any:
+    """Return where an argument of a method's function has its axis of members; of a visit only the loss has one."""
+    shared: Any = None
+    if isinstance(argument, Visit):
+        axes: Any = [0 if name == "loss" else shared for name in Visit._fields]
+        return Visit(*axes)
+    return Memories(rows=1, newer=1, worker=shared) if isinstance(argument, Memories) else 0
 
 
 #: Where the axis of members is: rows of workers and slots stay the leading axis.

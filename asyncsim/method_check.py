@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.errors import InputError
-from asyncsim.methods.method import Applied, Array, Method, Timing, Visit
+from asyncsim.methods.checks import require_switch
+from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit
 from asyncsim.wording import counted
 
 #: What each function is called with.
@@ -49,10 +50,12 @@ def check_method(method: Method, params: Any) -> None:
     kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
-    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": central.dtype, "completes": jnp.bool_}
-    scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
+    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
+    scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items() if name != "loss"}
     visit = Visit(**scalars)
     _check_optimizer(method, params, visit)
+    if method.sees_loss:
+        visit = visit._replace(loss=scalars["time"])
     worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
     if method.resume is not None:
         _require_vector(method, "resume", _call(method, "resume", worker, central), central)
@@ -73,6 +76,8 @@ def check_fields(method: Method) -> None:
         raise InputError(f"{method.name}.hyperparameters = {method.hyperparameters!r}: must be a dict")
     if not isinstance(method.timing, Timing):
         raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
+    for name in ("elementwise", "sees_loss", "sees_memories"):
+        require_switch(f"{method.name}.{name}", getattr(method, name))
     for name, call in _CALLS.items():
         function = getattr(method, name)
         if not callable(function) and not (function is None and name in _OPTIONAL):
@@ -131,12 +136,25 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> A
 
 def _check_apply(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:
     call = _named(method, "apply")
-    applied = _call(method, "apply", server, central, message, memory, visit)
+    given = [server, central, message, memory, visit]
+    if method.sees_memories:
+        call, given = call.replace("visit", "visit, memories"), [*given, _memories(memory)]
+    applied = _traced(call, method.apply, *given)
     if not isinstance(applied, Applied):
         raise InputError(f"{call} returned {_told(applied)}: must return Applied(central, server, memory)")
     _require_vector(method, "apply", applied.central, central, "the central variable, ")
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
     _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
+
+
+def _memories(memory: Any) -> Memories:
+    """Return the shapes of the memories of some workers."""
+
+    def several(count: int) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), memory)
+
+    worker: Any = jax.ShapeDtypeStruct((2,), jnp.int32)
+    return Memories(several(3), several(2), worker)
 
 
 def _call(method: Method, name: str, *given: Any) -> Any:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from asyncsim.commits import Committed, Squares, build_commits
 from asyncsim.division import DEVICES
 from asyncsim.gradients import build_gradients
-from asyncsim.kernel import finish_piece, read_starts
+from asyncsim.kernel import finish_piece, read_starts, with_losses
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState
@@ -96,6 +96,8 @@ def build_pipeline(
             now, before, following = piece(index, COMPUTES), piece(index - 1, COMMITS), piece(index + 1, COMMITS)
             # To the computing device the starts of this piece, to the other the updates of the one before.
             received = lax.ppermute(flow.results.update, DEVICES, [(COMPUTES, COMMITS), (COMMITS, COMPUTES)])
+            if method.sees_loss:
+                before = with_losses(before, lax.ppermute(flow.results.loss, DEVICES, [(COMPUTES, COMMITS)]))
             learner = read_rows(state.workers.learner, now.visit.worker, now.size, flow.learner)
             results = gradients.run(data, key, received, learner, now, flow.results)
             made = First(received[0], results.update[0])

@@ -75,7 +75,7 @@ def compiled_ensemble(
 
     return Program(
         advance=build_advance(method, local, layout, Mesh(np.array([device]), (DEVICES,))),
-        before=build_before(layout),
+        before=build_before(method, layout),
         diagnose=build_diagnose(method, every, layout),
         evaluate=jax.jit(evaluate_all),
         initial_state=_make_in_place(functools.partial(batched_state, members, flat)),
@@ -124,7 +124,7 @@ def _build(method: _Same, problem: _Same, layout: Layout, dtype: Any, devices: t
             layout,
             mesh,
         ),
-        before=build_before(layout),
+        before=build_before(method.value, layout),
         diagnose=build_diagnose(method.value, flat, layout),
         evaluate=jax.jit(_evaluation(problem.value, flat)),
         initial_state=_make_in_place(make) if len(devices) == 1 else _make_divided(make, layout.division, mesh),
@@ -141,7 +141,7 @@ def _build_ahead(method: Method, problem: Problem, layout: Layout, dtype: Any, d
         state = initial_state(method, flat, *arguments, **sizes)
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (2, *leaf.shape)), state)
 
-    before = build_before(layout)
+    before = build_before(method, layout)
     committed_before = jax.jit(lambda state, pieces: before(jax.tree.map(lambda leaf: leaf[0], state), pieces))
 
     def on(tree: Any, device: int) -> Any:
@@ -164,7 +164,9 @@ def _build_ahead(method: Method, problem: Problem, layout: Layout, dtype: Any, d
     return Program(
         advance=build_pipeline(method, local, layout, mesh),
         before=lambda state, pieces: committed_before(on(state, COMMITS), pieces),
-        diagnose=lambda formed, first, pieces: diagnose(formed, jax.device_put(first, devices[COMMITS]), pieces),
+        diagnose=lambda formed, first, pieces, losses: diagnose(
+            formed, jax.device_put(first, devices[COMMITS]), pieces, jax.device_put(losses, devices[COMMITS])
+        ),
         evaluate=jax.jit(_evaluation(problem, flat)),
         initial_state=_make_in_place(twice, out_shardings=NamedSharding(mesh, PartitionSpec(DEVICES))),
         flat=flat,

@@ -60,7 +60,7 @@ class Running:
             self.state, records, first = self._program.advance(
                 self.state, self._train, self._key, pieces, np.int32(len(starts) - 1)
             )
-            diagnostics = {} if formed is None else self._program.diagnose(formed, first, pieces)
+            diagnostics = {} if formed is None else self._program.diagnose(formed, first, pieces, records.loss)
             if pending is not None:
                 self._take(*pending)
             pending = (starts, records, diagnostics)

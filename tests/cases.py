@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,11 +92,12 @@ METHODS = {
     "gem, paper": lambda: methods.gem(variant="paper"),
     "sgd": lambda: methods.sgd(learning_rate=0.01),
     "aeasgd": methods.aeasgd,
+    "lsgd": lambda: methods.lsgd(groups=3, global_every=2),
     "dana_zero": lambda: methods.dana_zero(learning_rate=0.01),
     "ringleader": methods.ringleader,
 }
 #: The protocols that a method can be replayed under begin like this; all, unless stated.
-NEEDS = {"gem, paper": "read_then_write", "sgd": "exchange", "dana_zero": "exchange", "ringleader": "exchange"}
+NEEDS = {"gem, paper": "read_then_write"} | dict.fromkeys(("sgd", "dana_zero", "ringleader", "lsgd"), "exchange")
 
 
 # One of each, so that what is compiled for them is compiled once.
@@ -116,6 +118,11 @@ def stopping(trace, method, problem):
 
 
 # Methods that use the rest of the interface, as a user writes them
+
+
+class Sent(NamedTuple):
+    sent: Any
+    loss: Any
 
 
 def mean_of_four(rate=0.05):
@@ -188,6 +195,26 @@ def elastic(rate=0.05, alpha=0.2):
     )
 
 
+def best_of_all(rate=0.05):
+    """Nobody goes on from its own parameters: all from the best that anybody sent."""
+
+    def apply(server, central, message, memory, visit, memories):
+        losses = memories.of_all("loss").at[visit.worker].set(visit.loss)
+        best = jnp.argmin(losses).astype(visit.worker.dtype)
+        sent = jnp.where(best == visit.worker, central + message, memories.of(best).sent)
+        return Applied(sent, server, Sent(central + message, visit.loss))
+
+    return Method(
+        name="best of all",
+        hyperparameters={},
+        optimizer=gradient_steps(rate),
+        apply=apply,
+        init_memory=lambda central: Sent(central, jnp.full((), jnp.inf, central.dtype)),
+        sees_loss=True,
+        sees_memories=True,
+    )
+
+
 def pair_of_messages(rate=0.05):
     """The message is a tree, and the server divides one of its entries by the other."""
 
@@ -211,6 +238,7 @@ OWN = {
     "server memory, backup": (delay_compensated, "exchange", 1),
     "server memory, velocity": (momentum_each, "write_then_read", 1),
     "message with the central variable, and resume": (elastic, "exchange", 3),
+    "losses and memories of all": (best_of_all, "prescribed", 2),
     "a tree as message": (pair_of_messages, "read_then_write", 1),
     "a reply before the commit": (lambda: methods.dana_zero(0.01), "read_then_write", 1),
     "an optimizer on the server": (lambda: methods.fedbuff(policy=None), "exchange", 3),

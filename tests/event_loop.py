@@ -25,6 +25,18 @@ class Worker(NamedTuple):
     proxy: Any
 
 
+class Memories(NamedTuple):
+    """The memories of all workers, one array for each of their leaves."""
+
+    rows: Any
+
+    def of(self, worker):
+        return jax.tree.map(lambda leaf: leaf[worker], self.rows)
+
+    def of_all(self, name):
+        return getattr(self.rows, name)
+
+
 class EventLoop:
     """Replays a trace from its columns alone: who read which version, and in which order commits came."""
 
@@ -102,6 +114,7 @@ class EventLoop:
                 self.workers[row.worker],
                 visit,
                 np.int32(row.job),
+                [worker.memory for worker in self.workers.values()] if self.method.sees_memories else [],
             )
             if completes:  # what is only buffered is read by nobody
                 self.versions[row.version] = self.central
@@ -143,13 +156,16 @@ class EventLoop:
         width = -(-self.central.size // len(seen))
         return jnp.concatenate([whole[b * width : (b + 1) * width] for b, whole in enumerate(seen)])
 
-    def _commit(self, window, key, batch, server, central, form, read, worker: Worker, visit: Visit, job):
+    def _commit(self, window, key, batch, server, central, form, read, worker: Worker, visit: Visit, job, memories):
         method = self.method
         start = method.resume(worker.method, read) if method.resume else read
         origin = method.origin(worker.method, read) if method.origin else read
         update, optimizer, problem_state, loss = self._local(key, start, batch, worker, visit, job, window)
+        if method.sees_loss:
+            visit = visit._replace(loss=loss)
+        told = [Memories(jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories))] if memories else []
         message, method_state, _ = method.message(worker.method, update, start, form, visit)
-        applied = method.apply(server, central, message, worker.memory, visit)
+        applied = method.apply(server, central, message, worker.memory, visit, *told)
         proxy = 0.9 * worker.proxy + update  # the replay's default momentum, for methods that keep none
         energy = method.proxy(method_state) if method.proxy else proxy
         record = (

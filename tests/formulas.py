@@ -3,6 +3,8 @@
 A rule is a function ``rule(w, server, x, visit)`` that returns the new central variable: ``w`` is what belongs to one
 worker, with ``w.read``, what it read last; ``visit`` has the trace's facts of a commit and ``steps(start)``, the list
 of the window's local steps, ``-RATE * gradient`` each, from a start. A rule that replies sets ``w.reply``.
+
+Leaders differ only if replicas do: `diverse` rates are those of an optimizer that steps further for later workers.
 """
 
 import types
@@ -252,6 +254,63 @@ def delayed_nesterov(rate, momentum, period, c, factor):
         server.m = momentum * m + sum(server.buffer) / count
         server.buffer = []
         return x - rate * ((1 - c * count + c) * momentum * server.m + g / count)
+
+    return rule
+
+
+# Leaders
+
+
+def diverse(visit):
+    return (1 + visit.worker / 4) / 16  # exact in either precision
+
+
+def walk(visit, start, window):
+    """The end of a window's steps of a diverse rate from a start, and the mean loss of the points on the way."""
+    x, losses = start, []
+    for _ in range(window):
+        losses.append(np.sum(CURVATURE * x**2) / 2)
+        x = x - diverse(visit) * gradient(x)
+    return x, np.mean(losses)
+
+
+def lsgd(window, pull, groups=1, global_pull=0.0, global_every=1, step_pull=0.0):
+    """The poster's loop, a worker's own visits being the triggers; the authors' pulls at every step."""
+
+    def rule(w, server, x, visit):
+        everyone = server.workers
+        group = [one for j, one in enumerate(everyone) if j * groups // visit.n == visit.worker * groups // visit.n]
+        x, w.loss = walk(visit, w.read, window)
+        if step_pull:
+            last = getattr(w, "leader", START), getattr(w, "overall", START)
+            if groups > 1:
+                x = (1 - step_pull / global_every) * x + step_pull / global_every * last[1]
+            x = (1 - step_pull) * x + step_pull * last[0]
+        w.x, w.visits = x, getattr(w, "visits", 0) + 1
+        w.leader, overall = (min(some, key=lambda one: getattr(one, "loss", np.inf)).x for some in (group, everyone))
+        x = x - pull * (x - w.leader)
+        if groups > 1 and w.visits % global_every == 0:
+            w.overall = overall
+            x = x - global_pull * (x - w.overall)
+        w.reply = x
+        return np.mean([one.x for one in everyone], 0)
+
+    return rule
+
+
+def lgd(window, pull):
+    """A round of all workers: the leader is the best of the old replicas."""
+
+    def rule(w, server, x, visit):
+        server.came = [*getattr(server, "came", []), visit]
+        if visit.completes:
+            old = [one.x for one in server.workers]
+            ends, losses = zip(*(walk(one, old[one.worker], window) for one in server.came), strict=True)
+            x = old[server.came[int(np.argmin(losses))].worker]
+            for one, end in zip(server.came, ends, strict=True):
+                server.workers[one.worker].x = end - pull * (old[one.worker] - x)
+            server.came = []
+        return x
 
     return rule
 

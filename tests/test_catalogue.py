@@ -15,7 +15,7 @@ from formulas import CURVATURE, MU, RATE, START
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
 from asyncsim.comparison import meet
-from asyncsim.methods import METHODS
+from asyncsim.methods import METHODS, gradient_steps
 from asyncsim.study_config import StudyConfig
 from asyncsim.wave_replay import Replay, replay
 
@@ -168,6 +168,46 @@ RULES = {
     "eamsgd": (methods.eamsgd, formulas.eamsgd(shared(0.9)), 1, "asynchronous"),
     "easgd": (methods.easgd, formulas.easgd(0.9), 1, "rounds"),
     "easgd, window": (functools.partial(methods.easgd, beta=0.5), formulas.easgd(0.5), 3, "rounds"),
+    "lsgd, one leader": (
+        functools.partial(methods.lsgd, pull=0.3, optimizer=gradient_steps(formulas.diverse)),
+        formulas.lsgd(3, 0.3),
+        3,
+        "asynchronous",
+    ),
+    "lsgd": (
+        functools.partial(
+            methods.lsgd,
+            groups=3,
+            pull=0.2,
+            global_pull=0.4,
+            global_every=3,
+            optimizer=gradient_steps(formulas.diverse),
+        ),
+        formulas.lsgd(2, 0.2, 3, 0.4, 3),
+        2,
+        "asynchronous",
+    ),
+    # Trap 6: the authors' program pulls at every step, too.
+    "lsgd, step_pull": (
+        functools.partial(
+            methods.lsgd, groups=2, step_pull=0.1, optimizer=gradient_steps(formulas.diverse), global_every=2
+        ),
+        formulas.lsgd(1, 0.1, 2, 0.1, 2, 0.1),
+        1,
+        "asynchronous",
+    ),
+    "lgd": (
+        functools.partial(methods.lgd, pull=0.3, optimizer=gradient_steps(formulas.diverse)),
+        formulas.lgd(1, 0.3),
+        1,
+        "rounds",
+    ),
+    "lgd, window": (
+        functools.partial(methods.lgd, optimizer=gradient_steps(formulas.diverse)),
+        formulas.lgd(3, 0.1),
+        3,
+        "rounds",
+    ),
     "dc_asgd": (functools.partial(methods.dc_asgd, compensation=0.5), formulas.dc_asgd(0.5), 1, "asynchronous"),
     "dc_asgd, adaptive": (
         functools.partial(methods.dc_asgd, compensation=2.0, adaptive=True),
@@ -322,6 +362,8 @@ def nesterov():
     ("method", "counterpart", "window"),
     [
         (methods.gap_aware, methods.sgd, 1),
+        unless(False, functools.partial(methods.lsgd, groups=2), methods.downpour, 3),
+        unless(False, methods.lgd, methods.downpour, 3),
         (methods.dana_zero, nesterov, 1),
         unless(False, methods.dana_slim, nesterov, 1),
         unless(False, functools.partial(methods.fedasync, mixing=1.0), methods.downpour, 3),

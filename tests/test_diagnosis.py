@@ -53,7 +53,12 @@ def test_tensors_add_up_with_server_state_and_a_window(lenient):
 
 
 @pytest.mark.parametrize(
-    ("method", "protocol", "count"), [("gem", "exchange", 3), ("downpour", "write_then_read", 2)]
+    ("method", "protocol", "count"),
+    [
+        ("gem", "exchange", 3),
+        ("downpour", "write_then_read", 2),
+        pytest.param("lsgd", "exchange", 3, marks=pytest.mark.full),
+    ],
 )  # three divide 16 parameters unevenly
 def test_tensors_add_up_on_several_devices(method, protocol, count):
     problem, trace = make_problem("quadratic"), make_trace(protocol, commits=150)
@@ -61,7 +66,14 @@ def test_tensors_add_up_on_several_devices(method, protocol, count):
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
-@pytest.mark.parametrize(("method", "protocol"), [("gem", "read_then_write, two visits"), ("downpour", "exchange")])
+@pytest.mark.parametrize(
+    ("method", "protocol"),
+    [
+        ("gem", "read_then_write, two visits"),
+        ("downpour", "exchange"),
+        pytest.param("lsgd", "exchange", marks=pytest.mark.full),
+    ],
+)
 def test_tensors_add_up_with_one_device_ahead(method, protocol, monkeypatch):
     monkeypatch.setattr("asyncsim.wave_replay.computes_ahead", lambda *given: True)
     monkeypatch.setattr("asyncsim.wave_replay.AHEAD_PIECE", 0)

@@ -35,6 +35,13 @@ CASES = [
     ("quadratic", "prescribed", methods.downpour, {"learning_rate": np.array([0.01, 0.02])}),
     ("digits", "write_then_read", methods.gem, {"momentum": (0.5, 0.9)}),
     ("quadratic", "exchange", methods.dana_zero, {"learning_rate": 0.01, "momentum": [0.5, 0.9]}),
+    pytest.param(
+        "quadratic",
+        "exchange",
+        methods.lsgd,
+        {"learning_rate": [0.05, 0.1], "pull": [0.1, 0.5], "groups": 2},
+        marks=pytest.mark.full,
+    ),
     ("quadratic", "prescribed", methods.async_local_sgd, {"server_rate": [0.05, 0.1]}),
     ("digits", "read_then_write, two visits", methods.adaptive_staleness, {}),
 ]

@@ -117,6 +117,11 @@ WRONG = {
         r"damped\.optimizer\.update\(gradients, .*, start=params\) returned .*: must return the steps and",
     ),
     "not a function": ({"apply": 3}, r"damped\.apply = 3: must be a function, apply\(server, "),
+    "not a switch": ({"sees_loss": 1}, r"damped\.sees_loss = 1: must be True or False"),
+    "no memories": (
+        {"apply": lambda s, c, m, k, v: Applied(c + m, s, k), "sees_memories": True},
+        r"damped\.apply\(server, central, message, memory, visit, memories\): takes \(s, c, m, k, v\); it is",
+    ),
     "not a timing": ({"timing": None}, r"damped\.timing = None: must be an asyncsim\.methods\.Timing"),
     "hyperparameters": ({"hyperparameters": None}, r"damped\.hyperparameters = None: must be a dict"),
 }

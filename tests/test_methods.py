@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 import test_catalogue as catalogue
-from event_loop import cast, deviation
+from event_loop import Memories, cast, deviation
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, simulate
@@ -58,7 +58,10 @@ def one_commit(method, problem, unravel, batch):
             gradients, optimizer_state, unravel(start), visit=visit, start=unravel(start)
         )
         message, worker, diagnostics = method.message(worker, ravel_pytree(steps)[0], start, central, visit)
-        applied = method.apply(server, central, message, memory, visit)
+        if method.sees_loss:
+            visit = visit._replace(loss=problem.loss(unravel(start), batch, key))
+        told = [Memories(jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), memory))] if method.sees_memories else []
+        applied = method.apply(server, central, message, memory, visit, *told)
         seen = (
             method.origin(worker, start) if method.origin else start,
             method.proxy(worker) if method.proxy else start,
@@ -155,6 +158,11 @@ BAD = {
     "server_momentum": [-0.1, 1, "heavy"],
     "period": [0, -1, 2.5, "often"],
     "spread": [-0.1, math.nan, "wide"],
+    "pull": [0, 1.1, -0.1, math.nan, "hard", None],
+    "global_pull": [0, 1.1, -0.1, math.nan, "hard", None],
+    "step_pull": [-0.1, 1, math.nan, "hard", None],
+    "groups": [0, -1, 2.5, "many", None],
+    "global_every": [0, -1, 2.5, "often", None],
     "policy": ["buffred(10)", "buffered(0)", 3],
 }
 

@@ -19,7 +19,8 @@ from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.hogwild import hogwild
-from asyncsim.methods.method import Applied, Method, Timing, Visit, add, gradient_steps, send_update
+from asyncsim.methods.leader import lgd, lsgd
+from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
@@ -50,6 +51,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "gap_aware": gap_aware,
     "gem": gem,
     "hogwild": hogwild,
+    "lgd": lgd,
+    "lsgd": lsgd,
     "rennala": rennala,
     "ringleader": ringleader,
     "ringmaster": ringmaster,
@@ -60,6 +63,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 __all__ = [
     "METHODS",
     "Applied",
+    "Memories",
     "Method",
     "Timing",
     "Visit",
@@ -87,6 +91,8 @@ __all__ = [
     "gem",
     "gradient_steps",
     "hogwild",
+    "lgd",
+    "lsgd",
     "named_optimizer",
     "rennala",
     "ringleader",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from asyncsim.errors import InputError
@@ -44,6 +45,9 @@ class Visit(NamedTuple):
         visit see it as it is.)
     workers : int
         How many take part in the training.
+    loss : float
+        Mean loss of the minibatches that the update comes from. Told to message, apply and reply of methods that say
+        ``sees_loss``; ``()`` elsewhere.
     """
 
     staleness: Array
@@ -54,6 +58,38 @@ class Visit(NamedTuple):
     local_steps: Array
     completes: Array | bool = True
     workers: Array | int = 1
+    loss: Array | tuple[()] = ()
+
+
+class Memories(NamedTuple):
+    """The memory of every worker, as its last commit left it or, before its first, as ``init_memory`` made it.
+
+    In the replay it lies in two places: an array of all workers would have to be copied at every commit.
+
+    Attributes
+    ----------
+    rows : tree
+        Memories of some commits ago; leaves with leading axis ``workers``.
+    newer : tree
+        Those of the commits since; leaves with leading axis ``commits``, not all of which are there yet.
+    worker : Int[Array, "commits"]
+        Whose the newer ones are, each worker's once; ``workers`` where there is none yet.
+    """
+
+    rows: State
+    newer: State
+    worker: Array
+
+    def of(self, worker: Array) -> State:
+        """Return the memory of one worker."""
+        newer = self.worker == worker
+        is_newer, place = jnp.any(newer), jnp.argmax(newer)
+        return jax.tree.map(lambda all_, new: jnp.where(is_newer, new[place], all_[worker]), self.rows, self.newer)
+
+    def of_all(self, name: str) -> Array:
+        """Return one field of all memories, with a leading axis of workers. For numbers: of vectors it is a copy."""
+        rows, newer = getattr(self.rows, name), getattr(self.newer, name)
+        return rows.at[self.worker].set(newer, mode="drop")
 
 
 class Timing(NamedTuple):
@@ -136,6 +172,10 @@ class Method(NamedTuple):
     elementwise : bool
         Whether message, apply, reply, resume, origin and proxy work element by element, and each array of their states
         whose last axis is as long as the vectors is a vector: several devices then divide the vectors among them.
+    sees_loss : bool
+        Whether visits tell the loss, for methods whose values depend on it.
+    sees_memories : bool
+        Whether ``apply`` takes a sixth argument, the `Memories` of all workers as they are before this commit.
     """
 
     name: str
@@ -152,6 +192,8 @@ class Method(NamedTuple):
     proxy: Callable[[State], Array] | None = None
     timing: Timing = Timing()
     elementwise: bool = False
+    sees_loss: bool = False
+    sees_memories: bool = False
 
 
 def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:

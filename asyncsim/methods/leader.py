@@ -1,0 +1,256 @@
+"""Leader SGD (LSGD): replicas that live on, each pulled towards the best of them."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from asyncsim.errors import require_count, require_fraction, require_share
+from asyncsim.methods.checks import require_policy
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Array,
+    Memories,
+    Method,
+    Schedule,
+    State,
+    Timing,
+    Visit,
+    local_steps,
+)
+from asyncsim.policy import Policy
+
+
+class LeaderMemory(NamedTuple):
+    """What the server keeps for a worker, vectors of shape ``[parameters]``.
+
+    Attributes
+    ----------
+    replica : Array
+        As the worker sent it last.
+    loss : Array
+        Told with it; before the first visit the largest number that there is.
+    leader, overall : State
+        The leader of its group and the one of all workers that it was last pulled to, if it is pulled at every step;
+        else ``()``.
+    """
+
+    replica: Array
+    loss: Array
+    leader: State
+    overall: State
+
+
+class Round(NamedTuple):
+    """The best of the replicas that have come since the last version, and its loss."""
+
+    replica: Array
+    loss: Array
+
+
+def lsgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    pull: float = 0.1,
+    groups: int = 1,
+    global_pull: float = 0.1,
+    global_every: int = 4,
+    step_pull: float = 0.0,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return asynchronous leader SGD with one or several leaders and the communication window of the trace.
+
+    The workers form ``groups`` of neighbours. At its visit a worker sends its replica ``x`` and its loss, and is pulled
+    to the leaders: the replicas whose workers, of all that have come by now, told the least loss at their last
+    visit. With ``z`` the leader of its group and, at every ``global_every``-th visit of the worker if there are
+    several groups, ``Z`` the leader of all::
+
+        x <- x - pull (x - z)
+        x <- x - global_pull (x - Z)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    pull : float
+        Towards the leader of the group; above zero and at most one.
+    groups : int
+        Worker ``i`` of ``n`` is in group ``i * groups // n``.
+    global_pull : float
+        Towards the leader of all.
+    global_every : int
+        Visits of a worker between two pulls to the leader of all.
+    step_pull : float
+        Of the authors' program, 0.1 in its runs; zero, the paper's rule, is none. After each local step, before the
+        worker's pulls at its visit, it is pulled to the leaders that it was told last, which may have gone on since:
+        ``step_pull / global_every`` of the way to that of all, if there are several groups, then ``step_pull`` of
+        the way to that of its group. With a window of one, since later steps of a longer one do not see the leaders.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For a pull outside (0, 1] (of every step: [0, 1)), a count below one, or a rate beside an optimizer.
+
+    Notes
+    -----
+    The central variable is the mean of the replicas as their workers sent them last, which is where the authors test.
+    No worker takes it over. A leader feels no force, and with one worker this is sequential SGD; with ``step_pull``
+    neither holds, since a leader, too, is pulled to what it was.
+
+    The paper's trigger counts the local steps of all workers, and pulls all of them at once; the authors' program
+    has them wait for each other then. Here nobody waits: a worker is pulled at its own visits, to replicas
+    as the server has them, which are as old as their workers' last visits. A loss is the mean of the minibatch losses
+    of the window before the visit: the running mean of the authors' runs, which is as long as their window (by
+    default it has 10 losses). Their program keeps the optimizer's state of a worker over its pulls, as
+    this does. After a test, its pulls of every step go to the tested mean until there is a new leader of all; here they
+    do not.
+
+    References
+    ----------
+    Teng, Gao, Chalus, Choromanska, Goldfarb and Weller 2019, "Leader stochastic gradient descent for distributed
+    training of deep learning models", arXiv 1905.10395, algorithm 1;
+    ``step_pull`` as the authors' program has it.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_share("pull", pull)
+    require_share("global_pull", global_pull)
+    require_count("groups", groups)
+    require_count("global_every", global_every)
+    require_fraction("step_pull", step_pull)
+    several = groups > 1
+
+    def init_memory(central: Array) -> LeaderMemory:
+        leader = central if step_pull else ()
+        return LeaderMemory(central, _no_loss(central), leader, leader if several else ())
+
+    def message(worker, update, start, central, visit):
+        return start + update, worker, {}
+
+    def apply(server, central, message, memory, visit, memories):
+        x = message
+        if step_pull and several:
+            x = x - step_pull / global_every * (x - memory.overall)
+        if step_pull:
+            x = x - step_pull * (x - memory.leader)
+        after = central + (x - memory.replica) / jnp.asarray(visit.workers, x.dtype)
+        losses = memories.of_all("loss").at[visit.worker].set(visit.loss)
+        group = jnp.asarray(np.arange(len(losses)) * groups // len(losses))
+        leader = _best(x, jnp.where(group == group[visit.worker], losses, jnp.inf), visit, memories)
+        pulled = x - pull * (x - leader)
+        overall = memory.overall
+        if several:
+            is_due = (visit.worker_step + 1) % global_every == 0
+            best = _best(x, losses, visit, memories)
+            pulled = jnp.where(is_due, pulled - global_pull * (pulled - best), pulled)
+            overall = jnp.where(is_due, best, overall) if step_pull else ()
+        return Applied(after, pulled, LeaderMemory(x, visit.loss, leader if step_pull else (), overall))
+
+    return Method(
+        name="lsgd",
+        hyperparameters={
+            **named,
+            "pull": pull,
+            "groups": groups,
+            "global_pull": global_pull,
+            "global_every": global_every,
+            "step_pull": step_pull,
+        },
+        optimizer=local,
+        message=message,
+        apply=apply,
+        init_server=lambda central: central,
+        init_memory=init_memory,
+        reply=lambda server, central, memory, visit: server,
+        timing=Timing(protocol="exchange", window=1 if step_pull else None),
+        elementwise=True,
+        sees_loss=True,
+        sees_memories=True,
+    )
+
+
+def lgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    pull: float = 0.1,
+    optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "barrier()",
+) -> Method:
+    """Return synchronous leader gradient descent, for traces on which one message of each worker makes a version.
+
+    With ``x`` the workers' replicas at the start of a round, and the leader that of the least loss::
+
+        leader <- argmin of loss(x)
+        x      <- x + local steps - pull (x - leader)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    pull : float
+        Above zero and at most one; the paper's ``learning rate * lambda``.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+    policy : Policy or text, optional
+        When the replicas meet. None: whatever the trace has.
+
+    Raises
+    ------
+    InputError
+        For a pull outside (0, 1], or a rate beside an optimizer.
+
+    Notes
+    -----
+    Steps, losses and pulls are those of the same replicas, as in the paper's objective: with exact gradients and a
+    window of one the leader is the best replica, and a leader that rests is a stationary point of the loss. With
+    minibatches the losses are those that the gradients come from; with a longer window they are means over it, and
+    leader and pulls those of its start. The central variable is the leader, before its steps: one round behind. With
+    one worker this is sequential SGD.
+
+    The server needs one replica beside the leader's: the best of those that have come. There is one group; the
+    pulls of several would need more than a central variable. The authors' program has a barrier, too, but elects
+    among the replicas after their steps, as `lsgd` does.
+
+    References
+    ----------
+    Teng et al. 2019, arXiv 1905.10395, the objective and its gradient step.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_share("pull", pull)
+    needed = require_policy(policy)
+
+    def message(worker, update, start, central, visit):
+        # What the replica will be, less the leader's part, which is not known yet.
+        return start, start + update - pull * start, {}
+
+    def apply(server, central, message, memory, visit):
+        is_best = visit.loss < server.loss
+        replica = jnp.where(is_best, message, server.replica)
+        loss = jnp.where(visit.completes, _no_loss(central), jnp.where(is_best, visit.loss, server.loss))
+        return Applied(jnp.where(visit.completes, replica, central), Round(replica, loss), memory)
+
+    return Method(
+        name="lgd",
+        hyperparameters={**named, "pull": pull, "policy": None if needed is None else str(needed)},
+        optimizer=local,
+        message=message,
+        apply=apply,
+        init_server=lambda central: Round(central, _no_loss(central)),
+        init_worker=lambda central: central - pull * central,
+        resume=lambda worker, read: worker + pull * read,
+        timing=Timing(policy=needed),
+        elementwise=True,
+        sees_loss=True,
+    )
+
+
+def _no_loss(central: Array) -> Array:
+    """Return the loss of a replica that nobody has sent: more than that of any."""
+    return jnp.full((), jnp.finfo(central.dtype).max, central.dtype)
+
+
+def _best(x: Array, losses: Any, visit: Visit, memories: Memories) -> Array:
+    """Return the replica of the least loss; ``x`` is that of the worker that is there."""
+    leader = jnp.argmin(losses).astype(visit.worker.dtype)
+    return jnp.where(leader == visit.worker, x, memories.of(leader).replica)
