@@ -1,7 +1,7 @@
 """The books of a recording: from its events to who may do what next, and to the rows of a trace.
 
-Everything here follows from the events alone, so that a process that reads the log knows what the one that wrote it did.
-The kinds of events:
+Everything here follows from the events alone, so that a process that reads the log knows what the one that wrote it
+did. The kinds of events:
 
 ``commit``
     A message was applied: the columns of its row of the trace, and what is recorded of a commit.
@@ -42,6 +42,10 @@ class Read(NamedTuple):
     time: float = 0.0
 
 
+#: A worker's first: version 0, at time 0.
+FIRST = Read()
+
+
 @dataclass
 class Account:
     """What is known of one worker.
@@ -62,7 +66,7 @@ class Account:
 
     job: int = 0
     steps: int = 0
-    read: Read | None = Read()
+    read: Read | None = FIRST
     pulled: Read | None = None
     lost: bool = False
 
@@ -95,7 +99,7 @@ class Book:
     def commit_event(self, worker: int, start: float, arrive: float, serve: float, commit: float) -> Event:
         """Return the row of the commit that a worker makes now."""
         account = self.accounts[worker]
-        read, form = account.read or Read(), Read(self.version, arrive, serve, commit)
+        read, form = account.read or FIRST, Read(self.version, arrive, serve, commit)
         if account.pulled is not None:
             form = account.pulled
         return {

@@ -193,7 +193,7 @@ class _Crew:
             self._set_going(index)
 
     def watch(self, restart: bool, progress: bool | None) -> None:
-        """Return when all commits are made; enter the workers that are lost meanwhile, and start them again if asked."""
+        """Return when all commits are made; enter the workers that are lost, and start them again if asked."""
         finished = self.server.call.remote("wait")
         show = sys.stderr.isatty() if progress is None else progress
         done, moved = 0, time.monotonic()

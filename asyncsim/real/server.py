@@ -90,7 +90,7 @@ class Server:
         header: Header,
         folder: str,
         checkpoint_every: int = 50,
-        keep_states: bool = True,
+        keep_states: bool = False,
     ):
         self._header, self._folder, self._processes = header, Path(folder), header.processes
         self._every, self._keep = checkpoint_every, keep_states
