@@ -29,8 +29,8 @@ _REPLAYS = {
     "free": (look.VERMILLION, "free"),
     "forced": (look.BLUE, "forced, from checkpoint to checkpoint"),
 }
-#: What is exactly equal is drawn here.
-_FLOOR = 1e-17
+#: What is exactly equal is drawn so far below the bar.
+_EQUAL = 1e-5
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
@@ -77,7 +77,7 @@ def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> 
             own = axes[row * columns + column]
             _panel(own, runs, what, float(summary["bar"].iloc[0]))
             own.set_title(label if row == 0 else "")
-    for row, text in enumerate(("loss: relative difference", "parameters: relative difference")):
+    for row, text in enumerate(("losses differ by", "parameters differ by")):
         axes[row * columns].set_ylabel(text)
     for own in axes[columns:]:
         own.set_xlabel("commits")
@@ -98,7 +98,7 @@ def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float) -> None:
         column = f"{what}_{name}"
         curves = [table.dropna(subset=column) for table in runs]
         for number, table in enumerate(curves):
-            drawn = np.clip(table[column], _FLOOR, None)
+            drawn = np.clip(table[column], _EQUAL * bar, None)
             shown = label if number == 0 else None
             line = "none" if what == "loss" else "-"
             axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", ms=2, ls=line, lw=0.6)

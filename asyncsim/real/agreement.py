@@ -100,7 +100,7 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     import pandas as pd
 
     precision = recorded.header.precision
-    paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("*.npz"))}
+    paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("[0-9]*.npz"))}
     paths = {stop: path for stop, path in paths.items() if stop <= len(recorded.commits)}
     if not paths:
         raise InputError(f"folder = {str(recorded.folder)!r}: no states of checkpoints; record it with keep_states")

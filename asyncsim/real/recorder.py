@@ -1,6 +1,7 @@
 """The driver of a recording: starts the processes, watches over them, and gathers what they leave."""
 
 import contextlib
+import functools
 import sys
 import time
 from pathlib import Path
@@ -63,9 +64,18 @@ class Remote:
         self._server, self._timeout = server, timeout
 
     def __getattr__(self, name: str) -> Any:
+        return functools.partial(self._call, name)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call and wait: as long as it takes (a visit may starve), if only the server answers others meanwhile."""
         import ray
 
-        return lambda *arguments: ray.get(self._server.call.remote(name, *arguments), timeout=self._timeout)
+        answer = self._server.call.remote(name, *arguments)
+        while True:
+            try:
+                return ray.get(answer, timeout=self._timeout)
+            except ray.exceptions.GetTimeoutError:
+                ray.get(self._server.call.remote("commits"), timeout=self._timeout)
 
 
 def record(
@@ -119,7 +129,7 @@ def record(
     start_timeout : float
         Seconds for all processes to start and compile.
     timeout : float
-        Seconds without a commit after which it is given up, and the longest that a visit may wait.
+        Seconds without a commit after which it is given up, and for the server to show that it lives.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -181,6 +191,7 @@ class _Crew:
         self.server: Any = None
         self.workers: list[Any] = []
         self._running: dict[Any, int] = {}
+        self._starting: dict[Any, tuple[int, float]] = {}
 
     def start(self, folder: str, checkpoint_every: int, keep_states: bool) -> None:
         """Start all processes, and let them go when all are ready."""
@@ -199,17 +210,22 @@ class _Crew:
         done, moved = 0, time.monotonic()
         with tqdm(total=self._header.commits, unit="commit", disable=not show, leave=False) as bar:
             while True:
-                ended, _ = self._ray.wait([finished, *self._running], num_returns=1, timeout=_LOOK)
+                calls = [finished, *self._running, *self._starting]
+                ended, _ = self._ray.wait(calls, num_returns=1, timeout=_LOOK)
                 if finished in ended:
                     self._conclude(finished)
                     return
                 for call in ended:
-                    self._left(call, restart)
+                    if call in self._starting:
+                        self._started_again(call)
+                    else:
+                        self._left(call, restart)
+                self._give_up_late()
                 now = self._ask("commits")
                 bar.update(now - bar.n)
                 if now > done:
                     done, moved = now, time.monotonic()
-                if not self._running and now < self._header.commits:
+                if not self._running and not self._starting and now < self._header.commits:
                     raise InputError(f"workers: all are lost after commit {now}; {self._remedy()}")
                 if time.monotonic() - moved > self._timeout:
                     raise InputError(
@@ -248,8 +264,19 @@ class _Crew:
         print(f"note: worker {index}: {what}{', starting it again' if restart else ''}", file=sys.stderr)
         if restart:
             self.workers[index] = self._worker(index)
-            started(self._ray, [self.workers[index].warm_up.remote()], f"worker {index}", self._start_timeout)
-            self._set_going(index)
+            late = time.monotonic() + self._start_timeout
+            self._starting[self.workers[index].warm_up.remote()] = index, late
+
+    def _started_again(self, call: Any) -> None:
+        index, _ = self._starting.pop(call)
+        started(self._ray, [call], f"worker {index}", _ANSWER)
+        self._set_going(index)
+
+    def _give_up_late(self) -> None:
+        """Raise InputError if a worker does not start again in time."""
+        for call, (index, late) in self._starting.items():
+            if time.monotonic() > late:
+                started(self._ray, [call], f"worker {index}", 0.0)
 
     def _conclude(self, finished: Any) -> None:
         try:

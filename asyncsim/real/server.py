@@ -40,7 +40,7 @@ class Answer:
 
 
 class Call(NamedTuple):
-    """A visit at the server; the lowest worker is the first in order.
+    """A visit at the server, or something else to be done there in turn; the lowest worker is the first in order.
 
     Attributes
     ----------
@@ -147,13 +147,7 @@ class Server:
 
     def begin(self, worker: int) -> Job | None:
         """Return what a worker is to compute first; None if there is nothing to do."""
-        with self._changed:
-            account = self._book.accounts[worker]
-            if account.lost:
-                self._enter({"event": "restarted", "worker": worker, "time": self.clock()})
-            if account.read is not None:
-                return self._parameters.job(worker, account) if self._open() else None
-        return self._visit(worker, self._read)
+        return self._visit(worker, lambda call, serve_time: self._begin(call), urgent=True)
 
     def pull(self, worker: int) -> Any:
         """Visit to read what the next message is formed with."""
@@ -210,6 +204,20 @@ class Server:
         self._writer.shutdown()
         self._finished.give(trouble)
 
+    def _begin(self, call: Call) -> None:
+        """Let a worker go on with what it has read, or queue to read."""
+        account = self._book.accounts[call.worker]
+        if account.lost:
+            self._enter({"event": "restarted", "worker": call.worker, "time": self.clock()})
+        if account.read is None:
+            self._queue(call._replace(serve=self._read, arrive=self.clock()))
+        else:
+            call.answer.give(self._parameters.job(call.worker, account))
+
+    def _queue(self, call: Call) -> None:
+        with self._changed:
+            self._waiting.append(call)
+
     def _commit(self, call: Call, serve_time: float, update: Update) -> None:
         worker, book = call.worker, self._book
         account = book.accounts[worker]
@@ -226,8 +234,7 @@ class Server:
         if book.version % self._every == 0:
             self._writer.submit(self._write, self._parameters.state, self._events, book.version, [])
         if self._processes.protocol == "write_then_read":
-            with self._changed:
-                self._waiting.append(call._replace(serve=self._read, arrive=book.time))
+            self._queue(call._replace(serve=self._read, arrive=book.time))
         else:
             call.answer.give(self._parameters.job(worker, account))
 
