@@ -3,8 +3,8 @@
 Three replays of the recorded order. *Free*: from the seed alone. *Perturbed*: another free one whose initial parameters
 differ from it by one unit of round-off in every element; what it is away from the first is what round-off may do over
 the length of the recording, whatever computed it. *Forced*: it takes over the server's recorded state at every
-checkpoint, so that a difference of one commit does not grow over many. Where the perturbed one is further away than the
-bar, the method amplifies round-off, and only the forced replay can be held to the bar.
+checkpoint, so that a difference of one commit does not grow over many. A free replay that is further away than the bar
+is no disagreement if the perturbed one is, too: then round-off alone does as much, and the forced one is held to it.
 
 With rectifiers the loss is not smooth: a unit that is zero but for round-off, on one example, switches its gradient,
 and parameters that had agreed to 1e-7 are some 1e-6 apart at once.
@@ -64,8 +64,8 @@ class Agreement(NamedTuple):
 
     @property
     def held_to(self) -> str:
-        """Which of the replays is held to the bar."""
-        return "forced" if self.amplifies else "free"
+        """Which of the replays is held to the bar: the free one, unless round-off alone can bring it above."""
+        return "forced" if self.worst("free") > self.bar and self.amplifies else "free"
 
     @property
     def holds(self) -> bool:

@@ -11,6 +11,8 @@ did. The kinds of events:
     A worker's process is gone. ``cancelled``: the row of the computation that went with it, None without one.
 ``restarted``, ``resumed``
     A worker, or the whole recording, goes on.
+``ended``
+    All commits are made; ``waiting`` are the worker and the arrival of each visit still at the server.
 """
 
 from collections.abc import Iterable
@@ -83,6 +85,8 @@ class Book:
         Of the last event (s).
     rows : list of dict
         Of the trace, without ``commit``.
+    waiting : list of (int, float)
+        The worker and the arrival (s) of each visit at the server at the end.
     faults : list of dict
     """
 
@@ -92,6 +96,7 @@ class Book:
         self.accounts = [Account() for _ in range(processes.workers)]
         self.version, self.time = 0, 0.0
         self.rows: list[Event] = []
+        self.waiting: list[tuple[int, float]] = []
         self.faults: list[Event] = []
         for event in events:
             self.take(event)
@@ -201,19 +206,15 @@ class Book:
             account.lost = False
         self._fault({"worker": None, **event}, "resumed", None)
 
+    def _take_ended(self, event: Event) -> None:
+        self.waiting = [(worker, arrive) for worker, arrive in event["waiting"]]
+
     def _fault(self, event: Event, what: str, job: int | None) -> None:
         self.time = event["time"]
         self.faults.append({"time": event["time"], "worker": event["worker"], "what": what, "job": job})
 
-    def trace(self, seed: int, waiting: Iterable[tuple[int, float]] = ()) -> Trace:
-        """Return the trace so far.
-
-        Parameters
-        ----------
-        seed : int
-        waiting : iterable of (int, float)
-            The worker and the arrival of each visit at the server.
-        """
+    def trace(self, seed: int) -> Trace:
+        """Return the trace so far."""
         import pandas as pd
 
         columns: dict[str, Any] = {"commit": np.arange(len(self.rows))}
@@ -225,7 +226,7 @@ class Book:
         source = Source(
             processes.workers, processes.protocol, processes.window, processes.separate_reads, seed, cluster=None
         )
-        present = pd.DataFrame(sorted(waiting), columns=["worker", "arrive_time"])
+        present = pd.DataFrame(sorted(self.waiting), columns=["worker", "arrive_time"])
         present = present.astype({"worker": np.int64, "arrive_time": np.float64})
         return Trace(pd.DataFrame(columns)[list(COLUMNS)], source, self._open_reads(), present)
 

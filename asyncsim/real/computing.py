@@ -1,5 +1,7 @@
 """A worker's computation: the local steps of a replay, one job at a time, in whatever process it runs."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +13,7 @@ from asyncsim.flat import flatten
 from asyncsim.local import Learner, LocalResult, build_local
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.programs import cast
+from asyncsim.programs import Same, cast
 from asyncsim.running import problem_state, start
 
 
@@ -78,13 +80,7 @@ class Computing:
             self._data = jax.tree.map(jnp.asarray, cast(problem.train, dtype))
             self._problem_state = problem_state(problem, dtype)
             self._method = method
-            local = build_local(method, problem, window, self.flat)
-
-        def compute(data, key, start, learner, worker, worker_step, job, rows):
-            visit: Any = OwnVisit(worker, worker_step, window, workers)
-            return local(data, key, start, learner, visit, job, rows)
-
-        self._compute = jax.jit(compute)
+            self._compute = _compiled(Same(method), Same(problem), workers, window, precision)
 
     def first_job(self) -> Job:
         """Return a job like the first of any worker."""
@@ -120,3 +116,17 @@ class Computing:
             rows = np.zeros((self._window, batch), np.int32)
             zero = np.int32(0)
             jax.eval_shape(self._compute, self._data, self._key, first.start, first.learner, zero, zero, zero, rows)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(method: Same, problem: Same, workers: int, window: int, precision: str) -> Callable[..., LocalResult]:
+    """Return the jitted local steps of this very method and problem: compiled once in a process."""
+    params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
+    flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
+    local = build_local(method.value, problem.value, window, flat)
+
+    def compute(data, key, start, learner, worker, worker_step, job, rows):
+        visit: Any = OwnVisit(worker, worker_step, window, workers)
+        return local(data, key, start, learner, visit, job, rows)
+
+    return jax.jit(compute)

@@ -4,6 +4,7 @@ The workers' method states are with the server, as it forms their messages: ther
 the visit. The functions are those of the replay, one commit at a time.
 """
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from asyncsim.local import Learner
 from asyncsim.methods.method import Applied, Method, Visit
+from asyncsim.programs import Same
 from asyncsim.real.book import RECORDED, Account
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.log import Event
@@ -56,7 +58,7 @@ class Parameters:
     """
 
     def __init__(self, method: Method, processes: Processes, computing: Computing):
-        self._method, self._processes, self._x64 = method, processes, computing.x64
+        self._processes, self._x64 = processes, computing.x64
         with jax.enable_x64(self._x64):
             central = computing.flat.ravel(computing.params)
             self._dtype = central.dtype
@@ -68,7 +70,7 @@ class Parameters:
             )
             each = (central,) * processes.workers
             self.state = State(central, method.init_server(central), (row,) * processes.workers, each, each)
-        self._commit = jax.jit(self._build_commit())
+        self._commit = _compiled(Same(method), processes.protocol == "read_then_write")
         self._start = jax.jit(method.resume) if method.resume else lambda worker, read: read
 
     def job(self, worker: int, account: Account) -> Job:
@@ -116,23 +118,25 @@ class Parameters:
             workers=np.int32(self._processes.workers),
         )
 
-    def _build_commit(self):
-        """Return the function of one commit, as `asyncsim.commits` has it."""
-        method, before = self._method, self._processes.protocol == "read_then_write"
 
-        def commit(central, server, row, read, start, update, form, visit):
-            origin = method.origin(row.method, read) if method.origin else read
-            message, method_state, _ = method.message(row.method, update, start, form, visit)
-            applied = method.apply(server, central, message, row.memory, visit)
-            proxy = method.proxy(method_state) if method.proxy else PROXY_MOMENTUM * row.proxy + update
-            kept = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, ())
-            seen = Applied(central, server, row.memory) if before else applied
-            replied = method.reply(seen.server, seen.central, seen.memory, visit) if method.reply else seen.central
-            moved, step = applied.central - origin, applied.central - central
-            squares = (jnp.linalg.norm(step), jnp.sum(moved**2) / 2, jnp.sum(proxy**2) / 2)
-            return applied.central, applied.server, kept, replied, squares
+@functools.lru_cache(maxsize=32)
+def _compiled(same_method: Same, before: bool):
+    """Return the jitted function of one commit, as `asyncsim.commits` has it; the worker reads after it or before."""
+    method: Method = same_method.value
 
-        return commit
+    def commit(central, server, row, read, start, update, form, visit):
+        origin = method.origin(row.method, read) if method.origin else read
+        message, method_state, _ = method.message(row.method, update, start, form, visit)
+        applied = method.apply(server, central, message, row.memory, visit)
+        proxy = method.proxy(method_state) if method.proxy else PROXY_MOMENTUM * row.proxy + update
+        kept = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, ())
+        seen = Applied(central, server, row.memory) if before else applied
+        replied = method.reply(seen.server, seen.central, seen.memory, visit) if method.reply else seen.central
+        moved, step = applied.central - origin, applied.central - central
+        squares = (jnp.linalg.norm(step), jnp.sum(moved**2) / 2, jnp.sum(proxy**2) / 2)
+        return applied.central, applied.server, kept, replied, squares
+
+    return jax.jit(commit)
 
 
 def save_state(path: Path, state: State, events: int) -> Path:

@@ -107,6 +107,7 @@ class Server:
         self._waiting: Any = waiting_room(header.processes.discipline, header.seed)
         self._urgent: deque[Call] = deque()
         self._changed = threading.Condition()
+        self._open = self._book.version < header.commits
         self._finished = Answer()
         self._writer = ThreadPoolExecutor(1)
         self._zero = 0.0
@@ -164,43 +165,40 @@ class Server:
     def _visit(self, worker: int, serve: Callable[[Call, float], None], urgent: bool = False) -> Any:
         call = Call(worker, serve, self.clock(), Answer())
         with self._changed:
-            if not self._open():
+            if not self._open:
                 return None
             (self._urgent if urgent else self._waiting).append(call)
             self._changed.notify()
         return call.answer.wait()
 
-    def _open(self) -> bool:
-        return self._book.version < self._header.commits and self._thread.is_alive()
-
     def _serve_all(self) -> None:
         """Serve until all commits are made; the thread's work."""
         trouble = ""
-        try:
-            while self._book.version < self._header.commits:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._urgent or self._waiting)
-                    urgent = bool(self._urgent)
-                    call = (self._urgent if urgent else self._waiting).popleft()
-                serve_time = self.clock()
-                if not urgent:
-                    time.sleep(self._busy(call.worker))
+        while not trouble and self._book.version < self._header.commits:
+            with self._changed:
+                self._changed.wait_for(lambda: self._urgent or self._waiting)
+                urgent = bool(self._urgent)
+                call = (self._urgent if urgent else self._waiting).popleft()
+            serve_time = self.clock()
+            if not urgent:
+                time.sleep(self._busy(call.worker))
+            try:
                 call.serve(call, serve_time)
-        except Exception as error:
-            trouble = f"{type(error).__name__}: {error}"
+            except Exception as error:
+                trouble = f"{type(error).__name__}: {error}"
+                call.answer.give(None)
         self._end(trouble)
 
     def _end(self, trouble: str) -> None:
         """Write the last checkpoint and the trace, and let all go."""
         with self._changed:
-            waiting = [*self._waiting, *self._urgent]
-            self._waiting.clear()
-            self._urgent.clear()
-        for call in waiting:
-            call.answer.give(None)
+            self._open = False
+            waiting = list(self._waiting)
+            for call in [*waiting, *self._urgent]:
+                call.answer.give(None)
         if not trouble:
-            visits = [(call.worker, call.arrive) for call in waiting]
-            self._writer.submit(self._write, self._parameters.state, self._events, self._book.version, visits).result()
+            self._enter({"event": "ended", "waiting": [(call.worker, call.arrive) for call in waiting]})
+            self._checkpoint().result()
         self._writer.shutdown()
         self._finished.give(trouble)
 
@@ -232,7 +230,7 @@ class Server:
             row["form_time"] = row["commit_time"]
         self._enter({**row, "loss": float(update.loss), **recorded})
         if book.version % self._every == 0:
-            self._writer.submit(self._write, self._parameters.state, self._events, book.version, [])
+            self._checkpoint()
         if self._processes.protocol == "write_then_read":
             self._queue(call._replace(serve=self._read, arrive=book.time))
         else:
@@ -262,14 +260,17 @@ class Server:
         self._book.take(event)
         self._events += 1
 
-    def _write(self, state: Any, events: int, version: int, waiting: list[tuple[int, float]]) -> None:
+    def _checkpoint(self) -> Any:
+        return self._writer.submit(self._write, self._parameters.state, self._events, self._book.version)
+
+    def _write(self, state: Any, events: int, version: int) -> None:
         """Write a checkpoint and the trace so far, in a thread of its own."""
         self._log.to_disk()
         save_state(self._folder / CHECKPOINT, state, events)
         if self._keep:
             save_state(self._folder / STATES / f"{version:08}.npz", state, events)
         book = Book(self._processes, self._header.replies, read_log(self._folder)[0][:events])
-        write_trace(self._folder, book.trace(self._header.seed, waiting))
+        write_trace(self._folder, book.trace(self._header.seed))
 
     def _go_on_from(self, events: list[Event]) -> Book:
         """Bring the arrays from the last checkpoint to the end of the log: compute again what came after it."""
