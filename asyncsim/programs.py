@@ -53,7 +53,7 @@ class Program(NamedTuple):
 
 def compiled(method: Method, problem: Problem, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
     """Return the functions for this very method and problem: keep and reuse the objects to compile once."""
-    return _build(_Same(method), _Same(problem), layout, dtype, devices)
+    return _build(Same(method), Same(problem), layout, dtype, devices)
 
 
 def compiled_ensemble(
@@ -89,7 +89,7 @@ def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[
 
     Every device has all of the training data; the first one has the test data.
     """
-    return _move(_Same(problem), dtype, devices)
+    return _move(Same(problem), dtype, devices)
 
 
 def cast(tree: Any, dtype: Any) -> Any:
@@ -97,7 +97,7 @@ def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(jnp.result_type(leaf), dtype)), tree)
 
 
-class _Same:
+class Same:
     """A key for a cache: equal only to itself wrapped again, so that methods and problems need no hash."""
 
     def __init__(self, value: Any):
@@ -107,11 +107,11 @@ class _Same:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, Same) and self.value is other.value
 
 
 @functools.lru_cache(maxsize=32)
-def _build(method: _Same, problem: _Same, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
+def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
     if layout.ahead:
         return _build_ahead(method.value, problem.value, layout, dtype, devices)
     flat = _flatten(problem.value, layout, dtype)
@@ -219,7 +219,7 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
 
 
 @functools.lru_cache(maxsize=2)
-def _move(problem: _Same, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
+def _move(problem: Same, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
     train, test = cast(problem.value.train, dtype), cast(problem.value.test, dtype)
     if len(devices) == 1:
         return jax.device_put((train, test), devices[0])

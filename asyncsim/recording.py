@@ -85,7 +85,7 @@ class Recording:
             diverged_at=self.diverged_at,
             config={
                 "method": method.name,
-                "hyperparameters": {name: _plain(value) for name, value in method.hyperparameters.items()},
+                "hyperparameters": {name: plain(value) for name, value in method.hyperparameters.items()},
                 "problem": problem.name,
                 "problem_config": problem.config,
                 **config,
@@ -106,7 +106,8 @@ class Recording:
         return table
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a hyper-parameter as a value that JSON can hold; of a function only what it is."""
     if callable(value):
         return "schedule"  # a function's text is not the same in every run
     return value if isinstance(value, int | float | str | bool | None) else repr(value)

@@ -92,6 +92,13 @@ class Running:
         """Return the state as a single device holds it."""
         return self._program.whole(self.state)
 
+    def put_state(self, state: ReplayState) -> None:
+        """Go on from a state that a single device holds; raise InputError if there are several."""
+        if len(self._program.devices) > 1:
+            raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
+        # Copies: the state is donated.
+        self.state = jax.tree.map(lambda leaf: jnp.array(leaf, device=self._program.devices[0]), state)
+
     def _take(self, starts: np.ndarray, records: Records, diagnostics: dict[str, Any]) -> None:
         records = jax.tree.map(np.asarray, records)
         if self._batched:  # members first

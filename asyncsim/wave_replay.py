@@ -186,6 +186,16 @@ class Replay:
         """Replay up to ``stop`` commits, or to the first commit of which a value is not finite."""
         self.running.advance(stop)
 
+    def go_on_from(self, state: ReplayState) -> None:
+        """Go on from another state, as if the commits so far had led there: one that real processes were in, say.
+
+        Raises
+        ------
+        InputError
+            The replay is divided among several devices.
+        """
+        self.running.put_state(state)
+
     def evaluate(self) -> dict[str, float]:
         """Evaluate the central variable on the training and the test data: the next row of `Run.evaluations`.
 

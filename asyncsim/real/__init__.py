@@ -1,0 +1,15 @@
+"""Real worker processes around a real parameter server, recorded as a trace; see `record`.
+
+One process holds the central variable and all states that belong to it, and each worker has a process that computes
+its gradients with one thread. The server serves visits one at a time, by the functions of the method that a replay
+uses, and the workers compute the jobs that a replay would compute: same minibatches, same random numbers. So a
+recording can be replayed, and must give the same parameters.
+
+Ray runs the processes (``pip install "asyncsim[ray]"``); nothing else of asyncsim needs it.
+"""
+
+from asyncsim.real.folder import Recorded, load
+from asyncsim.real.processes import Processes
+from asyncsim.real.recorder import record
+
+__all__ = ["Processes", "Recorded", "load", "record"]

@@ -1,0 +1,126 @@
+"""The folder of a recording: its files, and what can be read from them with no process running.
+
+``recording.json``
+    What was asked for.
+``visits.jsonl``
+    The log, see `asyncsim.real.log`: everything that happened, each event written before it is answered.
+``checkpoint.npz``
+    All arrays after some of the events, replaced every ``checkpoint_every`` commits.
+``states``
+    The checkpoints, if all are kept.
+``trace.parquet``
+    The trace so far, written with each checkpoint.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncsim.errors import InputError
+from asyncsim.real.book import Book
+from asyncsim.real.log import LOG, read_log
+from asyncsim.real.processes import Processes
+from asyncsim.results import write_json, write_whole
+from asyncsim.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HEADER = "recording.json"
+CHECKPOINT = "checkpoint.npz"
+TRACE = "trace.parquet"
+STATES = "states"
+
+
+class Header(NamedTuple):
+    """What a recording was asked for.
+
+    Attributes
+    ----------
+    processes : Processes
+    commits : int
+    seed : int
+    precision : str
+    method, problem : dict
+        Name and hyper-parameters or configuration.
+    replies : bool
+        Whether the method's server answers with something else than the central variable.
+    """
+
+    processes: Processes
+    commits: int
+    seed: int
+    precision: str
+    method: dict[str, Any]
+    problem: dict[str, Any]
+    replies: bool
+
+    def comparable(self) -> dict[str, Any]:
+        """Return it as plain values, as they come back from a file."""
+        return json.loads(json.dumps({**self._asdict(), "processes": self.processes.to_dict()}, default=str))
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder."""
+        write_json(folder / HEADER, self.comparable())
+
+    @classmethod
+    def load(cls, folder: Path) -> "Header":
+        """Read what `save` wrote; raise InputError if there is nothing of the kind."""
+        try:
+            values = json.loads((folder / HEADER).read_text())
+            return cls(**{**values, "processes": Processes.from_dict(values["processes"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"folder = {str(folder)!r}: holds no recording ({error}); give one that real processes wrote"
+            ) from None
+
+
+class Recorded(NamedTuple):
+    """What real processes did, so far.
+
+    Attributes
+    ----------
+    folder : Path
+    header : Header
+    trace : Trace
+    commits : pandas.DataFrame
+        One row per commit, as `asyncsim.Run` has it.
+    faults : pandas.DataFrame
+        What happened to the processes: ``time`` (s), ``worker``, ``what``, and the ``job`` that was lost or is next.
+    """
+
+    folder: Path
+    header: Header
+    trace: Trace
+    commits: "pd.DataFrame"
+    faults: "pd.DataFrame"
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has all the commits that were asked for."""
+        return len(self.commits) >= self.header.commits
+
+
+def load(folder: str | Path) -> Recorded:
+    """Read a recording, complete or broken off: everything in its log.
+
+    Raises
+    ------
+    InputError
+        There is none, or it is damaged.
+    """
+    folder = Path(folder)
+    header = Header.load(folder)
+    events = read_log(folder)[0] if (folder / LOG).exists() else []
+    book = Book(header.processes, header.replies, events)
+    return Recorded(folder, header, book.trace(header.seed), book.commits(), book.fault_table())
+
+
+def write_trace(folder: Path, trace: Trace) -> Path:
+    """Write the trace so far in the place of the one before."""
+
+    def write(partial: Path) -> None:
+        partial.unlink(missing_ok=True)
+        trace.save(partial)
+
+    return write_whole(folder / TRACE, write)

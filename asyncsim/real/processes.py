@@ -1,0 +1,109 @@
+"""What is asked of real processes: how many, what a visit is, and the delays added to what they take anyway."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from asyncsim.cluster import Cluster
+from asyncsim.errors import InputError, require_count
+from asyncsim.laws import Constant, Law, as_law, parse
+
+_NO_TIME = Constant(0.0)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Worker processes around one server process.
+
+    Attributes
+    ----------
+    workers : int
+        How many compute at once, each in a process of its own.
+    delay : Law or tuple of Law
+        Seconds that a worker sleeps per local step, besides what the gradient takes; a list gives one law per worker.
+    service : Law
+        Seconds that the server sleeps per visit, besides what applying the message takes.
+    window, protocol, exclusive, discipline
+        As of `asyncsim.Cluster`.
+
+    Raises
+    ------
+    InputError
+        A value that cannot be used, or two that contradict each other.
+    """
+
+    workers: int
+    delay: Law | tuple[Law, ...] = _NO_TIME
+    service: Law = _NO_TIME
+    window: int = 1
+    protocol: str = "exchange"
+    exclusive: bool = True
+    discipline: str = "fifo"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "workers", require_count("workers", self.workers))
+        object.__setattr__(self, "delay", _delay(self.delay, self.workers))
+        # What the two have in common is checked in one place.
+        cluster = Cluster(
+            workers=self.workers,
+            compute=Constant(1.0),
+            service=_law("service", self.service),
+            window=self.window,
+            protocol=self.protocol,
+            exclusive=self.exclusive,
+            discipline=self.discipline,
+        )
+        object.__setattr__(self, "service", cluster.service)
+        object.__setattr__(self, "window", cluster.window)
+
+    @property
+    def delay_laws(self) -> tuple[Law, ...]:
+        """The law of the delay of a local step of each worker, length ``workers``."""
+        return (self.delay,) * self.workers if isinstance(self.delay, Law) else self.delay
+
+    @property
+    def separate_reads(self) -> bool:
+        """Whether a worker visits the server twice per commit."""
+        return self.protocol == "write_then_read" or not self.exclusive
+
+    @property
+    def pulls(self) -> bool:
+        """Whether a worker reads, in a visit of its own, what its next message is formed with."""
+        return self.protocol == "read_then_write" and not self.exclusive
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can hold; laws as the text that `asyncsim.laws.parse` reads."""
+        laws = [self.delay] if isinstance(self.delay, Law) else self.delay
+        delay = " + ".join(f"[{text}]*{len(list(same))}" for text, same in itertools.groupby(map(str, laws)))
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**own, "delay": str(self.delay) if isinstance(self.delay, Law) else delay, "service": str(self.service)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Processes":
+        """Return what `to_dict` described."""
+        return cls(**values)
+
+
+def _delay(value: Any, workers: int) -> Law | tuple[Law, ...]:
+    if isinstance(value, str):
+        value = _parsed("delay", value)
+    if not isinstance(value, list | tuple):
+        return as_law("delay", value)
+    if len(value) != workers:
+        raise InputError(
+            f"delay = a list of {len(value)} laws: must hold one law per worker, and there are {workers}; "
+            "give one law for all, or as many as workers"
+        )
+    return tuple(as_law(f"delay[{i}]", law) for i, law in enumerate(value))
+
+
+def _law(argument: str, value: Any) -> Any:
+    return _parsed(argument, value) if isinstance(value, str) else value
+
+
+def _parsed(argument: str, text: str) -> Any:
+    try:
+        return parse(text)
+    except InputError as error:
+        raise InputError(f"{argument} = {text!r}: {error}") from None

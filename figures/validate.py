@@ -1,0 +1,115 @@
+"""Figure of the validate study, from the folder of results that it wrote.
+
+The data come from ``python -m asyncsim.study validate``, which draws this figure itself. To draw it again::
+
+    python -m figures.validate results/validate              # in a clone
+    python -m asyncsim.figures.validate results/validate     # installed
+
+``agreement``: how far each recording's losses and parameters are from those of its replays, commit by commit; and the
+bar.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asyncsim import look
+from asyncsim.drawing import draw_folder
+from asyncsim.errors import InputError
+
+_REMEDY = "make one with: python -m asyncsim.study validate --out FOLDER"
+#: The replays in the order of drawing: colour and label.
+_REPLAYS = {
+    "perturbed": (look.GREY, "perturbed by round-off, to the free one"),
+    "free": (look.VERMILLION, "free"),
+    "forced": (look.BLUE, "forced, from checkpoint to checkpoint"),
+}
+#: What is exactly equal is drawn so far below the bar.
+_EQUAL = 1e-5
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw the figure of a folder of results, into the folder.
+
+    Returns
+    -------
+    list of Path
+        A PNG and a PDF.
+
+    Raises
+    ------
+    InputError
+        There are no results, or they are incomplete, or a file cannot be written.
+    """
+    folder = Path(folder)
+    summary, tables = _read(folder)
+    with look.style():
+        return look.save(_agreement(summary, tables), folder / "agreement")
+
+
+def _read(folder: Path) -> tuple[pd.DataFrame, dict[str, list[pd.DataFrame]]]:
+    """Read the summary, and the differences of every commit by method."""
+    try:
+        summary = pd.read_csv(folder / "summary.csv")
+        summary = summary[summary["status"] == "finished"]
+        tables: dict[str, list[pd.DataFrame]] = {}
+        for method, name in zip(summary["method"], summary["folder"], strict=True):
+            tables.setdefault(method, []).append(pd.read_csv(folder / name / "agreement.csv"))
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"folder = {str(folder)!r}: no results of the study validate ({error}); {_REMEDY}") from error
+    if not tables:
+        raise InputError(f"folder = {str(folder)!r}: nothing was finished; {_REMEDY}")
+    return summary, tables
+
+
+def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> Figure:
+    columns = len(tables)
+    width = max(look.SINGLE, min(look.DOUBLE, 1.2 + 1.6 * columns))
+    figure, axes = look.new_figure(width, 3.9, columns, 2, sharex=True, sharey=True)
+    for column, (method, runs) in enumerate(tables.items()):
+        label = look.looks([method])[method].label
+        for row, what in enumerate(("loss", "params")):
+            own = axes[row * columns + column]
+            _panel(own, runs, what, float(summary["bar"].iloc[0]))
+            own.set_title(label if row == 0 else "")
+    for row, text in enumerate(("losses differ by", "parameters differ by")):
+        axes[row * columns].set_ylabel(text)
+    for own in axes[columns:]:
+        own.set_xlabel("commits")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    recordings = f"{len(summary)} recordings of real processes" if len(summary) > 1 else "a recording of real processes"
+    look.title(figure, f"What {recordings} and the replays of their order differ by, {_precision(summary)}")
+    return figure
+
+
+def _precision(summary: pd.DataFrame) -> str:
+    return str(summary["precision"].iloc[0])
+
+
+def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float) -> None:
+    """Draw the largest difference over the recordings, and with several of them each as a faint line."""
+    for name, (color, label) in _REPLAYS.items():
+        column = f"{what}_{name}"
+        curves = [table.dropna(subset=column) for table in runs]
+        for number, table in enumerate(curves):
+            drawn = np.clip(table[column], _EQUAL * bar, None)
+            shown = label if number == 0 else None
+            line = "none" if what == "loss" else "-"
+            axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", ms=2, ls=line, lw=0.6)
+    axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
+    axes.set_yscale("log")
+
+
+def main() -> int:
+    """Draw the figure of the folder that the command line names."""
+    return draw_folder("validate", draw)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

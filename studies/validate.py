@@ -1,0 +1,316 @@
+"""Do real processes do what the simulator says? Records some, and replays the recordings.
+
+A server process and worker processes train, each with gradients of its own, and their visits are recorded as traces
+with the times of the server's clock. The recorded order is then replayed from the same seed: it must give the same
+losses and parameters; of methods that amplify round-off (GEM) when the replay takes over the recorded state every 50
+commits.
+
+Needs Ray: pip install "asyncsim[ray]". Recordings that were broken off, by Ctrl-C or because a process died, are in the
+study's folder with all that was recorded; --resume goes on with them.
+"""
+
+import dataclasses
+import functools
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+import tyro
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.study import load_file, shipped
+from asyncsim.study_config import LawLike, MethodLike, StudyConfig
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.methods import Method
+    from asyncsim.problems import Problem
+    from asyncsim.real import Processes, Recorded
+    from asyncsim.real.agreement import Agreement
+
+#: Options of clusters that say nothing of real processes, which take the time that they take.
+_OF_CLUSTERS = ("compute", "latency", "bandwidth", "shared_bandwidth", "policy", "device", "seeds")
+_OF_CLUSTERS += ("evaluate_every", "diagnose_every", "diagnose_energy")
+_RECORDINGS = "recordings"
+_AGREEMENT = "agreement.csv"
+
+Hidden = tyro.conf.Suppress
+
+
+@dataclass(frozen=True)
+class Config(StudyConfig):
+    """Options of the validate study."""
+
+    help_notes: ClassVar[str] = StudyConfig.help_notes.partition("Policies:")[0]
+
+    workers: int = 4
+    """Worker processes; the server is one more."""
+    steps: int = 250
+    """Commits per worker, on average; a recording has steps * workers commits."""
+    methods: Annotated[tuple[MethodLike, ...], tyro.conf.arg(aliases=["--method"])] = (
+        "downpour",
+        "agn",
+        "aeasgd",
+        "gem",
+    )
+    """Methods to record, by their names or as FILE.py:FUNCTION (see the README)."""
+    runs: int = 1
+    """Recordings of each method, with the seeds 0, 1, ..."""
+    delay: LawLike = "constant(0)"
+    """Law of the time that a worker sleeps per local step (s), besides computing; "[law, law, ...]" gives one each."""
+    service: LawLike = "constant(0)"
+    """Law of the time that the server sleeps per visit (s), besides applying the message."""
+    checkpoint_every: int = 50
+    """Commits between two checkpoints, at which a teacher-forced replay takes over the recorded state."""
+    restart: bool = False
+    """Start a worker again whose process died."""
+    address: str | None = None
+    """Of a Ray cluster to join, HOST:PORT or auto. None: a local one, for as long as the study takes."""
+    cpus: float = 1.0
+    """CPUs that each process asks the Ray cluster for."""
+    memory: int | None = None
+    """Bytes that each process asks the Ray cluster for."""
+    start_timeout: float = 180.0
+    """Seconds for all processes to start."""
+    timeout: float = 120.0
+    """Seconds without a commit after which a recording is given up."""
+    resume: Path | None = None
+    """Folder of this study to go on with; all other options are those that it was begun with."""
+
+    compute: Hidden[LawLike] = StudyConfig.compute  # type: ignore[valid-type]
+    latency: Hidden[LawLike] = StudyConfig.latency  # type: ignore[valid-type]
+    bandwidth: Hidden[float | None] = None
+    shared_bandwidth: Hidden[bool] = False
+    policy: Hidden[str] = "asynchronous"  # type: ignore[assignment]
+    device: Hidden[str] = "default"  # type: ignore[assignment]
+    seeds: Hidden[int] = StudyConfig.seeds
+    evaluate_every: Hidden[int | None] = None
+    diagnose_every: Hidden[int] = StudyConfig.diagnose_every
+    diagnose_energy: Hidden[bool] = False
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count or a law that cannot be used.
+        """
+        for name in _OF_CLUSTERS:
+            if getattr(self, name) != getattr(StudyConfig(), name):
+                raise InputError(f"{name} = {getattr(self, name)!r}: real processes have none to set; leave it out")
+        require_count("runs", self.runs)
+        require_count("checkpoint_every", self.checkpoint_every)
+        for name in ("cpus", "start_timeout", "timeout"):
+            require_positive(name, getattr(self, name), "" if name == "cpus" else "s")
+        self.processes()
+        super().check()
+
+    def processes(self) -> "Processes":
+        """Return what is asked of the processes."""
+        from asyncsim.real.processes import Processes
+
+        return Processes(
+            workers=self.workers,
+            delay=self.delay,  # type: ignore[arg-type]
+            service=self.service,  # type: ignore[arg-type]
+            window=self.window,
+            protocol=self.protocol,
+            exclusive=self.exclusive,
+            discipline=self.discipline,
+        )
+
+
+class Result(NamedTuple):
+    """What the study returns.
+
+    Attributes
+    ----------
+    folder : Path
+    summary : pandas.DataFrame
+        One row per recording; also in ``summary.csv``.
+    """
+
+    folder: Path
+    summary: "pd.DataFrame"
+
+
+class Task(NamedTuple):
+    """A recording to make: its folder, method and seed."""
+
+    folder: Path
+    method: "Method"
+    seed: int
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, Ray is missing, processes cannot start or die, or a folder cannot be written.
+    KeyboardInterrupt
+        Passed on; what was recorded is there then, and can be gone on with.
+    """
+    if config.resume is not None:
+        return _run(_begun(config.resume), config.resume)
+    config.check()
+    with results.new_folder(config.out, "validate") as folder:
+        return _run(config, folder)
+
+
+def _run(config: Config, folder: Path) -> Result:
+    from asyncsim.real.cluster import ray, ray_cluster
+
+    ray()
+    methods, problem = config.make_methods(), config.make_problem()
+    if not (folder / "config.json").exists():
+        record = {"study": "validate", **config.record(methods, problem), "options": _options(config)}
+        results.write_json(folder / "config.json", record)
+    tasks = [
+        Task(folder / _RECORDINGS / f"{method.name}-seed{seed}", method, seed)
+        for method in methods
+        for seed in range(config.runs)
+    ]
+    rows: list[dict[str, Any]] = []
+    with ray_cluster(config.address, config.workers + 1):
+        for number, task in enumerate(tasks, 1):
+            recorded = _recorded(config, problem, task, functools.partial(_write, folder, [*rows, _unfinished(task)]))
+            found = _compared(recorded, task, problem)
+            rows.append(_row(recorded, task, found))
+            _write(folder, rows)
+            print(f"[{number}/{len(tasks)}] {_told(rows[-1])}", file=sys.stderr, flush=True)
+    import pandas as pd
+
+    summary = pd.DataFrame(rows)
+    _conclude(folder, summary)
+    return Result(folder, summary)
+
+
+def _begun(folder: Path) -> Config:
+    """Return the options that a study in a folder was begun with."""
+    try:
+        record = json.loads((folder / "config.json").read_text())
+        options = record["options"]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"resume = {str(folder)!r}: no study that was begun ({error}); give its folder") from None
+    known = {field.name for field in dataclasses.fields(Config)}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    config = Config(**{name: value for name, value in values.items() if name in known})
+    for name in ("data_dir", "text"):
+        if getattr(config, name) is not None:
+            config = dataclasses.replace(config, **{name: Path(getattr(config, name))})
+    config.check()
+    return config
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """Return the options as they were given, but for folders to write to; what is no text or number, as text."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    values = {name: value for name, value in values.items() if name not in ("out", "resume")}
+    return json.loads(json.dumps(values, default=str))
+
+
+def _recorded(config: Config, problem: "Problem", task: Task, begun: Any) -> "Recorded":
+    """Return a recording: the one that is there, gone on with if it was broken off, or a new one."""
+    from asyncsim.real import load, record
+    from asyncsim.real.folder import HEADER
+
+    there = (task.folder / HEADER).exists()
+    if there:
+        recorded = load(task.folder)
+        if recorded.complete:
+            return recorded
+    begun()  # from here on there is something to go on with
+    return record(
+        task.method,
+        problem,
+        config.processes(),
+        config.commits,
+        task.seed,
+        folder=task.folder,
+        precision=config.precision,
+        checkpoint_every=config.checkpoint_every,
+        keep_states=True,
+        restart=config.restart,
+        resume=there,
+        address=config.address,
+        cpus=config.cpus,
+        memory=config.memory,
+        start_timeout=config.start_timeout,
+        timeout=config.timeout,
+    )
+
+
+def _compared(recorded: "Recorded", task: Task, problem: "Problem") -> "Agreement":
+    """Compare a recording with its replays; write the differences of every commit."""
+    from asyncsim.real.agreement import agreement
+
+    found = agreement(recorded, task.method, problem)
+    results.write_csv(task.folder / _AGREEMENT, found.table)
+    results.write_csv(task.folder / "faults.csv", recorded.faults)
+    return found
+
+
+def _row(recorded: "Recorded", task: Task, found: "Agreement") -> dict[str, Any]:
+    """Return the row of a recording in the summary."""
+    return {
+        "method": task.method.name,
+        "seed": task.seed,
+        "status": "finished",
+        "workers": recorded.trace.workers,
+        "precision": recorded.header.precision,
+        **found.row(),
+        "faults": len(recorded.faults),
+        **{f"trace.{name}": value for name, value in recorded.trace.summary().items()},
+        "folder": f"{_RECORDINGS}/{task.folder.name}",
+    }
+
+
+def _unfinished(task: Task) -> dict[str, Any]:
+    folder = f"{_RECORDINGS}/{task.folder.name}"
+    return {"method": task.method.name, "seed": task.seed, "status": "unfinished", "folder": folder}
+
+
+def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    import pandas as pd
+
+    results.write_csv(folder / results.SUMMARY, pd.DataFrame(rows))
+
+
+def _told(row: dict[str, Any]) -> str:
+    far = max(row[f"loss_{row['held_to']}"], row[f"params_{row['held_to']}"])
+    rate = f"{row['trace.throughput']:.3g} commits/s"
+    holds = "holds" if row["holds"] else "does not hold"
+    return f"{row['method']}, seed {row['seed']}: {rate}; {row['held_to']} replay {far:.1e} away, {holds}"
+
+
+def table(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return one row per method: the largest differences of each replay, and in how many recordings the bar held."""
+    far = {
+        name: summary[[f"loss_{name}", f"params_{name}"]].max(axis=1).groupby(summary["method"], sort=False).max()
+        for name in ("free", "perturbed", "forced")
+    }
+    groups = summary.groupby("method", sort=False)
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            **far,
+            "bar": groups["bar"].first(),
+            "held to": groups["held_to"].agg(lambda kinds: ", ".join(sorted(set(kinds)))),
+            "held": groups["holds"].agg(lambda held: f"{held.sum()} of {len(held)}"),
+        }
+    ).reset_index()
+
+
+def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+    figures = load_file("asyncsim.figures.validate", shipped("figures") / "validate.py").draw(folder)
+    shown = table(summary).to_string(index=False, float_format="{:.1e}".format)
+    print(f"replays of the recorded order: largest difference of losses and parameters\n{shown}")
+    print(f"\nwrote {folder}: config.json, {_RECORDINGS}, summary.csv, {', '.join(path.name for path in figures)}")

@@ -1,0 +1,189 @@
+"""Real processes: bookkeeping and recovery in one process, and recordings by Ray's, killed and gone on with."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import asyncsim
+from asyncsim import InputError, Trace, methods, problems, replay, study
+from asyncsim.real import Processes, load, record
+from asyncsim.real.agreement import agreement
+from asyncsim.real.folder import Header
+from asyncsim.real.log import LOG
+from asyncsim.real.server import Server
+from asyncsim.real.worker import Worker
+
+ROOT = Path(study.__file__).resolve().parent.parent
+WORKERS = 3
+PROTOCOLS = {
+    "exchange": {},
+    "read_then_write": {"protocol": "read_then_write"},
+    "read_then_write, two visits": {"protocol": "read_then_write", "exclusive": False},
+    "write_then_read": {"protocol": "write_then_read"},
+}
+#: Float64, a hundred commits: a dot product summed in another order, and what follows.
+CLOSE = 1e-12
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (asyncsim[ray])")
+
+
+def problem():
+    return problems.digits(batch_size=8, hidden=(8,))
+
+
+def header(method, processes, commits, precision="float64"):
+    named = {"name": method.name}
+    return Header(processes, commits, 0, precision, named, {"name": "digits"}, method.reply is not None)
+
+
+class Broken(Exception):
+    """Ends a server as a kill would: at once, and with nothing written after it."""
+
+
+def in_threads(folder, method, processes, commits, task, until=None, keep_states=True, lose=()):
+    """Record with threads in the place of processes; break off after the log has ``until`` events."""
+    asked = header(method, processes, commits)
+    if not (folder / "recording.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        asked.save(folder)
+    server = Server(method, task, asked, str(folder), 20, keep_states)
+    if until is not None:
+        enter = server._enter
+
+        def break_off(event):
+            if server._events >= until:
+                raise Broken
+            enter(event)
+
+        server._enter = break_off
+    workers = [Worker(index, method, task, asked) for index in range(processes.workers)]
+    server.start()
+    threads = [threading.Thread(target=worker.run, args=(server, True)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for version, worker in lose:
+        while server.commits() < version:
+            time.sleep(0.001)
+        server.lost(worker, "process died")
+        threads[worker].join()
+        again = threading.Thread(target=Worker(worker, method, task, asked).run, args=(server, True))
+        threads.append(again)
+        again.start()
+    trouble = server.wait()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return server, trouble
+
+
+def central_of(server):
+    return np.asarray(server._parameters.state.central)
+
+
+def replayed(trace, method, task, server):
+    with jax.enable_x64(True):
+        run = replay(trace, method, task, 0, precision="float64", devices=jax.devices()[:1])
+        return np.asarray(server._computing.flat.ravel(run.params)), run
+
+
+def close(found, expected):
+    return np.linalg.norm(found - expected) <= CLOSE * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "method"),
+    [
+        pytest.param("exchange", methods.downpour, marks=pytest.mark.full),
+        pytest.param("read_then_write", methods.gem, marks=pytest.mark.full),
+        ("read_then_write, two visits", methods.gem),
+        ("write_then_read", methods.aeasgd),
+    ],
+)
+def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protocol, method):
+    task, method = problem(), method(learning_rate=0.01)
+    processes = Processes(WORKERS, delay="exponential(0.001)", window=2, **PROTOCOLS[protocol])
+    in_threads(tmp_path, method, processes, 100, task, until=70)
+    before = (tmp_path / LOG).read_bytes()
+    assert before.count(b"\n") == 70
+    # A line that was cut off is no event.
+    (tmp_path / LOG).write_bytes(before + b'{"event": "comm')
+    part = load(tmp_path)
+    assert 30 <= len(part.commits) <= 70 and not part.complete
+
+    server, trouble = in_threads(tmp_path, method, processes, 100, task)
+    recorded = load(tmp_path)
+    assert trouble == "" and (tmp_path / LOG).read_bytes().startswith(before) and recorded.complete
+    assert recorded.faults["what"].tolist() == ["resumed"]
+    assert recorded.trace.frame.iloc[: len(part.trace)].equals(part.trace.frame)
+    central, run = replayed(recorded.trace, method, task, server)
+    assert close(central_of(server), central)
+    for name in ("loss", "update_norm", "central_energy", "proxy_energy"):
+        assert close(recorded.commits[name].to_numpy(), run.commits[name].to_numpy()), name
+    found = agreement(recorded, method, task)
+    assert found.worst("forced") < CLOSE and found.holds
+    loaded = Trace.load(tmp_path / "trace.parquet")
+    assert loaded.frame.equals(recorded.trace.frame) and loaded.summary() == recorded.trace.summary()
+
+
+@pytest.mark.parametrize("protocol", ["exchange", pytest.param("read_then_write, two visits", marks=pytest.mark.full)])
+def test_lost_worker_goes_on_with_the_next_job_from_a_read_of_its_own(tmp_path, protocol):
+    task, method = problem(), methods.downpour(learning_rate=0.01)
+    processes = Processes(WORKERS, delay="constant(0.01)", **PROTOCOLS[protocol])
+    server, _ = in_threads(tmp_path, method, processes, 80, task, lose=[(25, 1)])
+    recorded = load(tmp_path)
+    assert recorded.faults["what"].tolist() == ["process died", "restarted"]
+    assert recorded.faults["worker"].tolist() == [1, 1]
+    frame = recorded.trace.frame
+    assert (frame["outcome"] == "applied").sum() == 80
+    own = frame[frame["worker"] == 1]
+    assert own["job"].tolist() == list(range(len(own)))
+    lost = own[own["outcome"] == "cancelled"]
+    assert len(lost) == 1
+    after = own[own["job"] == lost["job"].iloc[0] + 1].iloc[0]
+    assert after["read_time"] >= lost["commit_time"].iloc[0] and after["read_version"] >= 25
+    assert close(central_of(server), replayed(recorded.trace, method, task, server)[0])
+
+
+def test_lowest_rank_is_served_first_where_the_server_is_never_idle(tmp_path):
+    task, method = problem(), methods.downpour(learning_rate=0.01)
+    processes = Processes(WORKERS, service="constant(0.01)", discipline="lowest_rank")
+    in_threads(tmp_path, method, processes, 60, task)
+    counts = load(tmp_path).trace.frame["worker"].value_counts().reindex(range(WORKERS), fill_value=0)
+    # Two workers keep a server busy whose service takes longer than anything else; the last one commits once or never.
+    assert counts[2] <= 5 and counts[0] >= 25
+
+
+def test_what_processes_cannot_do_is_refused(tmp_path):
+    with pytest.raises(InputError, match="delay = a list of 2 laws"):
+        Processes(3, delay="[constant(1), constant(2)]")
+    with pytest.raises(InputError, match="exclusive = False"):
+        Processes(3, exclusive=False)
+    given = {"problem": problem(), "processes": Processes(2), "commits": 5, "folder": tmp_path / "none"}
+    with pytest.raises(InputError, match="needs policy = "):
+        record(methods.fedbuff(), **given)
+    stale = methods.downpour(learning_rate=lambda visit: 0.1 / (1.0 + jnp.asarray(visit.staleness, float)))
+    with pytest.raises(InputError, match="depend on the visit's staleness"):
+        record(stale, **given)
+    with pytest.raises(InputError, match="holds no recording"):
+        record(methods.downpour(), **given, resume=True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_recordings_that_cannot_be_read_are_refused(tmp_path):
+    with pytest.raises(InputError, match="holds no recording"):
+        load(tmp_path)
+    header(methods.downpour(), Processes(2), 5).save(tmp_path)
+    assert len(load(tmp_path).trace) == 0
+    (tmp_path / LOG).write_text("nonsense\n")
+    with pytest.raises(InputError, match="a damaged log"):
+        load(tmp_path)
