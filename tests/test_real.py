@@ -1,11 +1,6 @@
 """Real processes: bookkeeping and recovery in one process, and recordings by Ray's, killed and gone on with."""
 
 import importlib.util
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import asyncsim
 from asyncsim import InputError, Trace, methods, problems, replay, study
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import agreement
