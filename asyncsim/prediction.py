@@ -182,10 +182,11 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
         like = with_workers(calibration.resampled(generator), trace.workers)
         made.append(measure(simulate(like, len(trace), drawn, progress=False), first))
     measured = measure(attended(trace), first)
+    ratios = _ratios(calibration, found)
     prediction = Prediction(
         target.title,
         pd.DataFrame(rows(measured, made)),
-        tuple(_reasons(calibration, found, target)),
+        tuple(_reasons(calibration, ratios, target)),
         calibration,
         with_workers(calibration.cluster, trace.workers),
         measured,
@@ -195,7 +196,8 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
     if prediction.holds:
         return prediction
     itself = examine(trace, **{**options, "warm_up": first})
-    notes = [f"{target.which}: {note}" for note in itself.notes]
+    notes = [f"{_told(what, ratio, target)}, which may be chance" for what, ratio in ratios.items() if not ratio.told]
+    notes += [f"{target.which}: {note}" for note in itself.notes]
     seeds = range(seed, seed + _OWN_RUNS)
     again = [measure(simulate(itself.cluster, len(trace), drawn, progress=False), first) for drawn in seeds]
     return replace(prediction, reasons=(*prediction.reasons, *notes, _own_laws(prediction, again)))
@@ -215,8 +217,8 @@ def _own_laws(prediction: Prediction, again: Sequence[Measured]) -> str:
     )
 
 
-def _reasons(calibration: Calibration, found: Durations, target: _Target) -> list[str]:
-    """Return how durations differ from those that the cluster was calibrated on, and on what they depend."""
+def _ratios(calibration: Calibration, found: Durations) -> dict[str, dependence.Ratio]:
+    """Return how many times longer durations are than those that the cluster was calibrated on, by what they are of."""
     given, workers = calibration.durations, calibration.cluster.workers
     own = {worker: median for worker, median in dependence.medians(given).items() if median > 0}
     scale = {int(worker): own[worker % workers] for worker in np.unique(found.worker) if worker % workers in own}
@@ -225,14 +227,24 @@ def _reasons(calibration: Calibration, found: Durations, target: _Target) -> lis
         "service times": (found.service, given.service),
         "ways down": (found.down, given.down),
     }
+    ratios = {what: dependence.ratio(here, there) for what, (here, there) in compared.items()}
+    return {what: ratio for what, ratio in ratios.items() if ratio is not None}
+
+
+def _reasons(calibration: Calibration, ratios: dict[str, dependence.Ratio], target: _Target) -> list[str]:
+    """Return which durations are others, and on what they depend."""
     said = []
-    for what, (here, there) in compared.items():
-        ratio = dependence.ratio(here, there)
-        if ratio is not None and ratio.told:
-            told = f"{what} {target.which} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
-            contended = what == "compute times" and ratio.value > 1 and target.trace.workers > workers
-            said.append(f"{told}: the workers contend for what they compute with" if contended else told)
+    for what, ratio in ratios.items():
+        if ratio.told:
+            more = target.trace.workers > calibration.cluster.workers
+            contended = what == "compute times" and ratio.value > 1 and more
+            why = ": the workers contend for what they compute with" if contended else ""
+            said.append(f"{_told(what, ratio, target)}{why}")
     return [*said, *(f"{target.origin}: {note}" for note in calibration.notes)]
+
+
+def _told(what: str, ratio: dependence.Ratio, target: _Target) -> str:
+    return f"{what} {target.which} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
 
 
 def _head(trace: Trace, commits: int) -> Trace:
