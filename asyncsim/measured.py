@@ -50,7 +50,7 @@ def measure(trace: Trace, first: int) -> Measured:
 
 
 def rows(measured: Measured, runs: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Return the rows of `asyncsim.prediction.Prediction.table`."""
+    """Return the rows of the table of a prediction."""
     rate = float(np.mean([run.values["throughput"] for run in runs]))
     table = [_row(THROUGHPUT, measured.values["throughput"], rate, rate / (1 + BAR), rate / (1 - BAR))]
     for name, called in _MEANS.items():
