@@ -102,9 +102,10 @@ def told(found: Durations) -> list[str]:
     slope = _slope(relative, found.others)
     effect = abs(slope) * float(found.others.std())
     if abs(load) > _ERRORS / math.sqrt(len(relative)) and effect > _TOLD / 2:
+        why = "; workers share what they compute with, or contend for the network" if slope > 0 else ""
         said.append(
             f"compute times depend on how many compute at once: {slope:+.0%} for each other at the start (correlation "
-            f"{load:.2f}); workers share what they compute with, or contend for the network"
+            f"{load:.2f}){why}"
         )
     return said
 

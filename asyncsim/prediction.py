@@ -17,6 +17,7 @@ from asyncsim.cluster import Cluster
 from asyncsim.cluster_text import describe
 from asyncsim.durations import Durations, attended, durations, require_asynchronous
 from asyncsim.errors import InputError, require_count
+from asyncsim.measured import BAR, STALENESS, THROUGHPUT, Measured, distance, measure, rows
 from asyncsim.simulation import simulate
 from asyncsim.streams import Streams
 from asyncsim.trace import Trace
@@ -29,40 +30,8 @@ if TYPE_CHECKING:
 
 #: Simulated runs of a prediction: a run of the same cluster is outside of all of them once in a hundred.
 RUNS = 199
-#: How far off the throughput may be predicted.
-BAR = 0.1
 #: Runs with the laws of what was to be predicted.
 _OWN_RUNS = 10
-#: Waits below this part of the mean service time are none.
-_LEAST_WAIT = 0.05
-#: What is compared besides the distributions: the entry of `Trace.summary`, and what it is called.
-_MEANS = {
-    "staleness_mean": "staleness, mean",
-    "staleness_std": "staleness, std",
-    "wait_mean": "wait, mean (s)",
-    "utilisation": "server utilisation",
-}
-_THROUGHPUT = "throughput (commits/s)"
-_STALENESS = "staleness, distance"
-_WAITS = "wait, distance"
-
-
-class Measured(NamedTuple):
-    """What is compared of a trace, after a number of commits.
-
-    Attributes
-    ----------
-    values : dict
-        The entries of `Trace.summary`.
-    staleness : Int64[ndarray, "commits"]
-    waits : Float64[ndarray, "commits"]
-        From the arrival of a message to the begin of its service, seconds; what is less than a twentieth of a mean
-        service is none, as no real server takes up a visit in no time.
-    """
-
-    values: dict[str, float]
-    staleness: np.ndarray
-    waits: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -104,7 +73,7 @@ class Prediction:
     @property
     def holds(self) -> bool:
         """Whether the throughput is within its bar and the distribution of the staleness within its band."""
-        return bool(self.table.set_index("quantity")["within"][[_THROUGHPUT, _STALENESS]].all())
+        return bool(self.table.set_index("quantity")["within"][[THROUGHPUT, STALENESS]].all())
 
     @property
     def text(self) -> str:
@@ -148,7 +117,7 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
     half = len(recorded) // 2
     calibration = examine(_head(recorded, half), **options)
     title = f"the later half of {counted(len(recorded), 'commit')} by {counted(recorded.workers, 'worker')}"
-    target = _Target(f"{title}, from the earlier half", "in the later half", recorded, half)
+    target = _Target(f"{title}, from the earlier half", "in the later half", "in the earlier half", recorded, half)
     return _prediction(calibration, target, seed, runs, options)
 
 
@@ -177,7 +146,8 @@ def extrapolate(recorded: Trace, again: Trace, seed: int = 0, *, runs: int = RUN
             raise InputError(f"again: {name} is {other!r}, and in the first recording {given!r}; record both alike")
     title = f"{counted(len(again), 'commit')} by {counted(again.workers, 'worker')}"
     title = f"{title}, from a recording of {recorded.workers}"
-    target = _Target(title, f"with {again.workers} workers", again, int(again.summary()["warm_up"]))
+    which, origin = (f"with {trace.workers} workers" for trace in (again, recorded))
+    target = _Target(title, which, origin, again, int(again.summary()["warm_up"]))
     return _prediction(examine(recorded, **options), target, seed, runs, options)
 
 
@@ -189,10 +159,11 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
 
 
 class _Target(NamedTuple):
-    """What is to be predicted: the commits of a trace from the first one in question, in words for titles."""
+    """What is to be predicted: a trace from a commit on; what that is called, and what the laws come from."""
 
     title: str
     which: str
+    origin: str
     trace: Trace
     first: int
 
@@ -209,12 +180,13 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
         generator = streams.generator(run)
         drawn = int(generator.integers(2**31))
         like = with_workers(calibration.resampled(generator), trace.workers)
-        made.append(_measure(simulate(like, len(trace), drawn, progress=False), first))
-    measured = _measure(attended(trace), first)
+        made.append(measure(simulate(like, len(trace), drawn, progress=False), first))
+    measured = measure(attended(trace), first)
+    ratios = _ratios(calibration, found)
     prediction = Prediction(
         target.title,
-        pd.DataFrame(_rows(measured, made)),
-        tuple(_reasons(calibration, found, target)),
+        pd.DataFrame(rows(measured, made)),
+        tuple(_reasons(calibration, ratios, target)),
         calibration,
         with_workers(calibration.cluster, trace.workers),
         measured,
@@ -223,10 +195,12 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
     )
     if prediction.holds:
         return prediction
-    itself = examine(trace, **{**options, "warm_up": first}).cluster
+    itself = examine(trace, **{**options, "warm_up": first})
+    notes = [f"{_told(what, ratio, target)}, which may be chance" for what, ratio in ratios.items() if not ratio.told]
+    notes += [f"{target.which}: {note}" for note in itself.notes]
     seeds = range(seed, seed + _OWN_RUNS)
-    again = [_measure(simulate(itself, len(trace), drawn, progress=False), first) for drawn in seeds]
-    return replace(prediction, reasons=(*prediction.reasons, _own_laws(prediction, again)))
+    again = [measure(simulate(itself.cluster, len(trace), drawn, progress=False), first) for drawn in seeds]
+    return replace(prediction, reasons=(*prediction.reasons, *notes, _own_laws(prediction, again)))
 
 
 def _own_laws(prediction: Prediction, again: Sequence[Measured]) -> str:
@@ -234,7 +208,7 @@ def _own_laws(prediction: Prediction, again: Sequence[Measured]) -> str:
     measured = prediction.measured
     rates = [float(np.mean([run.values["throughput"] for run in runs])) for runs in (again, [measured])]
     off = distance(measured.staleness, np.sort(np.concatenate([run.staleness for run in again])))
-    band = float(prediction.table.set_index("quantity")["high"][_STALENESS])
+    band = float(prediction.table.set_index("quantity")["high"][STALENESS])
     met = abs(rates[0] / rates[1] - 1) <= BAR and off <= band
     verdict = "only the times are others" if met else "what was recorded is no cluster of independent times"
     return (
@@ -243,43 +217,8 @@ def _own_laws(prediction: Prediction, again: Sequence[Measured]) -> str:
     )
 
 
-def _measure(trace: Trace, first: int) -> Measured:
-    frame = trace.frame.iloc[first:]
-    waits = (frame["serve_time"] - frame["arrive_time"]).to_numpy()
-    least = _LEAST_WAIT * float((frame["commit_time"] - frame["serve_time"]).mean())
-    return Measured(trace.summary(first), frame["staleness"].to_numpy(), np.where(waits < least, 0.0, waits))
-
-
-def _rows(measured: Measured, runs: Sequence[Measured]) -> list[dict[str, Any]]:
-    rate = float(np.mean([run.values["throughput"] for run in runs]))
-    rows = [_row(_THROUGHPUT, measured.values["throughput"], rate, rate / (1 + BAR), rate / (1 - BAR))]
-    for name, called in _MEANS.items():
-        values = [run.values[name] for run in runs]
-        rows.append(_row(called, measured.values[name], float(np.mean(values)), min(values), max(values)))
-    for called, name in ((_STALENESS, "staleness"), (_WAITS, "waits")):
-        everything = np.sort(np.concatenate([getattr(run, name) for run in runs]))
-        distances = [distance(getattr(run, name), everything) for run in runs]
-        here = distance(getattr(measured, name), everything)
-        rows.append(_row(called, here, float(np.mean(distances)), 0.0, max(distances)))
-    return rows
-
-
-def _row(quantity: str, measured: float, predicted: float, low: float, high: float) -> dict[str, Any]:
-    # Sums of the same terms in another order may differ in the last digits.
-    slack = 1e-9 * max(abs(low), abs(high))
-    within = low - slack <= measured <= high + slack
-    return dict(quantity=quantity, measured=measured, predicted=predicted, low=low, high=high, within=within)
-
-
-def distance(sample: np.ndarray, everything: np.ndarray) -> float:
-    """Return the largest difference between two samples' distribution functions; the second is sorted."""
-    points = np.union1d(sample, everything)
-    shares = [np.searchsorted(np.sort(x), points, side="right") / len(x) for x in (sample, everything)]
-    return float(np.abs(shares[0] - shares[1]).max())
-
-
-def _reasons(calibration: Calibration, found: Durations, target: _Target) -> list[str]:
-    """Return how durations differ from those that the cluster was calibrated on, and on what they depend."""
+def _ratios(calibration: Calibration, found: Durations) -> dict[str, dependence.Ratio]:
+    """Return how many times longer durations are than those that the cluster was calibrated on, by what they are of."""
     given, workers = calibration.durations, calibration.cluster.workers
     own = {worker: median for worker, median in dependence.medians(given).items() if median > 0}
     scale = {int(worker): own[worker % workers] for worker in np.unique(found.worker) if worker % workers in own}
@@ -288,14 +227,24 @@ def _reasons(calibration: Calibration, found: Durations, target: _Target) -> lis
         "service times": (found.service, given.service),
         "ways down": (found.down, given.down),
     }
+    ratios = {what: dependence.ratio(here, there) for what, (here, there) in compared.items()}
+    return {what: ratio for what, ratio in ratios.items() if ratio is not None}
+
+
+def _reasons(calibration: Calibration, ratios: dict[str, dependence.Ratio], target: _Target) -> list[str]:
+    """Return which durations are others, and on what they depend."""
     said = []
-    for what, (here, there) in compared.items():
-        ratio = dependence.ratio(here, there)
-        if ratio is not None and ratio.told:
-            told = f"{what} {target.which} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
-            contended = what == "compute times" and ratio.value > 1 and target.trace.workers > workers
-            said.append(f"{told}: the workers contend for what they compute with" if contended else told)
-    return [*said, *calibration.notes]
+    for what, ratio in ratios.items():
+        if ratio.told:
+            more = target.trace.workers > calibration.cluster.workers
+            contended = what == "compute times" and ratio.value > 1 and more
+            why = ": the workers contend for what they compute with" if contended else ""
+            said.append(f"{_told(what, ratio, target)}{why}")
+    return [*said, *(f"{target.origin}: {note}" for note in calibration.notes)]
+
+
+def _told(what: str, ratio: dependence.Ratio, target: _Target) -> str:
+    return f"{what} {target.which} are {ratio.value:.2f} \u00b1 {ratio.error:.2f} times as long"
 
 
 def _head(trace: Trace, commits: int) -> Trace:
