@@ -35,7 +35,10 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat, windo
     def step(carry, rows, key, data, **given):
         params, optimizer_state, problem_state = carry
         batch = jax.tree.map(lambda array: array[rows], data)
-        (value, problem_state), gradients = gradient(params, problem_state, batch, key)
+        at = params
+        if method.look_ahead is not None:
+            at = optax.apply_updates(params, method.look_ahead(optimizer_state))
+        (value, problem_state), gradients = gradient(at, problem_state, batch, key)
         steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, **given)
         return (optax.apply_updates(params, steps), optimizer_state, problem_state), (steps, value)
 

@@ -23,13 +23,14 @@ _CALLS = {
     "init_server": "init_server(central)",
     "init_memory": "init_memory(central)",
     "resume": "resume(worker, read)",
+    "look_ahead": "look_ahead(optimizer_state)",
     "message": "message(worker, update, start, central, visit)",
     "apply": "apply(server, central, message, memory, visit)",
     "reply": "reply(server, central, memory, visit)",
     "origin": "origin(worker, read)",
     "proxy": "proxy(worker)",
 }
-_OPTIONAL = ("resume", "reply", "origin", "proxy")
+_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy")
 
 
 def check_method(method: Method, params: Any) -> None:
@@ -110,6 +111,9 @@ def _check_optimizer(method: Method, params: Any, visit: Visit) -> None:
         raise InputError(f"{call} returned {_told(result)}: must return the steps and the new state")
     _require_alike(call, "the steps, of the tree of the parameters", result[0], params)
     _require_alike(call, "the state, of the tree of optimizer.init(params)", result[1], state)
+    if method.look_ahead is not None:
+        ahead = _call(method, "look_ahead", state)
+        _require_alike(_named(method, "look_ahead"), "a tree like that of the parameters", ahead, params)
 
 
 def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> Any:

@@ -1,10 +1,10 @@
 """The figure of "Asynchrony begets momentum" (Mitliagkas et al. 2016, arXiv 1605.09774) from our own runs.
 
 The best explicit momentum against the number of workers, and how fast the loss falls by momentum. The data come from
-``python -m asyncsim.study explicit_momentum``, which draws this itself. To draw it again::
+``python -m asyncsim.study best_momentum``, which draws this itself. To draw it again::
 
-    python -m figures momentum results/explicit_momentum              # in a clone
-    python -m asyncsim.figures momentum results/explicit_momentum     # installed
+    python -m figures momentum results/best_momentum              # in a clone
+    python -m asyncsim.figures momentum results/best_momentum     # installed
 """
 
 import os
@@ -35,7 +35,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
         There are no results, or a file cannot be written.
     """
     folder = Path(folder)
-    finished = read(folder, "explicit_momentum")
+    finished = read(folder, "best_momentum")
     try:
         best = pd.read_csv(folder / "best.csv")[_BEST]
     except (OSError, ValueError, KeyError) as error:
@@ -99,7 +99,7 @@ def momentum(best: pd.DataFrame, summary: pd.DataFrame, config: dict[str, Any]) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figure of a folder; return the exit code (2 for bad input)."""
-    return draw_folder("explicit_momentum", draw, arguments)
+    return draw_folder("best_momentum", draw, arguments)
 
 
 if __name__ == "__main__":

@@ -193,7 +193,10 @@ class EventLoop:
                     return self.problem.loss(params, batch, key), state
                 return self.problem.loss(params, state, batch, key)
 
-            (value, problem_state), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+            at = params
+            if self.method.look_ahead:
+                at = jax.tree.map(jnp.add, params, self.method.look_ahead(optimizer_state))
+            (value, problem_state), gradients = jax.value_and_grad(loss, has_aux=True)(at)
             steps, optimizer_state = optimizer.update(
                 gradients, optimizer_state, params, visit=visit, start=self.unravel(start)
             )

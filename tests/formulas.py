@@ -134,8 +134,9 @@ def aeasgd_remembered(alpha):
 
 def eamsgd(alpha):
     def rule(w, server, x, visit):
-        w.v = MU * w.v - RATE * gradient(w.x + MU * w.v)
-        w.x = w.x + w.v
+        for _ in visit.steps(w.x):
+            w.v = MU * w.v - RATE * gradient(w.x + MU * w.v)
+            w.x = w.x + w.v
         elastic = alpha(visit.n) * (w.x - x)
         w.x = w.x - elastic
         return x + elastic

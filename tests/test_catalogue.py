@@ -166,6 +166,7 @@ RULES = {
         "asynchronous",
     ),
     "eamsgd": (methods.eamsgd, formulas.eamsgd(shared(0.9)), 1, "asynchronous"),
+    "eamsgd, window": (methods.eamsgd, formulas.eamsgd(shared(0.9)), 3, "asynchronous"),
     "easgd": (methods.easgd, formulas.easgd(0.9), 1, "rounds"),
     "easgd, window": (functools.partial(methods.easgd, beta=0.5), formulas.easgd(0.5), 3, "rounds"),
     "lsgd, one leader": (
@@ -293,7 +294,8 @@ def combinations():
         for workers in (1, 2, 7):
             default = (
                 workers == 7
-                and name in {*METHODS, "damping, rank", "aeasgd, remembered", "fedasync, proximal"} - others
+                and name
+                in {*METHODS, "damping, rank", "aeasgd, remembered", "eamsgd, window", "fedasync, proximal"} - others
             )
             yield unless(default, name, workers)
 
@@ -456,8 +458,8 @@ def test_dc_asgd_measures_from_what_this_worker_read():
 
 def test_eamsgd_looks_ahead_in_the_direction_it_goes():
     method = methods.eamsgd(momentum=0.5)
-    worker = method.init_worker(jnp.array([1.0]))._replace(velocity=jnp.array([0.2]))
-    assert float(method.resume(worker, None)[0]) == pytest.approx(1.1)
+    state = method.optimizer.update(jnp.array([-4.0]), method.optimizer.init(jnp.zeros(1)))[1]  # a velocity of 0.2
+    assert float(method.look_ahead(state)[0]) == pytest.approx(0.1)
 
 
 def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):

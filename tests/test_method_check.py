@@ -116,6 +116,10 @@ WRONG = {
         {"optimizer": optax.GradientTransformation(lambda p: (), lambda g, s, p=None: g)},
         r"damped\.optimizer\.update\(gradients, .*, start=params\) returned .*: must return the steps and",
     ),
+    "looks ahead in another tree": (
+        {"look_ahead": lambda state: jnp.zeros(2)},
+        r"damped\.look_ahead\(optimizer_state\) returned .*: must return a tree like that of the parameters",
+    ),
     "not a function": ({"apply": 3}, r"damped\.apply = 3: must be a function, apply\(server, "),
     "not a switch": ({"sees_loss": 1}, r"damped\.sees_loss = 1: must be True or False"),
     "no memories": (

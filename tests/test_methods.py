@@ -53,7 +53,10 @@ def one_commit(method, problem, unravel, batch):
     def commit(state, visit, key):
         central, server, worker, optimizer_state, memory = state
         start = method.resume(worker, central) if method.resume else central
-        gradients = jax.grad(problem.loss)(unravel(start), batch, key)
+        at = unravel(start)
+        if method.look_ahead:
+            at = jax.tree.map(jnp.add, at, method.look_ahead(optimizer_state))
+        gradients = jax.grad(problem.loss)(at, batch, key)
         steps, optimizer_state = optimizer.update(
             gradients, optimizer_state, unravel(start), visit=visit, start=unravel(start)
         )

@@ -131,7 +131,7 @@ def test_each_worker_goes_through_its_own_examples_without_a_gap():
 
 def test_a_needed_window_and_the_same_gradients():
     cluster = Cluster(2, [1.0, 2.0], window=[4, 2])
-    assert meet(cluster, methods.eamsgd().timing).window == 1
+    assert meet(cluster, methods.dc_asgd().timing).window == 1
     assert meet(cluster, methods.sgd().timing).workers == 1
     assert same_gradients(90, cluster, meet(cluster, methods.Timing(window=1))) == 270
     with pytest.raises(InputError, match=r"needs a trace with window = 4, this one has \(2, 4\)"):

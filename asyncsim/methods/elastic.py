@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -34,13 +35,10 @@ class ElasticWorker(NamedTuple):
         Its own parameters: after the exchange, or in the paper's order before it.
     pull : State
         What the last exchange takes from the replica, in the paper's order; else ``()``.
-    velocity : State
-        Of EAMSGD; else ``()``.
     """
 
     replica: Array
     pull: State
-    velocity: State
 
 
 def aeasgd(
@@ -101,14 +99,14 @@ def aeasgd(
     def message(worker, update, start, central, visit):
         x = start + update - worker.pull if remembers else start + update
         pull = exchange(x, central, visit)
-        return pull, ElasticWorker(x, pull, ()) if remembers else ElasticWorker(x - pull, (), ()), {}
+        return pull, ElasticWorker(x, pull) if remembers else ElasticWorker(x - pull, ()), {}
 
     return Method(
         name="aeasgd",
         hyperparameters={**named, "alpha": alpha, "beta": beta, "order": order},
         optimizer=local,
         message=message,
-        init_worker=lambda central: ElasticWorker(central, jnp.zeros_like(central) if remembers else (), ()),
+        init_worker=lambda central: ElasticWorker(central, jnp.zeros_like(central) if remembers else ()),
         resume=lambda worker, read: worker.replica,
         timing=Timing(window=1) if remembers else Timing(),
         elementwise=True,
@@ -121,12 +119,13 @@ def eamsgd(
     alpha: float | None = None,
     beta: float = 0.9,
 ) -> Method:
-    """Return asynchronous elastic averaging with Nesterov momentum on the workers.
+    """Return asynchronous elastic averaging with Nesterov momentum on the workers, with the window of the trace.
 
-    With ``x`` the worker's replica and ``v`` its velocity, at each visit::
+    With ``x`` the worker's replica and ``v`` its velocity, in each local step, and then at the visit::
 
         v       <- momentum * v - learning_rate * gradient(x + momentum * v)
         x       <- x + v
+
         E       = alpha (x - central)
         x       <- x - E
         central <- central + E
@@ -150,7 +149,7 @@ def eamsgd(
     -----
     The velocity is neither reset nor exchanged. dist-keras looks ahead to the wrong side, ``x - momentum * v`` with
     this sign of ``v``, and multiplies two learning rates; this is the paper's rule, with gradients from the moved
-    replica (see `aeasgd`). It needs a window of one: the message would have to see the local optimizer's velocity.
+    replica (see `aeasgd`).
 
     References
     ----------
@@ -162,19 +161,21 @@ def eamsgd(
     exchange = _exchange(alpha, beta)
 
     def message(worker, update, start, central, visit):
-        velocity = mu * worker.velocity + update
-        x = worker.replica + velocity
+        x = start + update
         pull = exchange(x, central, visit)
-        return pull, ElasticWorker(x - pull, (), velocity), {}
+        return pull, ElasticWorker(x - pull, ()), {}
+
+    def look_ahead(optimizer_state):
+        return jax.tree.map(lambda v: mu * v, optimizer_state[1].trace)
 
     return Method(
         name="eamsgd",
         hyperparameters={"learning_rate": learning_rate, "momentum": mu, "alpha": alpha, "beta": beta},
-        optimizer=gradient_steps(learning_rate),
+        optimizer=optax.chain(gradient_steps(learning_rate), optax.trace(mu)),
         message=message,
-        init_worker=lambda central: ElasticWorker(central, (), jnp.zeros_like(central)),
-        resume=lambda worker, read: worker.replica + mu * worker.velocity,
-        timing=Timing(window=1),
+        init_worker=lambda central: ElasticWorker(central, ()),
+        resume=lambda worker, read: worker.replica,
+        look_ahead=look_ahead,
         elementwise=True,
     )
 
@@ -230,7 +231,7 @@ def easgd(
 
     def message(worker, update, start, central, visit):
         pull = exchange(start, central, visit)
-        return pull, ElasticWorker(start + update - pull, (), ()), {}
+        return pull, ElasticWorker(start + update - pull, ()), {}
 
     def apply(server, central, message, memory, visit):
         total = server + message
@@ -249,7 +250,7 @@ def easgd(
         message=message,
         apply=apply,
         init_server=jnp.zeros_like,
-        init_worker=lambda central: ElasticWorker(central, (), ()),
+        init_worker=lambda central: ElasticWorker(central, ()),
         resume=lambda worker, read: worker.replica,
         timing=Timing(policy=needed),
         elementwise=True,

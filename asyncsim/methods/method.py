@@ -156,6 +156,9 @@ class Method(NamedTuple):
         From the initial central variable to the initial states.
     resume : function, optional
         Where the worker starts from, for methods whose replicas live on.
+    look_ahead : function, optional
+        ``look_ahead(optimizer_state)``: how far from the parameters the gradient of a local step is computed, a tree
+        like theirs.
     reply : function, optional
         ``reply(server, central, memory, visit)``: what the worker reads at its visit in the place of the central
         variable, with the states as they are at the read: after its own commit, or before it if the protocol is to read
@@ -187,6 +190,7 @@ class Method(NamedTuple):
     init_server: Callable[[Array], State] = _no_state
     init_memory: Callable[[Array], State] = _no_state
     resume: Callable[[State, Array], Array] | None = None
+    look_ahead: Callable[[State], Any] | None = None
     reply: Callable[[State, Array, State, Visit], Array] | None = None
     origin: Callable[[State, Array], Array] | None = None
     proxy: Callable[[State], Array] | None = None

@@ -1,4 +1,4 @@
-"""Which explicit momentum is best with how many workers: asynchrony brings its own, and the best falls with n.
+"""Which explicit momentum is best with how many workers, as asynchrony brings some of its own.
 
 Asynchronous SGD with momentum on the server, on a quadratic as it comes::
 
@@ -113,9 +113,9 @@ def run(config: Config) -> Result:
     with config.computing_device():
         cells = sweep(config, [{"workers": n} for n in config.workers])
         swept = {name: list(getattr(config, name)) for name in ("learning_rate", "server_momentum")}
-        record = {"study": "explicit_momentum", **config.record([heavy_ball()], cells[0].problem), **swept}
+        record = {"study": "best_momentum", **config.record([heavy_ball()], cells[0].problem), **swept}
         rows: list[dict[str, Any]] = []
-        with results.new_folder(config.out, "explicit_momentum") as folder:
+        with results.new_folder(config.out, "best_momentum") as folder:
             results.write_json(folder / "config.json", record)
             for part in _losses(config, cells):
                 rows += part

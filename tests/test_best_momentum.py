@@ -9,7 +9,7 @@ from asyncsim.cluster import Cluster
 from asyncsim.sweep import read
 from figures import __main__ as figures
 
-explicit = study.load("explicit_momentum")
+explicit = study.load("best_momentum")
 
 
 @pytest.mark.full
@@ -29,7 +29,7 @@ def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
     assert best.loc[8, "server_momentum"] <= 0.4 and best.loc[8, "implicit"] == 7 / 8
     assert len(result.summary) == 2 * 15 and set(result.summary["status"]) <= {"finished", "diverged"}
     assert "0.670" in capsys.readouterr().out
-    assert read(result.folder, "explicit_momentum").config["server_momentum"] == [-0.4, 0.0, 0.4, 0.67, 0.9]
+    assert read(result.folder, "best_momentum").config["server_momentum"] == [-0.4, 0.0, 0.4, 0.67, 0.9]
     before = (result.folder / "momentum.png").read_bytes()
     assert figures.main(["momentum", str(result.folder)]) == 0
     assert (result.folder / "momentum.png").read_bytes() == before
