@@ -1,6 +1,7 @@
 """The thesis' grid of workers and windows: the study, the workers' named optimizers, and the figures."""
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def evaluations(times, accuracies):
 
 def test_temporal_efficiency_is_the_ratio_of_areas_until_the_first_ends():
     steady = evaluations([0.0, 10.0], [0.6, 0.6])
-    # Rises to 0.9 at 2 s and stays: (0.9 + 4.5 * 2) ... of 4 s an area of 0.9 + 1.8.
+    # Rises to 0.9 at 2 s and stays until 4 s: areas of 0.9 and 1.8.
     rising = evaluations([0.0, 2.0, 4.0], [0.0, 0.9, 0.9])
     assert windows.temporal_efficiency(rising, steady) == pytest.approx((0.9 + 1.8) / (0.6 * 4), rel=1e-12)
     assert windows.temporal_efficiency(steady, rising) == pytest.approx((0.6 * 4) / (0.9 + 1.8), rel=1e-12)
@@ -121,6 +122,24 @@ def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
     assert "note: --optimizer changes nothing for gem" in capsys.readouterr().err
     with pytest.raises(InputError, match="optimizer = 'rmsprop': has no rate of its own; give learning_rate"):
         dataclasses.replace(config, learning_rate=None).make_methods()
+
+
+def test_studies_take_an_elastic_step(capsys):
+    elastic, other = StudyConfig(methods=("aeasgd", "agn"), alpha=0.05).make_methods()
+    assert elastic.hyperparameters["alpha"] == 0.05 and "alpha" not in other.hyperparameters
+    assert "alpha" not in capsys.readouterr().err
+
+
+def test_the_perceptron_of_the_thesis_has_pixels_from_zero_to_one(monkeypatch):
+    images = np.full((20, 28, 28), 255, np.uint8)
+    images[:10] = 0
+    parts = {f"{part}-images-idx3-ubyte": images for part in ("train", "t10k")}
+    parts |= {f"{part}-labels-idx1-ubyte": np.zeros(20, np.uint8) for part in ("train", "t10k")}
+    monkeypatch.setattr(importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: parts)
+    scaled = problems.mnist(batch_size=4, network="mlp").train["image"]
+    assert (scaled[:10] == 0).all() and (scaled[10:] == 1).all()
+    standardised = problems.mnist(batch_size=4).train["image"]
+    assert standardised[0, 0, 0] == pytest.approx(-0.1307 / 0.3081) and standardised[19, 0, 0] > 2
 
 
 @pytest.mark.parametrize("name", ["lbfgs", "linear_schedule", "nothing"])
