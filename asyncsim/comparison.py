@@ -103,6 +103,7 @@ def compare(
     runs.add(cells)
     if follow is not None:
         runs.add(follow(results.ended(runs.summary())))
+    _trace.cache_clear()
     return runs.summary()
 
 

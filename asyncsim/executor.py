@@ -6,19 +6,22 @@ and ends it with the study, or joins a running one (``--address``), and computes
 are written in the order of the study, by the process that was started; with the same number of threads they are the
 same byte for byte. The other processes get that number from this one, as well as JAX's environment variables.
 
-Several machines. Install the same ``asyncsim[ray]`` with the same Python on each; methods, problems and data are sent
-to them, but for modules that a user's own method imports. Then::
+Several machines. Install ``asyncsim[ray]`` on each, in the same version and with the same Python; methods, problems and
+their data are sent, but not what the file of a method of your own imports. Ray wants the same token everywhere, or
+none: make one (``ray get-auth-token --generate``), copy ``~/.ray/auth_token`` to all and set ``RAY_AUTH_MODE=token``
+there, or on a network of your own ``RAY_AUTH_MODE=disabled``. Then::
 
     ray start --head --port=6379                                            # on the first
     ray start --address=FIRST:6379                                          # on each of the others
-    python -m asyncsim.study stability --executor ray --address auto        # on any of them
-    ray stop                                                                # on all, at the end
+    python -m asyncsim.study stability --executor ray --address FIRST:6379  # on any of them
+    ray stop                                                                # on each, at the end
 
-A run that is lost with its node or process is computed again elsewhere, three times at most. If Ray's head is lost, or
-the process that was started: start it again with ``--resume FOLDER``, which computes only what is missing there.
+A run that is lost with its process or node is computed again, three times at most, and then is a row with that error.
+If no node has what a run asks for, the study says so and ends after half a minute. If the process that was started is
+lost, or Ray's head: start it again with ``--resume FOLDER``, which reads what is there and computes what is not.
 
-Tested with Ray 2.60 and three nodes that were processes of one machine, one of which was killed on the way; a network
-between real machines and accelerators were not there to be tested.
+Tested with Ray 2.60: three nodes that were processes of one machine, one of them killed on the way. Networks between
+machines and accelerators were not there to be tested.
 """
 
 import contextlib

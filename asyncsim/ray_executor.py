@@ -74,7 +74,7 @@ def joined(address: str | None) -> Iterator[None]:
     except (RayError, OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"address = {address!r}: no Ray cluster could be joined ({' '.join(str(error).split())}); start one with: "
-            "ray start --head, and join it from one of its machines"
+            "ray start --head, join it from one of its machines, and with the RAY_AUTH_MODE that it has"
         ) from error
     try:
         yield
@@ -110,7 +110,7 @@ class RayExecutor:
         self._without_room: float | None = None
 
     def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
-        """See `asyncsim.executor.Executor.map`."""
+        """See the same of `asyncsim.executor.Executor`."""
         calls = [self._packed(function, job) for job in jobs]
         lost: collections.Counter[int] = collections.Counter()
         waiting = {self._task.remote(*call): place for place, call in enumerate(calls)}

@@ -288,6 +288,7 @@ def test_ray_passes_on_bad_input_and_what_no_node_can_run(cluster, monkeypatch):
 
 
 @needs_ray
+@pytest.mark.full
 def test_ray_gives_the_bytes_of_this_process(cluster, told):
     Path("mine.py").write_text(
         "from asyncsim.methods import Applied, downpour\n"
