@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from asyncsim.errors import InputError, require_choice
 
 #: Papers by the names of their modules beside this file.
-PAPERS = {"gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)"}
+PAPERS = {
+    "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
+    "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures of a paper; return the exit code (2 for bad input)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name}  {paper}" for name, paper in PAPERS.items())
+        listed = "\n".join(f"  {name:<4}  {paper}" for name, paper in PAPERS.items())
         print(f"usage: python -m {__package__} PAPER [options]\n\npapers:\n{listed}")
         return 0
     try:
