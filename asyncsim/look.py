@@ -23,6 +23,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from asyncsim.results import write_whole
 
@@ -166,6 +167,15 @@ def new_figure(
     """Return a figure of this size (inches) and its axes row by row; ``options`` go to ``Figure.subplots``."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def plain_logs(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 if it spans less than two and a half decades."""
+    low, high = axis.get_view_interval()
+    if np.log10(high / low) < 2.5:
+        axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def title(figure: Any, text: str, width: float | None = None) -> None:

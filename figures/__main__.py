@@ -11,6 +11,7 @@ PAPERS = {
     "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
     "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, arXiv 1710.02368)",
     "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
+    "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
 }
 
 
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures of a paper; return the exit code (2 for bad input)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name}  {paper}" for name, paper in PAPERS.items())
+        listed = "\n".join(f"  {name:<4}  {paper}" for name, paper in PAPERS.items())
         print(f"usage: python -m {__package__} PAPER [options]\n\npapers:\n{listed}")
         return 0
     try:

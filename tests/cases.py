@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,11 +119,6 @@ def stopping(trace, method, problem):
 # Methods that use the rest of the interface, as a user writes them
 
 
-class Sent(NamedTuple):
-    sent: Any
-    loss: Any
-
-
 def mean_of_four(rate=0.05):
     """The server collects four messages and applies their mean."""
 
@@ -195,26 +189,6 @@ def elastic(rate=0.05, alpha=0.2):
     )
 
 
-def best_of_all(rate=0.05):
-    """Nobody goes on from its own parameters: all from the best that anybody sent."""
-
-    def apply(server, central, message, memory, visit, memories):
-        losses = memories.of_all("loss").at[visit.worker].set(visit.loss)
-        best = jnp.argmin(losses).astype(visit.worker.dtype)
-        sent = jnp.where(best == visit.worker, central + message, memories.of(best).sent)
-        return Applied(sent, server, Sent(central + message, visit.loss))
-
-    return Method(
-        name="best of all",
-        hyperparameters={},
-        optimizer=gradient_steps(rate),
-        apply=apply,
-        init_memory=lambda central: Sent(central, jnp.full((), jnp.inf, central.dtype)),
-        sees_loss=True,
-        sees_memories=True,
-    )
-
-
 def pair_of_messages(rate=0.05):
     """The message is a tree, and the server divides one of its entries by the other."""
 
@@ -238,7 +212,6 @@ OWN = {
     "server memory, backup": (delay_compensated, "exchange", 1),
     "server memory, velocity": (momentum_each, "write_then_read", 1),
     "message with the central variable, and resume": (elastic, "exchange", 3),
-    "losses and memories of all": (best_of_all, "prescribed", 2),
     "a tree as message": (pair_of_messages, "read_then_write", 1),
     "a reply before the commit": (lambda: methods.dana_zero(0.01), "read_then_write", 1),
     "an optimizer on the server": (lambda: methods.fedbuff(policy=None), "exchange", 3),

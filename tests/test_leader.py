@@ -1,12 +1,17 @@
 """Leader SGD: where its leader rests, and what it refuses."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import EVERY, FORCED, make_problem, make_trace
+from event_loop import forced_deviation
 from test_catalogue import with_versions
 
 from asyncsim import Cluster, InputError, methods, prescribed, problems, simulate
+from asyncsim.methods import Applied, Method, gradient_steps
 from asyncsim.wave_replay import Replay, replay
 
 STARTS = np.array([-1.2, 1.3, 0.9, -0.8])
@@ -49,6 +54,45 @@ def test_a_resting_leader_is_a_stationary_point_and_easgds_center_is_not():
     own, center = rest(methods.easgd(0.01, alpha=pull, policy=None), lambda worker, x: worker._replace(replica=x))
     np.testing.assert_allclose(own, [-0.97857, 0.88527, 0.88527, -0.97857], atol=1e-5)
     assert center == pytest.approx(-0.04665, abs=1e-5) and gradient(center) == pytest.approx(0.486, abs=1e-3)
+
+
+class Sent(NamedTuple):
+    sent: Any
+    loss: Any
+
+
+def best_of_all(rate=0.05):
+    """Nobody goes on from its own parameters: all from the best that anybody sent."""
+
+    def apply(server, central, message, memory, visit, memories):
+        losses = memories.of_all("loss").at[visit.worker].set(visit.loss)
+        best = jnp.argmin(losses).astype(visit.worker.dtype)
+        sent = jnp.where(best == visit.worker, central + message, memories.of(best).sent)
+        return Applied(sent, server, Sent(central + message, visit.loss))
+
+    return Method(
+        name="best of all",
+        hyperparameters={},
+        optimizer=gradient_steps(rate),
+        apply=apply,
+        init_memory=lambda central: Sent(central, jnp.full((), jnp.inf, central.dtype)),
+        sees_loss=True,
+        sees_memories=True,
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("count", [1, 2])
+def test_own_methods_that_see_losses_and_memories_are_the_loop(count):
+    """On a trace staler than there are workers, so that jobs of one worker overlap."""
+    trace, stops = make_trace("prescribed", 2, commits=300), np.arange(EVERY, 301, EVERY)
+    with jax.enable_x64(True):
+        devices = jax.devices()[:count]
+        problem = make_problem("quadratic")
+        running = Replay(
+            trace, best_of_all(), problem, precision="float64", stops=stops, diagnose_every=0, devices=devices
+        )
+        assert max(forced_deviation(running, EVERY).values()) < FORCED
 
 
 def test_pulls_of_every_step_need_a_window_of_one():

@@ -15,7 +15,7 @@ from asyncsim.errors import InputError
 from asyncsim.run import Run
 from asyncsim.sweep import Finished
 
-from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, plain_logs, setting, values_of
+from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, setting, values_of
 
 #: Share of a run, at its end, that counts: that of "final" losses and energy ratios in a study's summary.
 _LATE = 0.1
@@ -53,7 +53,7 @@ def by_workers(results: Finished) -> Figure:
     for axes in (gem, downpour):
         # Room for the legend below.
         axes.set_ylim(low / (high / low) ** 0.4, high)
-    plain_logs(whole.yaxis)
+    look.plain_logs(whole.yaxis)
     whole.set_title("whole vector")
     whole.legend(loc="upper left")
     whole.annotate("compliant", (1, 1), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points",

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.sweep import Finished
 
-from .panels import finish, own_table, plain_logs, problem
+from .panels import finish, own_table, problem
 
 _COLUMNS = ["method", "question", "at", "largest_stable", "smallest_unstable"]
 _PANELS = {
@@ -63,4 +63,4 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.minorticks_off()
     low, high = axes.get_ylim()
     axes.set_ylim(low / 1.1, high * 1.25)
-    plain_logs(axes.yaxis)
+    look.plain_logs(axes.yaxis)

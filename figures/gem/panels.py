@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from asyncsim import look
 from asyncsim.curves import DIVERGED, Curve, curve_of, diagnostic_curve, trace_length
@@ -192,17 +191,8 @@ def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, most: float |
     top = shown.max() if most is None else min(shown.max(), most)
     axes.set_yscale("log")
     axes.set_ylim(min(shown.min(), top) / 1.25, top * 1.25)
-    plain_logs(axes.yaxis)
+    look.plain_logs(axes.yaxis)
     axes.set_ylabel(label)
-
-
-def plain_logs(axis: Any) -> None:
-    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 if it spans less than two and a half decades."""
-    low, high = axis.get_view_interval()
-    if np.log10(high / low) < 2.5:
-        axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
 
 
 def published_handle(axes: Axes, results: Finished) -> Any:

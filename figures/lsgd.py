@@ -1,0 +1,220 @@
+"""Figures of "Leader Stochastic Gradient Descent" (Teng et al. 2019, arXiv 1905.10395) from our own runs.
+
+Drawn from the results of the study ``leaders``, which draws them itself. To draw them again::
+
+    python -m figures lsgd                                   # in a clone
+    python -m asyncsim.figures lsgd --results results        # installed
+
+The paper's own curves are not known as numbers, so there is none of them here.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from asyncsim import look
+from asyncsim.curves import DIVERGED
+from asyncsim.drawing import told
+from asyncsim.errors import InputError, require_choice
+from asyncsim.look import Look
+from asyncsim.run import Run
+from asyncsim.study import load
+from asyncsim.study_config import split_names
+from asyncsim.sweep import Finished, read
+
+#: What the study's methods are called here, where that is not their label elsewhere.
+_LABELS = {"lsgd": "LSGD, one leader", "lsgd_groups": "LSGD, a leader in each group", "aeasgd": "EASGD, asynchronous"}
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def draw_study(folder: Path, out: Path | None = None, only: Sequence[str] = ()) -> list[Path]:
+    """Draw the figures of a folder of results.
+
+    Parameters
+    ----------
+    folder : Path
+        What the study ``leaders`` wrote.
+    out : Path, optional
+        Where to draw; by default into that folder.
+    only : sequence of str, optional
+        Names of figures; by default all.
+
+    Raises
+    ------
+    InputError
+        There are no results or no such figure, or a file cannot be written.
+    """
+    names = [require_choice("only", name, FIGURES) for name in only] or list(FIGURES)
+    finished = read(folder, "leaders")
+    try:
+        table = pd.read_csv(Path(folder) / "leaders.csv")
+    except (OSError, ValueError) as error:
+        raise InputError(f"folder = {str(folder)!r}: no table of the leaders ({error}); run it again") from error
+    written: list[Path] = []
+    with look.style():
+        for name in names:
+            written += look.save(FIGURES[name](finished, table), Path(out or folder) / name)
+    return written
+
+
+def over_time(finished: Finished, table: pd.DataFrame) -> Figure:
+    """Draw the error against simulated time, a panel for each number of workers and period."""
+    workers, windows = (sorted(table[name].unique()) for name in ("workers", "window"))
+    size = (look.DOUBLE, 0.9 + 1.7 * len(workers))
+    figure, panels = look.new_figure(*size, len(windows), len(workers), sharey=True)
+    looks = _looks(table)
+    for place, axes in enumerate(panels):
+        n, window = workers[place // len(windows)], windows[place % len(windows)]
+        for row in table[(table["workers"] == n) & (table["window"] == window)].itertuples():
+            one = looks[row.method]
+            runs = _runs(finished, row)
+            time, values = _curves(runs)
+            axes.fill_between(time, values.min(0), values.max(0), color=one.color, alpha=0.2, linewidth=0)
+            axes.plot(time, values.mean(0), color=one.color, linestyle=one.line, label=one.label)
+            if any(run.diverged_at is not None for run in runs):
+                axes.plot(time[-1], values.mean(0)[-1], color=one.color, clip_on=False, zorder=4, **DIVERGED)
+        axes.set_yscale("log")
+        look.plain_logs(axes.yaxis)
+        axes.set_xlim(0, None)
+        axes.set_title(f"n = {n}, period {window}", fontsize=8)
+    for axes in panels[-len(windows) :]:
+        axes.set_xlabel("simulated time (s)")
+    for axes in panels[:: len(windows)]:
+        axes.set_ylabel(_quantity(table))
+    _finish(figure, looks, f"{_setting(finished, table)}; each at its best learning rate")
+    return figure
+
+
+def periods(finished: Finished, table: pd.DataFrame) -> Figure:
+    """Draw the error at the end against the communication period: mean and range of the seeds that finished."""
+    workers = sorted(table["workers"].unique())
+    figure, panels = look.new_figure(look.DOUBLE, 2.8, len(workers), sharey=True)
+    looks = _looks(table)
+    value = "test_error" if "test_error" in table else "train_loss"
+    for axes, n in zip(panels, workers, strict=True):
+        for turn, (method, one) in enumerate(looks.items()):
+            rows = table[(table["workers"] == n) & (table["method"] == method)].sort_values("window")
+            rows = rows[rows["diverged"] < rows["seeds"]]
+            ends = [_ends(_runs(finished, row)) for row in rows.itertuples()]
+            x = rows["window"] * 1.06 ** (turn - (len(looks) - 1) / 2)
+            style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "label": one.label}
+            axes.plot(x, rows[value], marker=_MARKERS[turn % len(_MARKERS)], markersize=4, **style)
+            axes.vlines(x, [min(end) for end in ends], [max(end) for end in ends], color=one.color, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        look.plain_logs(axes.yaxis)
+        windows = sorted(table["window"].unique())
+        axes.set_xticks(windows, [str(window) for window in windows])
+        axes.minorticks_off()
+        axes.set_xlabel("communication period (local steps)")
+        axes.set_title(f"n = {n}", fontsize=8)
+    panels[0].set_ylabel(f"{_quantity(table)} at the end")
+    _finish(figure, looks, f"{_setting(finished, table)}; each at its best learning rate")
+    return figure
+
+
+def leaderships(finished: Finished, table: pd.DataFrame) -> Figure:
+    """Draw how many of LSGD's elections each worker won, at each period; the seeds' means."""
+    rows = table[table["method"] == "lsgd"]
+    if rows.empty:
+        raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
+    workers = sorted(rows["workers"].unique())
+    figure, panels = look.new_figure(look.DOUBLE, 2.6, len(workers))
+    shades = look.shades(sorted(rows["window"].unique()))
+    leaders = load("leaders").leaders
+    for axes, n in zip(panels, workers, strict=True):
+        for row in rows[rows["workers"] == n].sort_values("window").itertuples():
+            won = [np.bincount(leaders(run, n), minlength=n) / len(run.commits) for run in _runs(finished, row)]
+            # Each seed's from the most to the fewest: its workers are all alike.
+            shares = np.mean([np.sort(one)[::-1] for one in won], axis=0)
+            shade = shades[row.window]
+            label = f"period {row.window}: kept in {row.kept:.0%}"
+            axes.plot(range(1, n + 1), shares, color=shade.color, marker=shade.marker, markersize=3.2, label=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.axhline(1 / n, color=look.BLACK, linewidth=0.8, linestyle=":")
+        axes.set_ylim(0, None)
+        axes.set_xlabel("workers, by how often they led")
+        axes.set_title(f"n = {n}", fontsize=8)
+        axes.legend()
+    panels[0].set_ylabel("share of elections")
+    look.title(figure, f"LSGD's one leader; {_setting(finished, table)}; dotted: all alike; kept: the leader stays")
+    return figure
+
+
+#: By their names.
+FIGURES: dict[str, Callable[[Finished, pd.DataFrame], Figure]] = {
+    "time": over_time,
+    "periods": periods,
+    "leaders": leaderships,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw figures from the command line; return the exit code (2 for bad input)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m figures lsgd",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="make the results with: python -m asyncsim.study leaders --scale small|paper --out RESULTS/leaders",
+    )
+    parser.add_argument("--only", help=f"of {', '.join(FIGURES)}, with commas between; all otherwise", metavar="NAMES")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="holds the folder leaders")
+    parser.add_argument("--out", type=Path, help="where to draw; lsgd in the folder of results otherwise")
+    given = parser.parse_args(arguments)
+    folder, out = given.results / "leaders", given.out or given.results / "lsgd"
+    return told(lambda: draw_study(folder, out, split_names(given.only or "")))
+
+
+def _looks(table: pd.DataFrame) -> dict[str, Look]:
+    found = look.looks(dict.fromkeys(table["method"]))
+    if "lsgd_groups" in found:
+        found["lsgd_groups"] = look.METHOD_LOOKS["lsgd"]._replace(line="-.")
+    return {name: one._replace(label=_LABELS.get(name, one.label)) for name, one in found.items()}
+
+
+def _runs(finished: Finished, row: Any) -> list[Run]:
+    """Return the runs of a row of the table."""
+    same = {name: getattr(row, name) for name in ("workers", "window", "method", "learning_rate")}
+    return finished.runs(**same)
+
+
+def _curves(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
+    """Return times and errors, ``[runs, evaluations]``, as far as all runs go."""
+    length = min(len(run.evaluations) for run in runs)
+    time = np.mean([run.evaluations["commit_time"][:length] for run in runs], axis=0)
+    return time, np.array([_errors(run)[:length] for run in runs])
+
+
+def _ends(runs: Sequence[Run]) -> list[float]:
+    """Return the last error of each run that finished."""
+    return [float(_errors(run).iloc[-1]) for run in runs if run.diverged_at is None]
+
+
+def _errors(run: Run) -> pd.Series:
+    return load("leaders").errors(run.evaluations)
+
+
+def _quantity(table: pd.DataFrame) -> str:
+    return "error on the test data" if "test_error" in table else "loss on the training data"
+
+
+def _setting(finished: Finished, table: pd.DataFrame) -> str:
+    seeds = int(table["seeds"].max())
+    return f"{finished.config['problem']}; " + ("1 seed" if seeds == 1 else f"mean and range of {seeds} seeds")
+
+
+def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:
+    """Add the title, and one legend for all panels."""
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
+    if any(line.get_marker() == DIVERGED["marker"] for axes in figure.axes for line in axes.lines):
+        text += "; crosses: a seed diverged"
+    ordered = [handles[one.label] for one in looks.values() if one.label in handles]
+    figure.legend(handles=ordered, loc="outside lower center", ncols=min(4, len(ordered)))
+    look.title(figure, text)

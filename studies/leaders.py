@@ -1,0 +1,243 @@
+"""Pulled to the best replica, or to a mean: leader SGD against elastic averaging and DOWNPOUR, by communication period.
+
+The comparison of the LSGD paper on one cluster: every method at each communication period (--window, local steps
+between two visits) and learning rate, with the same gradients for all, and each at the rate that is best for it there:
+the one with the least error on the test data at the end, or loss on the training data where no accuracy is measured.
+With more workers than --group-size LSGD runs twice, with one leader and with one for each group.
+
+Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program, and about nine million gradients: for an
+accelerator. Its augmentation of images is left out, and its learning rates never fall.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.study import load_file, shipped
+from asyncsim.study_config import MethodLike
+from asyncsim.sweep import Finished, Result, SweepConfig, read, run_cells, sweep
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from asyncsim.comparison import Cell
+    from asyncsim.methods import Method
+    from asyncsim.run import Run
+
+#: The table of each method at its best rate, beside the summary of all runs.
+TABLE = "leaders.csv"
+#: LSGD with a leader for each group.
+GROUPS = "lsgd_groups"
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the study of leaders."""
+
+    varied: ClassVar = ("workers", "window", "learning_rate")
+
+    workers: tuple[int, ...] = (4, 16)
+    """Workers of the clusters, one after the other."""
+    window: tuple[int, ...] = (4, 16, 64)  # type: ignore[assignment]
+    """Communication periods (local steps), one after the other."""
+    learning_rate: tuple[float, ...] = (0.3, 0.1, 0.03)  # type: ignore[assignment]
+    """Step sizes of a gradient that are tried for each method."""
+    gradients: int = 512
+    """Gradients of each worker, on average; each period must divide it."""
+    steps: int = 0
+    """Commits per worker. 0: as many as its gradients make."""
+    methods: tuple[MethodLike, ...] = ("lsgd", "aeasgd", "downpour")
+    """Methods to compare, easgd say, or your own as FILE.py:FUNCTION (see the README)."""
+    group_size: int = 4
+    """Workers of a group with a leader of its own; 4 in the paper's runs, the accelerators of a machine."""
+    local_momentum: float = 0.0
+    """Nesterov momentum of the local steps, from 0 to below 1."""
+    weight_decay: float = 0.0
+    """Of the local steps: so many times the parameters are added to each gradient."""
+    target: float = 0.1
+    """Error on the test data (or loss on the training data) of which the time is told."""
+    seeds: int = 2
+    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            An option that cannot be used; a period that does not divide the gradients.
+        """
+        if self.steps == 0:
+            return dataclasses.replace(self, steps=1).check()
+        super().check()
+        require_count("gradients", self.gradients)
+        require_count("group_size", self.group_size)
+        require_fraction("local_momentum", self.local_momentum)
+        require_nonnegative("weight_decay", self.weight_decay)
+        require_positive("target", self.target)
+        for window in self.window:
+            if self.gradients % window:
+                raise InputError(f"window = {window}: must divide gradients = {self.gradients}")
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(
+        scale="paper",
+        problem="cifar10",
+        network="resnet20",
+        batch_size=128,
+        learning_rate=(0.1, 0.01, 0.001),
+        local_momentum=0.9,
+        weight_decay=1e-4,
+        gradients=6400,
+    ),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, or a folder or disk that cannot be written.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then.
+    """
+    config.check()
+    with config.computing_device():
+        grid = [
+            {"workers": n, "window": window, "learning_rate": rate}
+            for n in config.workers
+            for window in config.window
+            for rate in config.learning_rate
+        ]
+        cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
+        made: dict[Any, Method] = {}
+        cells = [_complete(cell, config, made) for cell in cells]
+
+        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
+            table = results_table(read(folder, "leaders"), config.target)
+            results.write_csv(folder / TABLE, table)
+            figures = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py").draw_study(folder)
+            print(report(cells[0].problem.name, table))
+            names = ", ".join(path.name for path in figures)
+            print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
+
+        return run_cells("leaders", config, cells, conclude)
+
+
+def results_table(finished: Finished, target: float) -> "pd.DataFrame":
+    """Return a row per number of workers, period and method, at the method's best learning rate there.
+
+    Columns: ``workers``, ``window``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``train_loss``, with an
+    accuracy ``test_error``, ``seconds_to_target`` (mean simulated time until that error, or that loss; infinite
+    if a seed never had it), and of LSGD ``largest_share`` (elections won by the worker that won most) and ``kept``
+    (elections that leave the leader as it was), means over the seeds.
+    """
+    import numpy as np
+    import pandas as pd
+
+    rows = []
+    for (n, window, method, rate), group in finished.summary.groupby(
+        ["workers", "window", "method", "learning_rate"], sort=False
+    ):
+        ended = group[group["status"] == "finished"]
+        runs = [finished.run(name) for name in group["run_folder"]]
+        row = {
+            "workers": n,
+            "window": window,
+            "method": method,
+            "learning_rate": rate,
+            "seeds": len(group),
+            "diverged": len(group) - len(ended),
+            "train_loss": ended["train_loss"].mean(),
+        }
+        if "test_accuracy" in group:
+            row["test_error"] = 1 - ended["test_accuracy"].mean()
+        row["seconds_to_target"] = np.mean([_until(run, target) for run in runs])
+        if method == "lsgd":
+            elected = [leaders(run, n) for run in runs]
+            row["largest_share"] = np.mean([np.bincount(one).max() / len(one) for one in elected])
+            row["kept"] = np.mean([np.mean(one[1:] == one[:-1]) for one in elected])
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    best = ["diverged", "test_error" if "test_error" in table else "train_loss"]
+    keys = ["workers", "window", "method"]
+    table = table.sort_values(best, na_position="last", kind="stable").drop_duplicates(keys)
+    return table.sort_values(keys, key=_place(finished), kind="stable").reset_index(drop=True)
+
+
+def leaders(run: "Run", workers: int) -> "np.ndarray":
+    """Return which worker has the least of all losses told last, after each commit: LSGD's one leader."""
+    import numpy as np
+
+    told, found = np.full(workers, np.inf), []
+    for worker, loss in zip(run.commits["worker"], run.commits["loss"], strict=True):
+        told[worker] = loss
+        found.append(int(np.argmin(told)))
+    return np.array(found)
+
+
+def errors(evaluations: "pd.DataFrame") -> "pd.Series":
+    """Return a run's errors on the test data, or the losses on the training data where there is no accuracy."""
+    return 1 - evaluations["test_accuracy"] if "test_accuracy" in evaluations else evaluations["train_loss"]
+
+
+def report(problem: str, table: "pd.DataFrame") -> str:
+    """Return what the study prints."""
+    shown = table.drop(columns="seeds")
+    shown["diverged"] = [f"{count} of {seeds}" for count, seeds in zip(table["diverged"], table["seeds"], strict=True)]
+    shown.columns = [name.replace("_", " ") for name in shown]
+    text = shown.to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+    return f"{problem}; each method at the best of its learning rates\n{text}"
+
+
+def _complete(cell: "Cell", config: Config, made: "dict[Any, Method]") -> "Cell":
+    """Return a cell with its steps, LSGD with groups, and the local optimizer; the same methods are one object."""
+    groups = cell.cluster.workers // config.group_size
+    rate = cell.config.learning_rate
+    methods = []
+    for method in cell.methods:
+        methods.append(made.setdefault(id(method), _optimized(method, rate, config)))
+        if method.name == "lsgd" and groups > 1:
+            methods.append(made.setdefault((rate, groups), _optimized(_grouped(rate, groups), rate, config)))
+    steps = config.steps or config.gradients // cell.cluster.window
+    return cell._replace(methods=methods, config=dataclasses.replace(cell.config, steps=steps))
+
+
+def _grouped(rate: float, groups: int) -> "Method":
+    from asyncsim.methods import METHODS
+
+    return METHODS["lsgd"](learning_rate=rate, groups=groups)._replace(name=GROUPS)
+
+
+def _optimized(method: "Method", rate: float, config: Config) -> "Method":
+    """Return the method with the study's local optimizer."""
+    import optax
+
+    if not config.local_momentum and not config.weight_decay:
+        return method
+    optimizer = optax.chain(
+        optax.add_decayed_weights(config.weight_decay),
+        optax.sgd(rate, config.local_momentum, nesterov=True),
+    )
+    more = {"local_momentum": config.local_momentum, "weight_decay": config.weight_decay}
+    return method._replace(optimizer=optimizer, hyperparameters={**method.hyperparameters, **more})
+
+
+def _until(run: "Run", target: float) -> float:
+    """Return the simulated time (s) of the first evaluation that met the target."""
+    met = run.evaluations["commit_time"][errors(run.evaluations) <= target]
+    return float(met.iloc[0]) if len(met) else float("inf")
+
+
+def _place(finished: Finished) -> Any:
+    """Return what orders methods as they were given, and numbers by their size."""
+    names = list(dict.fromkeys(finished.summary["method"]))
+    return lambda column: column.map(names.index) if column.name == "method" else column

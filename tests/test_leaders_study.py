@@ -1,0 +1,162 @@
+"""The study of leaders and its figures: best rates, elections, groups, and what is drawn."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from gem_results import make_run
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from asyncsim import InputError, look, study
+from asyncsim.study import load_file, shipped
+from asyncsim.sweep import read
+
+leaders = study.load("leaders")
+lsgd = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py")
+KEYS = ["workers", "window", "method", "learning_rate"]
+METHODS = ("lsgd", "lsgd_groups", "aeasgd", "downpour")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A folder as the study writes it, of runs made by hand: the higher rate diverges with a period of 4."""
+    folder = tmp_path_factory.mktemp("results") / "leaders"
+    rows = []
+    for n in (2, 4):
+        for window in (1, 4):
+            for method in METHODS:
+                for rate in (0.1, 0.5):
+                    for seed in (0, 1):
+                        bad = rate == 0.5 and window == 4
+                        run = make_run("gem", n, steps=10, seed=seed, diverged_at=5 if bad else None)
+                        run.evaluations["train_loss"] *= 1.2 - rate
+                        run.evaluations["commit_time"] = run.evaluations["commit"] / n
+                        run.evaluations["test_accuracy"] = 1 - run.evaluations["train_loss"] / 10
+                        name = f"runs/{n}-{window}-{method}-{rate}-{seed}"
+                        run.save(folder / name)
+                        last = run.evaluations.iloc[-1]
+                        values = dict(zip(KEYS, (n, window, method, rate), strict=True))
+                        rows.append(
+                            {
+                                **values,
+                                "seed": seed,
+                                "status": run.status,
+                                "train_loss": last["train_loss"],
+                                "test_accuracy": last["test_accuracy"],
+                                "run_folder": name,
+                            }
+                        )
+    pd.DataFrame(rows).to_csv(folder / "summary.csv", index=False)
+    (folder / "config.json").write_text(json.dumps({"study": "leaders", "problem": "digits"}))
+    leaders.results_table(read(folder, "leaders"), 0.2).to_csv(folder / leaders.TABLE, index=False)
+    return folder
+
+
+def test_each_method_is_shown_at_its_best_rate(results):
+    table = pd.read_csv(results / leaders.TABLE)
+    assert table[["workers", "window", "method"]].to_numpy().tolist() == [
+        [n, window, method] for n in (2, 4) for window in (1, 4) for method in METHODS
+    ]
+    # Diverging counts before any error.
+    assert (table["learning_rate"] == np.where(table["window"] == 4, 0.1, 0.5)).all()
+    assert (table["diverged"] == 0).all() and (table["seeds"] == 2).all()
+    np.testing.assert_allclose(table["test_error"], table["train_loss"] / 10)
+    assert table[["largest_share", "kept"]].notna().all(axis=1).equals(table["method"] == "lsgd")
+
+
+def test_the_time_to_a_target_is_that_of_the_seeds(results):
+    finished = read(results, "leaders")
+    runs = finished.runs(workers=4, window=1, method="aeasgd", learning_rate=0.5)
+    met = [next(row.commit_time for row in run.evaluations.itertuples() if row.train_loss <= 1.45) for run in runs]
+    table = leaders.results_table(finished, 0.145)
+    found = table.query("workers == 4 and window == 1 and method == 'aeasgd'")["seconds_to_target"].item()
+    assert found == pytest.approx(np.mean(met)) and found > 0
+    assert np.isinf(leaders.results_table(finished, 1e-6)["seconds_to_target"]).all()
+
+
+def test_the_leader_is_who_told_the_least_loss_last():
+    commits = pd.DataFrame({"worker": [1, 0, 1, 2, 1], "loss": [0.5, 0.7, 0.9, 0.8, 0.1]})
+    assert leaders.leaders(SimpleNamespace(commits=commits), 4).tolist() == [1, 1, 0, 0, 1]
+
+
+def test_errors_are_losses_where_there_is_no_accuracy():
+    evaluations = pd.DataFrame({"train_loss": [2.0, 1.0], "test_accuracy": [0.25, 0.5]})
+    assert leaders.errors(evaluations).tolist() == [0.75, 0.5]
+    assert leaders.errors(evaluations[["train_loss"]]).tolist() == [2.0, 1.0]
+
+
+def test_figures(results, tmp_path):
+    finished, table = read(results, "leaders"), pd.read_csv(results / leaders.TABLE)
+    with look.style():
+        figures = {name: draw(finished, table) for name, draw in lsgd.FIGURES.items()}
+        for figure in figures.values():
+            FigureCanvasAgg(figure).draw()
+    for name in ("time", "periods"):
+        said = [text.get_text() for text in figures[name].legends[0].get_texts()]
+        assert said == ["LSGD, one leader", "LSGD, a leader in each group", "EASGD, asynchronous", "DOWNPOUR"]
+        assert figures[name].axes[0].get_ylabel().startswith("error on the test data")
+    titles = [axes.get_title(loc="left") for axes in figures["time"].axes]
+    assert titles == [f"n = {n}, period {window}" for n in (2, 4) for window in (1, 4)]
+    drawn = figures["periods"].axes[1].lines[0].get_ydata()
+    np.testing.assert_allclose(drawn, table.query("workers == 4 and method == 'lsgd'")["test_error"])
+    shares = figures["leaders"].axes[0].lines[0].get_ydata()
+    assert shares.sum() == pytest.approx(1) and shares[0] >= shares[1]
+    first, again = (lsgd.draw_study(results, tmp_path / name, ["time"]) for name in "ab")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
+@pytest.mark.full
+def test_the_command_line_of_the_figures(results):
+    command = [sys.executable, "-m", "figures", "lsgd", "--results", str(results.parent), "--only", "leaders"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=shipped("figures").parent, check=True)
+    assert done.stdout.splitlines() == [str(results.parent / "lsgd" / f"leaders.{kind}") for kind in ("png", "pdf")]
+
+
+def test_figures_without_results(tmp_path, capsys):
+    assert lsgd.main(["--results", str(tmp_path)]) == 2
+    assert "make some with: python -m asyncsim.study leaders" in capsys.readouterr().err
+    with pytest.raises(InputError, match="only = 'tme': unknown; did you mean 'time'"):
+        lsgd.draw_study(tmp_path, only=["tme"])
+
+
+@pytest.mark.full
+def test_the_study_runs_lsgd_with_and_without_groups(tmp_path, capsys):
+    options = ["--workers=2", "--window=2", "--learning-rate=0.2", "--gradients=20", "--seeds=1", "--group-size=1"]
+    options += ["--problem=quadratic", "--methods=lsgd", "--local-momentum=0.5", f"--out={tmp_path / 'mine'}"]
+    assert study.main(["leaders", *options]) == 0
+    out = capsys.readouterr().out.splitlines()
+    said = out[-1].rpartition(": ")[2].split(", ")
+    assert sorted(said) == sorted(path.name for path in (tmp_path / "mine").iterdir())
+    finished = read(tmp_path / "mine", "leaders")
+    assert finished.summary["method"].tolist() == ["lsgd", "lsgd_groups"]
+    assert finished.summary["method.groups"].tolist() == [1, 2]
+    assert (finished.summary["method.local_momentum"] == 0.5).all()
+    # 20 gradients of each of two workers, two a commit.
+    assert [run.config["commits"] for run in finished.runs()] == [20, 20]
+    assert finished.config["hyperparameters"]["lsgd"]["local_momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": (3,)}, "window = 3: must divide gradients = 512"),
+        ({"gradients": 0}, "gradients = 0"),
+        ({"group_size": 0}, "group_size = 0"),
+        ({"local_momentum": 1.0}, "local_momentum = 1"),
+        ({"weight_decay": -1.0}, "weight_decay = -1"),
+        ({"target": 0.0}, "target = 0"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(InputError, match="^" + message):
+        leaders.Config(**options).check()
+
+
+def test_scales():
+    assert set(leaders.SCALES) == {"small", "paper"}
+    for config in leaders.SCALES.values():
+        config.check()
