@@ -1,7 +1,6 @@
 """Real processes: bookkeeping and recovery in one process, and recordings by Ray's, killed and gone on with."""
 
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
-import asyncsim
 from asyncsim import InputError, Trace, methods, problems, replay, study
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import agreement
@@ -187,3 +186,80 @@ def test_recordings_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / LOG).write_text("nonsense\n")
     with pytest.raises(InputError, match="a damaged log"):
         load(tmp_path)
+
+
+@needs_ray
+def test_processes_of_a_local_cluster_are_recorded_and_replayed(tmp_path):
+    task, method = problem(), methods.downpour(learning_rate=0.01)
+    processes = Processes(2, delay="exponential(0.005)")
+    options = {"folder": tmp_path, "precision": "float64", "checkpoint_every": 20, "keep_states": True}
+    recorded = record(method, task, processes, 60, **options, progress=False)
+    assert recorded.complete and recorded.trace.workers == 2 and not len(recorded.faults)
+    assert recorded.trace.cluster is None and recorded.trace.summary()["wait_mean"] >= 0
+    frame = recorded.trace.frame
+    assert (frame["start_time"] >= frame["read_time"]).all() and (frame["serve_time"] >= frame["arrive_time"]).all()
+    found = agreement(recorded, method, task)
+    assert found.holds and found.worst("free") < 1e-10
+    with pytest.raises(InputError, match="resume: seed"):
+        record(method, task, processes, 60, 1, **options, resume=True)
+
+
+@needs_ray
+@pytest.mark.full
+def test_what_a_ray_cluster_cannot_hold_is_refused_in_time(tmp_path):
+    given = (methods.downpour(), problem(), Processes(2), 10)
+    with pytest.raises(InputError, match="bytes of memory, and the Ray cluster has"):
+        record(*given, folder=tmp_path / "memory", memory=10**15)
+    with pytest.raises(InputError, match="CPUs, and the Ray cluster has"):
+        record(*given, folder=tmp_path / "cpus", cpus=100.0)
+    with pytest.raises(InputError, match="did not start within"):
+        record(*given, folder=tmp_path / "late", start_timeout=0.01)
+
+
+def children(process: int) -> dict[int, str]:
+    """Return the command lines of all processes that a process has started."""
+    found: dict[int, str] = {}
+    ahead = [process]
+    while ahead:
+        folder = Path("/proc", str(ahead.pop()))
+        try:
+            own = [int(one) for path in folder.glob("task/*/children") for one in path.read_text().split()]
+            found |= {one: Path("/proc", str(one), "cmdline").read_text() for one in own}
+        except OSError:  # ended meanwhile
+            continue
+        ahead += own
+    return found
+
+
+@needs_ray
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+@pytest.mark.parametrize("killed", ["worker", "server", "driver"])
+def test_a_killed_process_loses_nothing_that_was_recorded(tmp_path, killed):
+    folder = tmp_path / "study"
+    command = [sys.executable, "-m", "asyncsim.study", "validate"]
+    options = ["--workers=2", "--steps=60", "--methods=downpour", "--delay=exponential(0.02)", "--x64", "--restart"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen([*command, *options, f"--out={folder}"], env=environment, stderr=subprocess.PIPE)
+    log = folder / "recordings" / "downpour-seed0" / LOG
+    while not log.exists() or log.read_bytes().count(b"\n") < 70:
+        assert driver.poll() is None, driver.stderr.read()
+        time.sleep(0.02)
+    started = children(driver.pid)
+    named = {"worker": "ray::WorkerActor", "server": "ray::ServerActor"}
+    victims = [one for one, line in started.items() if named.get(killed, "nothing") in line] or [driver.pid]
+    os.kill(victims[0], signal.SIGKILL)
+    before = log.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    errors = driver.communicate(timeout=300)[1].decode()
+    assert driver.returncode == {"worker": 0, "server": 2, "driver": -signal.SIGKILL}[killed], errors
+    if killed != "worker":
+        assert len(load(log.parent).commits) >= 60 and (log.parent / "checkpoint.npz").exists()
+        assert len(Trace.load(log.parent / "trace.parquet")) >= 50
+        subprocess.run([*command, f"--resume={folder}"], env=environment, check=True, timeout=300)
+    recorded = load(log.parent)
+    assert log.read_bytes().startswith(before) and recorded.complete
+    what = ["process died", "restarted"] if killed == "worker" else ["resumed"]
+    assert recorded.faults["what"].tolist() == what
+    summary = pd.read_csv(folder / "summary.csv")
+    assert summary["holds"].tolist() == [True] and summary["held_to"].tolist() == ["free"]
