@@ -8,6 +8,7 @@ both.
 Needs Ray: pip install "asyncsim[ray]".
 """
 
+import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ class Config(RealConfig):
 
     def under(self, discipline: str) -> RealConfig:
         """Return the options of one recording."""
-        own: dict[str, Any] = {name: getattr(self, name) for name in RealConfig.__dataclass_fields__}
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(RealConfig)}
         return RealConfig(**{**own, "discipline": discipline})
 
 

@@ -11,6 +11,7 @@ study's folder with all that was recorded; --resume goes on with them.
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import sys
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class Config(RealConfig):
     """Methods to record, by their names or as FILE.py:FUNCTION (see the README)."""
     runs: int = 1
     """Recordings of each method, with the seeds 0, 1, ..."""
+    extrapolate: bool = False
+    """Record also twice as many workers, which the simulator predicts from the first recording."""
     resume: Path | None = None
     """Folder of this study to go on with; all other options are those that it was begun with."""
 
@@ -63,6 +66,11 @@ class Config(RealConfig):
         """
         require_count("runs", self.runs)
         super().check()
+
+    def twice(self) -> "Config":
+        """Return the options for twice as many workers; a list of delays is repeated."""
+        laws = self.processes().delay_laws
+        return dataclasses.replace(self, workers=2 * self.workers, delay=[*laws, *laws])
 
 
 class Result(NamedTuple):
@@ -118,11 +126,11 @@ def _run(config: Config, folder: Path) -> Result:
         for seed in range(config.runs)
     ]
     rows: list[dict[str, Any]] = []
-    with ray_cluster(config.address, config.workers + 1):
+    with ray_cluster(config.address, (1 + config.extrapolate) * config.workers + 1):
         for number, task in enumerate(tasks, 1):
             recorded = _recorded(config, problem, task, functools.partial(_write, folder, [*rows, _unfinished(task)]))
             found = _compared(recorded, task, problem)
-            rows.append(_row(recorded, task, found))
+            rows.append({**_row(recorded, task, found), **_simulated(config, recorded, task, problem)})
             _write(folder, rows)
             print(f"[{number}/{len(tasks)}] {_told(rows[-1])}", file=sys.stderr, flush=True)
     import pandas as pd
@@ -171,6 +179,23 @@ def _compared(recorded: "Recorded", task: Task, problem: "Problem") -> "Agreemen
     results.write_csv(task.folder / _AGREEMENT, found.table)
     results.write_csv(task.folder / "faults.csv", recorded.faults)
     return found
+
+
+def _simulated(config: Config, recorded: "Recorded", task: Task, problem: "Problem") -> dict[str, Any]:
+    """Hold the simulator's predictions against what was recorded; write their tables and figures."""
+    if importlib.util.find_spec("asyncsim.prediction") is None:
+        return {}
+    prediction = importlib.import_module("asyncsim.prediction")
+    found = {"prediction": prediction.predict(recorded.trace, task.seed)}
+    if config.extrapolate:
+        twice = config.twice()
+        again = _recorded(twice, problem, task._replace(folder=task.folder / "twice"), lambda: None)
+        found["extrapolation"] = prediction.extrapolate(recorded.trace, again.trace, task.seed)
+    for name, one in found.items():
+        results.write_csv(task.folder / f"{name}.csv", one.table)
+        one.draw(task.folder / name)
+        print(one.text)
+    return {name: one.holds for name, one in found.items()}
 
 
 def _row(recorded: "Recorded", task: Task, found: "Agreement") -> dict[str, Any]:

@@ -137,6 +137,16 @@ def record(
     -------
     Recorded
 
+    Notes
+    -----
+    The server runs on this machine, where the folder is; the workers wherever the cluster has room, each on CPUs and
+    with one thread. When a computation began is told by the worker: on another machine up to half the time of the
+    quickest of ten calls. A clock stands still while a recording is broken off. A method that uses the time of its
+    visit sees when its message was taken up, and in a replay when the service ended.
+
+    Computations that went with a lost worker are rows of the trace with the outcome ``"cancelled"``; their start is
+    taken to be the end of the read, as nobody was told.
+
     Raises
     ------
     InputError
