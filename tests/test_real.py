@@ -178,6 +178,16 @@ def test_what_processes_cannot_do_is_refused(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_without_ray_the_remedy_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncsim.real.cluster.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install \"asyncsim\[ray\]\""):
+        record(methods.downpour(), problem(), Processes(2), 5, folder=tmp_path / "none")
+    validate = study.load("validate")
+    with pytest.raises(InputError, match="asyncsim"):
+        validate.run(validate.Config(workers=2, methods=("downpour",), out=tmp_path / "out"))
+    assert not any(tmp_path.iterdir())
+
+
 def test_recordings_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(InputError, match="holds no recording"):
         load(tmp_path)
