@@ -62,6 +62,8 @@ class Config(RealConfig):
             raise InputError(f"discipline = {', '.join(self.discipline)}: give each of one or more once")
         for one in self.discipline:
             require_choice("discipline", one, ("fifo", "lowest_rank", "random"))
+        if not self.exclusive:
+            raise InputError("exclusive = False: nothing tells the times between the two visits; leave it out")
         require_count("simulations", self.simulations)
         require_count("seed", self.seed, minimum=0)
         for one in self.discipline:

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, Trace, methods, problems, replay, study
+from asyncsim import Cluster, InputError, Trace, methods, problems, replay, simulate, study
 from asyncsim.real import Processes, load, record
-from asyncsim.real.agreement import agreement
+from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.folder import Header
 from asyncsim.real.log import LOG
 from asyncsim.real.server import Server
@@ -43,6 +43,10 @@ def problem():
 def header(method, processes, commits, precision="float64"):
     named = {"name": method.name}
     return Header(processes, commits, 0, precision, named, {"name": "digits"}, method.reply is not None)
+
+
+def figure(name):
+    return study.load_file(f"asyncsim.figures.{name}", study.shipped("figures") / f"{name}.py")
 
 
 class Broken(Exception):
@@ -196,6 +200,39 @@ def test_recordings_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / LOG).write_text("nonsense\n")
     with pytest.raises(InputError, match="a damaged log"):
         load(tmp_path)
+
+
+def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):
+    fairness = study.load("fairness")
+    traces = {
+        discipline: simulate(Cluster(4, "gamma(0.05, 0.3)", "constant(0.04)", discipline=discipline), 400)
+        for discipline in fairness.DISCIPLINES
+    }
+    laws = fairness.observed(traces["fifo"])
+    assert laws[0].mean == pytest.approx(0.05, rel=4 * 0.3 / 20) and laws[1].mean == pytest.approx(0.04)
+    tables = [fairness.predicted(trace, one, laws, 5, 7) for one, trace in traces.items()]
+    for table in tables:
+        # Shares of 400 commits; a worker's varies by less than a binomial's.
+        assert np.abs(table["share"] - table["simulated_share"]).max() < 4 * np.sqrt(0.25 / 400)
+    assert tables[1]["simulated_share"].iloc[3] < 0.1 < tables[0]["simulated_share"].iloc[3]
+    pd.concat(tables).to_csv(tmp_path / "summary.csv", index=False)
+    assert [path.name for path in figure("fairness").draw(tmp_path)] == ["fairness.png", "fairness.pdf"]
+
+
+def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
+    rows = []
+    for method in ("downpour", "mine"):
+        folder = tmp_path / "recordings" / method
+        folder.mkdir(parents=True)
+        columns = [f"{what}_{name}" for name in REPLAYS for what in ("loss", "params")]
+        table = pd.DataFrame({"commit": range(1, 11)} | {name: np.geomspace(1e-9, 1e-6, 10) for name in columns})
+        table.to_csv(folder / "agreement.csv", index=False)
+        known = {"method": method, "status": "finished", "bar": 1e-5, "precision": "float32"}
+        rows.append({**known, "folder": f"recordings/{method}"})
+    pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
+    assert [path.name for path in figure("validate").draw(tmp_path)] == ["agreement.png", "agreement.pdf"]
+    with pytest.raises(InputError, match="no results of the study validate"):
+        figure("validate").draw(tmp_path / "recordings")
 
 
 @needs_ray
