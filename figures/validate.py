@@ -93,7 +93,7 @@ def _precision(summary: pd.DataFrame) -> str:
 
 
 def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float) -> None:
-    """Draw the largest difference over the recordings, and with several of them each as a faint line."""
+    """Draw the differences of each recording."""
     for name, (color, label) in _REPLAYS.items():
         column = f"{what}_{name}"
         curves = [table.dropna(subset=column) for table in runs]
@@ -101,7 +101,9 @@ def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float) -> None:
             drawn = np.clip(table[column], _EQUAL * bar, None)
             shown = label if number == 0 else None
             line = "none" if what == "loss" else "-"
-            axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", ms=2, ls=line, lw=0.6)
+            size = 1 if what == "loss" else 2
+            axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", ms=size, ls=line, lw=0.6)
+    axes.text(0.02, 1.6 * _EQUAL * bar, "equal", fontsize=6, transform=axes.get_yaxis_transform())
     axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
     axes.set_yscale("log")
 

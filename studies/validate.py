@@ -11,46 +11,37 @@ study's folder with all that was recorded; --resume goes on with them.
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 
 from asyncsim import results
-from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.errors import InputError, require_count
+from asyncsim.real.options import RealConfig
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import LawLike, MethodLike, StudyConfig
+from asyncsim.study_config import MethodLike
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
-    from asyncsim.real import Processes, Recorded
+    from asyncsim.real import Recorded
     from asyncsim.real.agreement import Agreement
 
-#: Options of clusters that say nothing of real processes, which take the time that they take.
-_OF_CLUSTERS = ("compute", "latency", "bandwidth", "shared_bandwidth", "policy", "device", "seeds")
-_OF_CLUSTERS += ("evaluate_every", "diagnose_every", "diagnose_energy")
 _RECORDINGS = "recordings"
 _AGREEMENT = "agreement.csv"
 
-Hidden = tyro.conf.Suppress
-
 
 @dataclass(frozen=True)
-class Config(StudyConfig):
+class Config(RealConfig):
     """Options of the validate study."""
 
-    help_notes: ClassVar[str] = StudyConfig.help_notes.partition("Policies:")[0]
-
-    workers: int = 4
-    """Worker processes; the server is one more."""
-    steps: int = 250
-    """Commits per worker, on average; a recording has steps * workers commits."""
     methods: Annotated[tuple[MethodLike, ...], tyro.conf.arg(aliases=["--method"])] = (
         "downpour",
         "agn",
@@ -60,37 +51,10 @@ class Config(StudyConfig):
     """Methods to record, by their names or as FILE.py:FUNCTION (see the README)."""
     runs: int = 1
     """Recordings of each method, with the seeds 0, 1, ..."""
-    delay: LawLike = "constant(0)"
-    """Law of the time that a worker sleeps per local step (s), besides computing; "[law, law, ...]" gives one each."""
-    service: LawLike = "constant(0)"
-    """Law of the time that the server sleeps per visit (s), besides applying the message."""
-    checkpoint_every: int = 50
-    """Commits between two checkpoints, at which a teacher-forced replay takes over the recorded state."""
-    restart: bool = False
-    """Start a worker again whose process died."""
-    address: str | None = None
-    """Of a Ray cluster to join, HOST:PORT or auto. None: a local one, for as long as the study takes."""
-    cpus: float = 1.0
-    """CPUs that each process asks the Ray cluster for."""
-    memory: int | None = None
-    """Bytes that each process asks the Ray cluster for."""
-    start_timeout: float = 180.0
-    """Seconds for all processes to start."""
-    timeout: float = 120.0
-    """Seconds without a commit after which a recording is given up."""
+    extrapolate: bool = False
+    """Record also twice as many workers, which the simulator predicts from the first recording."""
     resume: Path | None = None
     """Folder of this study to go on with; all other options are those that it was begun with."""
-
-    compute: Hidden[LawLike] = StudyConfig.compute  # type: ignore[valid-type]
-    latency: Hidden[LawLike] = StudyConfig.latency  # type: ignore[valid-type]
-    bandwidth: Hidden[float | None] = None
-    shared_bandwidth: Hidden[bool] = False
-    policy: Hidden[str] = "asynchronous"  # type: ignore[assignment]
-    device: Hidden[str] = "default"  # type: ignore[assignment]
-    seeds: Hidden[int] = StudyConfig.seeds
-    evaluate_every: Hidden[int | None] = None
-    diagnose_every: Hidden[int] = StudyConfig.diagnose_every
-    diagnose_energy: Hidden[bool] = False
 
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
@@ -100,29 +64,13 @@ class Config(StudyConfig):
         InputError
             A count or a law that cannot be used.
         """
-        for name in _OF_CLUSTERS:
-            if getattr(self, name) != getattr(StudyConfig(), name):
-                raise InputError(f"{name} = {getattr(self, name)!r}: real processes have none to set; leave it out")
         require_count("runs", self.runs)
-        require_count("checkpoint_every", self.checkpoint_every)
-        for name in ("cpus", "start_timeout", "timeout"):
-            require_positive(name, getattr(self, name), "" if name == "cpus" else "s")
-        self.processes()
         super().check()
 
-    def processes(self) -> "Processes":
-        """Return what is asked of the processes."""
-        from asyncsim.real.processes import Processes
-
-        return Processes(
-            workers=self.workers,
-            delay=self.delay,  # type: ignore[arg-type]
-            service=self.service,  # type: ignore[arg-type]
-            window=self.window,
-            protocol=self.protocol,
-            exclusive=self.exclusive,
-            discipline=self.discipline,
-        )
+    def twice(self) -> "Config":
+        """Return the options for twice as many workers; a list of delays is repeated."""
+        laws = self.processes().delay_laws
+        return dataclasses.replace(self, workers=2 * self.workers, delay=[*laws, *laws])
 
 
 class Result(NamedTuple):
@@ -170,7 +118,7 @@ def _run(config: Config, folder: Path) -> Result:
     ray()
     methods, problem = config.make_methods(), config.make_problem()
     if not (folder / "config.json").exists():
-        record = {"study": "validate", **config.record(methods, problem), "options": _options(config)}
+        record = {"study": "validate", **config.record(methods, problem), "options": config.plain()}
         results.write_json(folder / "config.json", record)
     tasks = [
         Task(folder / _RECORDINGS / f"{method.name}-seed{seed}", method, seed)
@@ -178,11 +126,11 @@ def _run(config: Config, folder: Path) -> Result:
         for seed in range(config.runs)
     ]
     rows: list[dict[str, Any]] = []
-    with ray_cluster(config.address, config.workers + 1):
+    with ray_cluster(config.address, (1 + config.extrapolate) * config.workers + 1):
         for number, task in enumerate(tasks, 1):
             recorded = _recorded(config, problem, task, functools.partial(_write, folder, [*rows, _unfinished(task)]))
             found = _compared(recorded, task, problem)
-            rows.append(_row(recorded, task, found))
+            rows.append({**_row(recorded, task, found), **_simulated(config, recorded, task, problem)})
             _write(folder, rows)
             print(f"[{number}/{len(tasks)}] {_told(rows[-1])}", file=sys.stderr, flush=True)
     import pandas as pd
@@ -200,20 +148,12 @@ def _begun(folder: Path) -> Config:
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"resume = {str(folder)!r}: no study that was begun ({error}); give its folder") from None
     known = {field.name for field in dataclasses.fields(Config)}
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    config = Config(**{name: value for name, value in values.items() if name in known})
-    for name in ("data_dir", "text"):
-        if getattr(config, name) is not None:
-            config = dataclasses.replace(config, **{name: Path(getattr(config, name))})
+    values: dict[str, Any] = {name: value for name, value in options.items() if name in known}
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    values |= {name: Path(values[name]) for name in ("data_dir", "text") if values.get(name) is not None}
+    config = Config(**values)
     config.check()
     return config
-
-
-def _options(config: Config) -> dict[str, Any]:
-    """Return the options as they were given, but for folders to write to; what is no text or number, as text."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    values = {name: value for name, value in values.items() if name not in ("out", "resume")}
-    return json.loads(json.dumps(values, default=str))
 
 
 def _recorded(config: Config, problem: "Problem", task: Task, begun: Any) -> "Recorded":
@@ -227,24 +167,8 @@ def _recorded(config: Config, problem: "Problem", task: Task, begun: Any) -> "Re
         if recorded.complete:
             return recorded
     begun()  # from here on there is something to go on with
-    return record(
-        task.method,
-        problem,
-        config.processes(),
-        config.commits,
-        task.seed,
-        folder=task.folder,
-        precision=config.precision,
-        checkpoint_every=config.checkpoint_every,
-        keep_states=True,
-        restart=config.restart,
-        resume=there,
-        address=config.address,
-        cpus=config.cpus,
-        memory=config.memory,
-        start_timeout=config.start_timeout,
-        timeout=config.timeout,
-    )
+    asked = config.recording()
+    return record(task.method, problem, seed=task.seed, folder=task.folder, keep_states=True, resume=there, **asked)
 
 
 def _compared(recorded: "Recorded", task: Task, problem: "Problem") -> "Agreement":
@@ -255,6 +179,23 @@ def _compared(recorded: "Recorded", task: Task, problem: "Problem") -> "Agreemen
     results.write_csv(task.folder / _AGREEMENT, found.table)
     results.write_csv(task.folder / "faults.csv", recorded.faults)
     return found
+
+
+def _simulated(config: Config, recorded: "Recorded", task: Task, problem: "Problem") -> dict[str, Any]:
+    """Hold the simulator's predictions against what was recorded; write their tables and figures."""
+    if importlib.util.find_spec("asyncsim.prediction") is None:
+        return {}
+    prediction = importlib.import_module("asyncsim.prediction")
+    found = {"prediction": prediction.predict(recorded.trace, task.seed)}
+    if config.extrapolate:
+        twice = config.twice()
+        again = _recorded(twice, problem, task._replace(folder=task.folder / "twice"), lambda: None)
+        found["extrapolation"] = prediction.extrapolate(recorded.trace, again.trace, task.seed)
+    for name, one in found.items():
+        results.write_csv(task.folder / f"{name}.csv", one.table)
+        one.draw(task.folder / name)
+        print(one.text)
+    return {name: one.holds for name, one in found.items()}
 
 
 def _row(recorded: "Recorded", task: Task, found: "Agreement") -> dict[str, Any]:

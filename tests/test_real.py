@@ -1,6 +1,10 @@
 """Real processes: bookkeeping and recovery in one process, and recordings by Ray's, killed and gone on with."""
 
 import importlib.util
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,11 +12,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
-from asyncsim import InputError, Trace, methods, problems, replay, study
+from asyncsim import Cluster, InputError, Trace, methods, problems, replay, simulate, study
 from asyncsim.real import Processes, load, record
-from asyncsim.real.agreement import agreement
+from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.folder import Header
 from asyncsim.real.log import LOG
 from asyncsim.real.server import Server
@@ -38,6 +43,10 @@ def problem():
 def header(method, processes, commits, precision="float64"):
     named = {"name": method.name}
     return Header(processes, commits, 0, precision, named, {"name": "digits"}, method.reply is not None)
+
+
+def figure(name):
+    return study.load_file(f"asyncsim.figures.{name}", study.shipped("figures") / f"{name}.py")
 
 
 class Broken(Exception):
@@ -173,6 +182,16 @@ def test_what_processes_cannot_do_is_refused(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_without_ray_the_remedy_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncsim.real.cluster.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install \"asyncsim\[ray\]\""):
+        record(methods.downpour(), problem(), Processes(2), 5, folder=tmp_path / "none")
+    validate = study.load("validate")
+    with pytest.raises(InputError, match="asyncsim"):
+        validate.run(validate.Config(workers=2, methods=("downpour",), out=tmp_path / "out"))
+    assert not any(tmp_path.iterdir())
+
+
 def test_recordings_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(InputError, match="holds no recording"):
         load(tmp_path)
@@ -181,3 +200,113 @@ def test_recordings_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / LOG).write_text("nonsense\n")
     with pytest.raises(InputError, match="a damaged log"):
         load(tmp_path)
+
+
+def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):
+    fairness = study.load("fairness")
+    traces = {
+        discipline: simulate(Cluster(4, "gamma(0.05, 0.3)", "constant(0.04)", discipline=discipline), 400)
+        for discipline in fairness.DISCIPLINES
+    }
+    laws = fairness.observed(traces["fifo"])
+    assert laws[0].mean == pytest.approx(0.05, rel=4 * 0.3 / 20) and laws[1].mean == pytest.approx(0.04)
+    tables = [fairness.predicted(trace, one, laws, 5, 7) for one, trace in traces.items()]
+    for table in tables:
+        # Shares of 400 commits; a worker's varies by less than a binomial's.
+        assert np.abs(table["share"] - table["simulated_share"]).max() < 4 * np.sqrt(0.25 / 400)
+    assert tables[1]["simulated_share"].iloc[3] < 0.1 < tables[0]["simulated_share"].iloc[3]
+    pd.concat(tables).to_csv(tmp_path / "summary.csv", index=False)
+    assert [path.name for path in figure("fairness").draw(tmp_path)] == ["fairness.png", "fairness.pdf"]
+
+
+def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
+    rows = []
+    for method in ("downpour", "mine"):
+        folder = tmp_path / "recordings" / method
+        folder.mkdir(parents=True)
+        columns = [f"{what}_{name}" for name in REPLAYS for what in ("loss", "params")]
+        table = pd.DataFrame({"commit": range(1, 11)} | {name: np.geomspace(1e-9, 1e-6, 10) for name in columns})
+        table.to_csv(folder / "agreement.csv", index=False)
+        known = {"method": method, "status": "finished", "bar": 1e-5, "precision": "float32"}
+        rows.append({**known, "folder": f"recordings/{method}"})
+    pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
+    assert [path.name for path in figure("validate").draw(tmp_path)] == ["agreement.png", "agreement.pdf"]
+    with pytest.raises(InputError, match="no results of the study validate"):
+        figure("validate").draw(tmp_path / "recordings")
+
+
+@needs_ray
+def test_processes_of_a_local_cluster_are_recorded_and_replayed(tmp_path):
+    task, method = problem(), methods.downpour(learning_rate=0.01)
+    processes = Processes(2, delay="exponential(0.005)")
+    options = {"folder": tmp_path, "precision": "float64", "checkpoint_every": 20, "keep_states": True}
+    recorded = record(method, task, processes, 60, **options, progress=False)
+    assert recorded.complete and recorded.trace.workers == 2 and not len(recorded.faults)
+    assert recorded.trace.cluster is None and recorded.trace.summary()["wait_mean"] >= 0
+    frame = recorded.trace.frame
+    assert (frame["start_time"] >= frame["read_time"]).all() and (frame["serve_time"] >= frame["arrive_time"]).all()
+    found = agreement(recorded, method, task)
+    assert found.holds and found.worst("free") < 1e-10
+    with pytest.raises(InputError, match="resume: seed"):
+        record(method, task, processes, 60, 1, **options, resume=True)
+
+
+@needs_ray
+@pytest.mark.full
+def test_what_a_ray_cluster_cannot_hold_is_refused_in_time(tmp_path):
+    given = (methods.downpour(), problem(), Processes(2), 10)
+    with pytest.raises(InputError, match="bytes of memory, and the Ray cluster has"):
+        record(*given, folder=tmp_path / "memory", memory=10**15)
+    with pytest.raises(InputError, match="CPUs, and the Ray cluster has"):
+        record(*given, folder=tmp_path / "cpus", cpus=100.0)
+    with pytest.raises(InputError, match="did not start within"):
+        record(*given, folder=tmp_path / "late", start_timeout=0.01)
+
+
+def children(process: int) -> dict[int, str]:
+    """Return the command lines of all processes that a process has started."""
+    found: dict[int, str] = {}
+    ahead = [process]
+    while ahead:
+        folder = Path("/proc", str(ahead.pop()))
+        try:
+            own = [int(one) for path in folder.glob("task/*/children") for one in path.read_text().split()]
+            found |= {one: Path("/proc", str(one), "cmdline").read_text() for one in own}
+        except OSError:  # ended meanwhile
+            continue
+        ahead += own
+    return found
+
+
+@needs_ray
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds processes in /proc")
+@pytest.mark.parametrize("killed", ["worker", "server", "driver"])
+def test_a_killed_process_loses_nothing_that_was_recorded(tmp_path, killed):
+    folder = tmp_path / "study"
+    command = [sys.executable, "-m", "asyncsim.study", "validate"]
+    options = ["--workers=2", "--steps=60", "--methods=downpour", "--delay=exponential(0.02)", "--x64", "--restart"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    driver = subprocess.Popen([*command, *options, f"--out={folder}"], env=environment, stderr=subprocess.PIPE)
+    log = folder / "recordings" / "downpour-seed0" / LOG
+    while not log.exists() or log.read_bytes().count(b"\n") < 70:
+        assert driver.poll() is None, driver.stderr.read()
+        time.sleep(0.02)
+    started = children(driver.pid)
+    named = {"worker": "ray::WorkerActor", "server": "ray::ServerActor"}
+    victims = [one for one, line in started.items() if named.get(killed, "nothing") in line] or [driver.pid]
+    os.kill(victims[0], signal.SIGKILL)
+    before = log.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    errors = driver.communicate(timeout=300)[1].decode()
+    assert driver.returncode == {"worker": 0, "server": 2, "driver": -signal.SIGKILL}[killed], errors
+    if killed != "worker":
+        assert len(load(log.parent).commits) >= 60 and (log.parent / "checkpoint.npz").exists()
+        assert len(Trace.load(log.parent / "trace.parquet")) >= 50
+        subprocess.run([*command, f"--resume={folder}"], env=environment, check=True, timeout=300)
+    recorded = load(log.parent)
+    assert log.read_bytes().startswith(before) and recorded.complete
+    what = ["process died", "restarted"] if killed == "worker" else ["resumed"]
+    assert recorded.faults["what"].tolist() == what
+    summary = pd.read_csv(folder / "summary.csv")
+    assert summary["holds"].tolist() == [True] and summary["held_to"].tolist() == ["free"]

@@ -101,7 +101,9 @@ def test_list_from_the_clone_has_nothing_twice(told, monkeypatch):
     assert study.hidden() == {}
 
 
-@pytest.mark.parametrize("arguments", [[], ["staleness", "--help"], ["throughput", "--help"], ["momentum", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["staleness", "--help"], ["throughput", "--help"], ["momentum", "--help"], ["validate", "--help"]]
+)
 def test_help_imports_nothing_heavy(arguments):
     program = f"""
 import sys

@@ -177,7 +177,8 @@ def replay_state(state: State, replay: Replay) -> ReplayState:
     variable.
     """
     stop, waves, now = replay.position, find_waves(replay.trace), replay.state
-    read, form = np.array(now.read), np.array(now.form)
+    read: Any = np.array(now.read)
+    form: Any = np.array(now.form)
     waiting: dict[int, int] = {}
     worker = replay.trace.frame["worker"].to_numpy()
     for commit in range(stop, len(worker)):

@@ -108,15 +108,12 @@ class Parameters:
         return np.asarray(self.state.central)
 
     def _visit(self, row: Event) -> Visit:
-        counts = (np.int32(row[name]) for name in ("staleness", "worker", "worker_step"))
-        return Visit(
-            *counts,
-            commit=np.int32(row["version"] - 1),
-            time=np.asarray(row["commit_time"], self._dtype),
-            local_steps=np.int32(row["local_steps"]),
-            completes=np.bool_(True),
-            workers=np.int32(self._processes.workers),
-        )
+        numbers = {name: row[name] for name in ("staleness", "worker", "worker_step", "local_steps")}
+        numbers |= {"commit": row["version"] - 1, "workers": self._processes.workers}
+        counts: dict[str, Any] = {name: np.int32(number) for name, number in numbers.items()}
+        time: Any = np.asarray(row["commit_time"], self._dtype)
+        completes: Any = np.bool_(True)
+        return Visit(time=time, completes=completes, **counts)
 
 
 @functools.lru_cache(maxsize=32)
@@ -141,7 +138,7 @@ def _compiled(same_method: Same, before: bool):
 
 def save_state(path: Path, state: State, events: int) -> Path:
     """Write a state and how many events of the log are in it; the whole file or nothing."""
-    leaves = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    leaves: dict[str, Any] = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     return write_whole(path, lambda partial: np.savez(partial, events=np.array(events), **leaves))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from asyncsim.errors import InputError, require_count, require_path, require_positive
-from asyncsim.real.cluster import actor, check_room, ray_cluster, share, shared, started
+from asyncsim.real.cluster import actor, check_room, ray, ray_cluster, share, shared, started
 from asyncsim.real.folder import Header, Recorded, load, write_trace
 from asyncsim.real.processes import Processes
 
@@ -137,12 +137,23 @@ def record(
     -------
     Recorded
 
+    Notes
+    -----
+    The server runs on this machine, where the folder is; the workers wherever the cluster has room, each on CPUs and
+    with one thread. When a computation began is told by the worker: on another machine up to half the time of the
+    quickest of ten calls. A clock stands still while a recording is broken off. A method that uses the time of its
+    visit sees when its message was taken up, and in a replay when the service ended.
+
+    Computations that went with a lost worker are rows of the trace with the outcome ``"cancelled"``; their start is
+    taken to be the end of the read, as nobody was told.
+
     Raises
     ------
     InputError
-        For arguments that cannot be used; processes that cannot start; a server that died, or workers that all did: the
-        message says how many commits were recorded, and they are kept.
+        Ray is not installed; arguments cannot be used, or processes cannot start; the server died, or all workers did:
+        the message says so, and what was recorded is kept.
     """
+    ray()
     folder = require_path("folder", folder)
     require_count("checkpoint_every", checkpoint_every)
     for name, value in (("cpus", cpus), ("start_timeout", start_timeout), ("timeout", timeout)):
@@ -303,7 +314,7 @@ class _Crew:
         return InputError(f"server: its process is gone ({type(error).__name__}); {self._remedy()}")
 
     def _remedy(self) -> str:
-        return "what was recorded is kept, and can be gone on with (resume)"
+        return "what was recorded is kept: go on with resume=True, in a study with --resume and its folder"
 
 
 def _header(method: Any, problem: Any, processes: Processes, commits: int, seed: int, precision: str) -> Header:

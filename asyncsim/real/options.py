@@ -1,0 +1,109 @@
+"""What the studies with real processes let their users choose."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tyro.conf import Suppress as Hidden
+
+from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.real.processes import Processes
+from asyncsim.study_config import LawLike, StudyConfig
+
+#: Options of clusters that say nothing of real processes, which take the time that they take.
+_OF_CLUSTERS = (
+    *("compute", "latency", "bandwidth", "shared_bandwidth", "policy", "device", "seeds"),
+    *("evaluate_every", "diagnose_every", "diagnose_energy"),
+)
+
+
+@dataclass(frozen=True)
+class RealConfig(StudyConfig):
+    """Options of a study with real processes."""
+
+    help_notes: ClassVar[str] = StudyConfig.help_notes.partition("Policies:")[0].replace(" of the simulated clock", "")
+
+    workers: int = 4
+    """Worker processes; the server is one more."""
+    steps: int = 250
+    """Commits per worker, on average; a recording has steps * workers commits."""
+    delay: LawLike = "constant(0)"
+    """Law of the time that a worker sleeps per local step (s), besides computing; "[law, law, ...]" gives one each."""
+    service: LawLike = "constant(0)"
+    """Law of the time that the server sleeps per visit (s), besides applying the message."""
+    checkpoint_every: int = 50
+    """Commits between two checkpoints, at which a teacher-forced replay takes over the recorded state."""
+    restart: bool = False
+    """Start a worker again whose process died."""
+    address: str | None = None
+    """Of a Ray cluster to join, HOST:PORT or auto. None: a local one, for as long as the study takes."""
+    cpus: float = 1.0
+    """CPUs that each process asks the Ray cluster for."""
+    memory: int | None = None
+    """Bytes that each process asks the Ray cluster for."""
+    start_timeout: float = 180.0
+    """Seconds for all processes to start."""
+    timeout: float = 120.0
+    """Seconds without a commit after which a recording is given up."""
+
+    compute: Hidden[LawLike] = StudyConfig.compute
+    latency: Hidden[LawLike] = StudyConfig.latency
+    bandwidth: Hidden[float | None] = None
+    shared_bandwidth: Hidden[bool] = False
+    policy: Hidden[str] = "asynchronous"
+    device: Hidden[str] = "default"  # type: ignore[assignment]
+    seeds: Hidden[int] = StudyConfig.seeds
+    evaluate_every: Hidden[int | None] = None
+    diagnose_every: Hidden[int] = StudyConfig.diagnose_every
+    diagnose_energy: Hidden[bool] = False
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count or a law that cannot be used.
+        """
+        for name in _OF_CLUSTERS:
+            if getattr(self, name) != getattr(StudyConfig(), name):
+                raise InputError(f"{name} = {getattr(self, name)!r}: real processes have none to set; leave it out")
+        require_count("checkpoint_every", self.checkpoint_every)
+        for name in ("cpus", "start_timeout", "timeout"):
+            require_positive(name, getattr(self, name), "" if name == "cpus" else "s")
+        self.processes()
+        super().check()
+
+    def processes(self) -> Processes:
+        """Return what is asked of the processes."""
+        return Processes(
+            workers=self.workers,
+            delay=self.delay,  # type: ignore[arg-type]
+            service=self.service,  # type: ignore[arg-type]
+            window=self.window,
+            protocol=self.protocol,
+            exclusive=self.exclusive,
+            discipline=self.discipline,
+        )
+
+    def recording(self) -> dict[str, Any]:
+        """Return what `asyncsim.real.record` is told by these options, besides method, problem and seed."""
+        return {
+            "processes": self.processes(),
+            "commits": self.commits,
+            "precision": self.precision,
+            "checkpoint_every": self.checkpoint_every,
+            "restart": self.restart,
+            "address": self.address,
+            "cpus": self.cpus,
+            "memory": self.memory,
+            "start_timeout": self.start_timeout,
+            "timeout": self.timeout,
+        }
+
+    def plain(self) -> dict[str, Any]:
+        """Return the options as they were given, but for folders to write to; what is no text or number, as text."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {name: value for name, value in values.items() if name not in ("out", "resume")}
+        return json.loads(json.dumps(values, default=str))

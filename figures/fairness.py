@@ -1,0 +1,81 @@
+"""Figure of the fairness study, from the folder of results that it wrote.
+
+The data come from ``python -m asyncsim.study fairness``, which draws this figure itself. To draw it again::
+
+    python -m figures.fairness results/fairness              # in a clone
+    python -m asyncsim.figures.fairness results/fairness     # installed
+
+``fairness``: each worker's share of the commits, of real processes and in the simulator, by discipline.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from asyncsim import look
+from asyncsim.drawing import draw_folder
+from asyncsim.errors import InputError
+
+_REMEDY = "make one with: python -m asyncsim.study fairness --out FOLDER"
+_TITLES = {"fifo": "first to come", "lowest_rank": "lowest rank first", "random": "any, at random"}
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw the figure of a folder of results, into the folder.
+
+    Returns
+    -------
+    list of Path
+        A PNG and a PDF.
+
+    Raises
+    ------
+    InputError
+        There are no results, or they are incomplete, or a file cannot be written.
+    """
+    folder = Path(folder)
+    try:
+        summary = pd.read_csv(folder / "summary.csv")
+        disciplines = list(dict.fromkeys(summary["discipline"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"folder = {str(folder)!r}: no results of the study fairness ({error}); {_REMEDY}") from error
+    with look.style():
+        return look.save(_fairness(summary, disciplines), folder / "fairness")
+
+
+def _fairness(summary: pd.DataFrame, disciplines: list[str]) -> Figure:
+    figure, axes = look.new_figure(max(look.SINGLE, 2.4 * len(disciplines)), 2.4, len(disciplines), sharey=True)
+    for own, discipline in zip(axes, disciplines, strict=True):
+        _panel(own, summary[summary["discipline"] == discipline])
+        own.set_title(_TITLES.get(discipline, discipline))
+        own.set_xlabel("worker")
+    axes[0].set_ylabel("share of the commits")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    look.title(figure, "Who commits how often at a server that is never idle")
+    return figure
+
+
+def _panel(axes: Axes, table: pd.DataFrame) -> None:
+    worker = table["worker"].to_numpy()
+    axes.bar(worker, table["share"], width=0.7, color=look.SKY, label="real processes")
+    middle = table["simulated_share"].to_numpy()
+    spread = np.abs(np.array([table["simulated_low"], table["simulated_high"]]) - middle)
+    points = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
+    axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)  # type: ignore[arg-type]
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def main() -> int:
+    """Draw the figure of the folder that the command line names."""
+    return draw_folder("fairness", draw)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

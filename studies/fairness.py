@@ -1,0 +1,177 @@
+"""Who gets served by a real server that is never idle: the first to come, or the lowest rank.
+
+Real worker processes visit a real server process that takes longer over its visits than they leave it. Served in the
+order of arrival, all commit equally often; lowest rank first, the highest ranks starve, as the GEM paper's authors
+found of their program. The simulator, told only what computing and service took under the first discipline, predicts
+both.
+
+Needs Ray: pip install "asyncsim[ray]".
+"""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncsim import results
+from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.real.options import RealConfig
+from asyncsim.study import load_file, shipped
+from asyncsim.study_config import Discipline, LawLike, MethodLike
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.laws import Law
+    from asyncsim.trace import Trace
+
+DISCIPLINES = ("fifo", "lowest_rank")
+
+
+@dataclass(frozen=True)
+class Config(RealConfig):
+    """Options of the fairness study."""
+
+    methods: tuple[MethodLike, ...] = ("downpour",)
+    """The method that is trained; one."""
+    workers: int = 6
+    """Worker processes; the server is one more."""
+    steps: int = 60
+    """Commits per worker, on average; a recording has steps * workers commits."""
+    delay: LawLike = "gamma(0.1, 0.3)"
+    """Law of the time that a worker sleeps per local step (s), besides computing."""
+    service: LawLike = "constant(0.04)"
+    """Law of the time that the server sleeps per visit (s), besides applying the message."""
+    discipline: tuple[Discipline, ...] = DISCIPLINES  # type: ignore[assignment]
+    """Who is served next of those that wait; the simulator learns its laws from the first."""
+    simulations: int = 20
+    """Simulations of each discipline, whose mean and range are shown."""
+    seed: int = 0
+    """Of everything random."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count or a law that cannot be used.
+        """
+        if not self.discipline or len(set(self.discipline)) < len(self.discipline):
+            raise InputError(f"discipline = {', '.join(self.discipline)}: give each of one or more once")
+        for one in self.discipline:
+            require_choice("discipline", one, ("fifo", "lowest_rank", "random"))
+        if not self.exclusive:
+            raise InputError("exclusive = False: nothing tells the times between the two visits; leave it out")
+        require_count("simulations", self.simulations)
+        require_count("seed", self.seed, minimum=0)
+        for one in self.discipline:
+            self.under(one).check()
+
+    def under(self, discipline: str) -> RealConfig:
+        """Return the options of one recording."""
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(RealConfig)}
+        return RealConfig(**{**own, "discipline": discipline})
+
+
+class Result(NamedTuple):
+    """What the study returns.
+
+    Attributes
+    ----------
+    folder : Path
+    summary : pandas.DataFrame
+        One row per discipline and worker; also in ``summary.csv``.
+    """
+
+    folder: Path
+    summary: "pd.DataFrame"
+
+
+def run(config: Config) -> Result:
+    """Run the study.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, Ray is missing, processes cannot start or die, or a folder cannot be written.
+    """
+    config.check()
+    from asyncsim.real import record
+    from asyncsim.real.cluster import ray, ray_cluster
+
+    ray()
+    methods, problem = config.make_methods(), config.make_problem()
+    if len(methods) > 1:
+        raise InputError(f"methods: {len(methods)} given; who is served depends on none of them: give one")
+    with results.new_folder(config.out, "fairness") as folder:
+        record_of = {"study": "fairness", **config.record(methods, problem), "options": config.plain()}
+        results.write_json(folder / "config.json", record_of)
+        traces: dict[str, Trace] = {}
+        with ray_cluster(config.address, config.workers + 1):
+            for number, one in enumerate(config.discipline, 1):
+                asked = config.under(one).recording()
+                own = folder / "recordings" / one
+                traces[one] = record(methods[0], problem, seed=config.seed, folder=own, **asked).trace
+                rate = traces[one].summary()["throughput"]
+                print(f"[{number}/{len(config.discipline)}] {one}: {rate:.3g} commits/s", file=sys.stderr, flush=True)
+        import pandas as pd
+
+        laws = observed(next(iter(traces.values())))
+        tables = [predicted(trace, one, laws, config.simulations, config.seed) for one, trace in traces.items()]
+        summary = pd.concat(tables, ignore_index=True)
+        results.write_csv(folder / results.SUMMARY, summary)
+        _conclude(folder, summary, traces)
+    return Result(folder, summary)
+
+
+def observed(trace: "Trace") -> "tuple[Law, Law]":
+    """Return the laws of a recording's times: away from the server, both ways and computing; and service, per visit.
+
+    The very times of the recording, drawn again in any order. Reads that are visits of their own count as services.
+    """
+    import numpy as np
+
+    from asyncsim.laws import Empirical
+
+    frame = trace.frame[trace.frame["outcome"] == "applied"]
+    later = frame[frame["job"] > 0]
+    away = (later["arrive_time"] - later["read_time"]).to_numpy()
+    service = (frame["commit_time"] - frame["serve_time"]).to_numpy()
+    if trace.source.separate_reads:
+        service = np.concatenate([service, (later["read_time"] - later["read_serve_time"]).to_numpy()])
+    return Empirical(away.tolist()), Empirical(service.tolist())
+
+
+def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulations: int, seed: int) -> "pd.DataFrame":
+    """Return one row per worker: its share of the commits and mean wait (s), recorded and simulated."""
+    import numpy as np
+
+    from asyncsim.cluster import Cluster
+    from asyncsim.simulation import simulate
+
+    away, service = laws
+    cluster = Cluster(
+        trace.workers, compute=away, service=service, protocol=trace.protocol, exclusive=True, discipline=discipline
+    )
+    drawn = [simulate(cluster, len(trace), seed + i).per_worker(0) for i in range(simulations)]
+    share = np.array([one["share"] for one in drawn])
+    with np.errstate(invalid="ignore"):
+        waited = np.array([one["mean_wait"] for one in drawn])
+    waited = np.ma.masked_invalid(waited).mean(0).filled(np.nan)
+    own = trace.per_worker(0)[["worker", "commits", "share", "mean_staleness", "mean_wait"]]
+    own.insert(0, "discipline", discipline)
+    ends = {"simulated_low": share.min(0), "simulated_high": share.max(0)}
+    return own.assign(simulated_share=share.mean(0), **ends, simulated_wait=waited)
+
+
+def _conclude(folder: Path, summary: "pd.DataFrame", traces: "dict[str, Trace]") -> None:
+    figures = load_file("asyncsim.figures.fairness", shipped("figures") / "fairness.py").draw(folder)
+    for one, trace in traces.items():
+        numbers = trace.summary()
+        print(f"{one}: {numbers['throughput']:.3g} commits/s, server busy {numbers['utilisation']:.3f} of the time")
+    shown = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
+    shown += ["mean_wait", "simulated_wait"]
+    print(f"\n{summary[shown].to_string(index=False, float_format='{:#.3g}'.format, na_rep='-')}")
+    print(f"\nwrote {folder}: config.json, recordings, summary.csv, {', '.join(path.name for path in figures)}")
