@@ -207,7 +207,7 @@ def _complete(cell: "Cell", config: Config, made: "dict[Any, Method]") -> "Cell"
         methods.append(made.setdefault(id(method), _optimized(method, rate, config)))
         if method.name == "lsgd" and groups > 1:
             methods.append(made.setdefault((rate, groups), _optimized(_grouped(rate, groups), rate, config)))
-    steps = config.steps or config.gradients // cell.cluster.window
+    steps = config.steps or int(config.gradients // cell.cluster.mean_window)
     return cell._replace(methods=methods, config=dataclasses.replace(cell.config, steps=steps))
 
 
