@@ -113,7 +113,7 @@ def _check_optimizer(method: Method, params: Any, visit: Visit) -> None:
     _require_alike(call, "the state, of the tree of optimizer.init(params)", result[1], state)
     if method.look_ahead is not None:
         ahead = _call(method, "look_ahead", state)
-        _require_alike(_named(method, "look_ahead"), "a tree like that of the parameters", ahead, params)
+        _require_alike(_named(method, "look_ahead"), "how far, of the tree of the parameters", ahead, params)
 
 
 def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> Any:

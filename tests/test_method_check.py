@@ -118,7 +118,7 @@ WRONG = {
     ),
     "looks ahead in another tree": (
         {"look_ahead": lambda state: jnp.zeros(2)},
-        r"damped\.look_ahead\(optimizer_state\) returned .*: must return a tree like that of the parameters",
+        r"damped\.look_ahead\(optimizer_state\) returned .* for how far, of the tree of the parameters: must be ",
     ),
     "not a function": ({"apply": 3}, r"damped\.apply = 3: must be a function, apply\(server, "),
     "not a switch": ({"sees_loss": 1}, r"damped\.sees_loss = 1: must be True or False"),
