@@ -247,10 +247,13 @@ class Server:
 
     def _lose(self, call: Call, what: str) -> None:
         with self._changed:
-            others = [one for one in self._waiting if one.worker != call.worker]
+            waiting = list(self._waiting)
             self._waiting.clear()
-            for one in others:
-                self._waiting.append(one)
+            for one in waiting:
+                if one.worker == call.worker:
+                    one.answer.give(None)  # nobody hears it, but its thread is free again
+                else:
+                    self._waiting.append(one)
         self._enter(self._book.lost_event(call.worker, self.clock(), what))
         call.answer.give(None)
 
