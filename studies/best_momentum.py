@@ -12,8 +12,6 @@ Mitliagkas, Zhang, Hadjis and Ré (2016, arXiv 1605.09774) found the best one to
 below it where asynchrony alone brings too much.
 """
 
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +22,7 @@ from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import LawLike, MethodLike, ProblemLike
 from asyncsim.sweep import Result, SweepConfig, sweep
+from asyncsim.tabulation import tabulated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,26 +107,22 @@ def run(config: Config) -> Result:
         Passed on; the runs that were finished are in the summary.
     """
     config.check()
-    import pandas as pd
-
     with config.computing_device():
         cells = sweep(config, [{"workers": n} for n in config.workers])
         swept = {name: list(getattr(config, name)) for name in ("learning_rate", "server_momentum")}
         record = {"study": "best_momentum", **config.record([heavy_ball()], cells[0].problem), **swept}
-        rows: list[dict[str, Any]] = []
-        with results.new_folder(config.out, "best_momentum") as folder:
-            results.write_json(folder / "config.json", record)
-            for part in _losses(config, cells):
-                rows += part
-                summary = pd.DataFrame(rows)
-                results.write_csv(folder / results.SUMMARY, summary)
+        jobs = {
+            f"{cell.cluster.workers} workers, seed {seed}": (config, cell, seed)
+            for cell in cells
+            for seed in range(config.seeds)
+        }
+        with tabulated(config, "best_momentum", record, _losses, jobs) as (folder, summary):
             best = best_momentum(summary)
             results.write_csv(folder / TABLE, best)
             print(best.to_string(index=False, float_format="{:#.3g}".format))
             drawn = load_file("asyncsim.figures.momentum", shipped("figures") / "momentum.py").draw(folder)
-            print(
-                f"\nwrote {folder}: config.json, {results.SUMMARY}, {TABLE}, {', '.join(path.name for path in drawn)}"
-            )
+            written = [results.SUMMARY, TABLE, *(path.name for path in drawn)]
+            print(f"\nwrote {folder}: config.json, parts, {', '.join(written)}")
     return Result(folder, summary)
 
 
@@ -188,35 +183,32 @@ def log_loss(runs: "pd.DataFrame") -> "pd.Series":
         return np.log10(runs["train_loss"])
 
 
-def _losses(config: Config, cells: "list[Cell]") -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each number of workers and seed: one trace, and all momenta and learning rates on it."""
+def _losses(config: Config, cell: "Cell", seed: int) -> list[dict[str, Any]]:
+    """Return the rows of a number of workers and a seed: one trace, and all momenta and learning rates on it."""
     from asyncsim.ensemble import replay_ensemble
     from asyncsim.simulation import simulate
 
-    swept: dict[str, Any] = {"server_momentum": config.server_momentum, "learning_rate": config.learning_rate}
-    for cell in cells:
-        for seed in range(config.seeds):
-            trace = simulate(cell.cluster, config.gradients, seed)
-            runs = replay_ensemble(
-                trace,
-                heavy_ball,
-                cell.problem,
-                seeds=[seed],
-                precision=config.precision,
-                evaluate_every=config.gradients,
-                diagnose_every=0,
-                progress=False,
-                **swept,
-            )
-            yield [
-                {
-                    "workers": cell.cluster.workers,
-                    "seed": seed,
-                    **run.config["hyperparameters"],
-                    "status": run.status,
-                    "first_loss": run.evaluations["train_loss"].iloc[0],
-                    "train_loss": np.inf if run.diverged_at is not None else run.evaluations["train_loss"].iloc[-1],
-                }
-                for run in runs
-            ]
-            print(f"{cell.cluster.workers} workers, seed {seed}: {len(runs)} runs", file=sys.stderr, flush=True)
+    with config.computing_device():
+        runs = replay_ensemble(
+            simulate(cell.cluster, config.gradients, seed),
+            heavy_ball,
+            cell.problem,
+            seeds=[seed],
+            precision=config.precision,
+            evaluate_every=config.gradients,
+            diagnose_every=0,
+            progress=False,
+            server_momentum=config.server_momentum,
+            learning_rate=config.learning_rate,
+        )
+    return [
+        {
+            "workers": cell.cluster.workers,
+            "seed": seed,
+            **run.config["hyperparameters"],
+            "status": run.status,
+            "first_loss": float(run.evaluations["train_loss"].iloc[0]),
+            "train_loss": np.inf if run.diverged_at is not None else float(run.evaluations["train_loss"].iloc[-1]),
+        }
+        for run in runs
+    ]

@@ -6,8 +6,7 @@ are averaged and judged on the test data, beside the models themselves. All draw
 dist-keras have a share each.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from asyncsim import results
 from asyncsim.errors import InputError
 from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Result
+from asyncsim.tabulation import tabulated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,23 +49,20 @@ def run(config: Config) -> Result:
         Passed on; the ensembles that were finished are in the summary.
     """
     config.check()
-    import pandas as pd
-
     with config.computing_device():
         methods, problem = config.make_methods(), config.make_problem()
         if problem.predict is None or problem.test is None:
             raise InputError(f"problem = {problem.name!r}: says of no examples what it predicts; choose digits, say")
         cluster = config.make_cluster(message_bytes=problem.parameter_count * config.bytes_per_parameter)
         record = {"study": "ensembles", **config.record(methods, problem)}
-        rows: list[dict[str, Any]] = []
-        with results.new_folder(config.out, "ensembles") as folder:
-            results.write_json(folder / "config.json", record)
-            for part in _ensembles(config, cluster, methods, problem):
-                rows += part
-                summary = pd.DataFrame(rows)
-                results.write_csv(folder / results.SUMMARY, summary)
+        jobs = {
+            f"{method.name}, seed {seed}": (config, cluster, method, problem, seed)
+            for seed in range(config.seeds)
+            for method in methods
+        }
+        with tabulated(config, "ensembles", record, _ensemble, jobs) as (folder, summary):
             print(report(summary))
-            print(f"\nwrote {folder}: config.json, {results.SUMMARY}")
+            print(f"\nwrote {folder}: config.json, parts, {results.SUMMARY}")
     return Result(folder, summary)
 
 
@@ -104,39 +101,34 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
     return {name: float(value) for name, value in found.items()}
 
 
-def _ensembles(
-    config: Config, cluster: "Cluster", methods: "list[Method]", problem: "Problem"
-) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of each method and seed: one for each number of models."""
+def _ensemble(
+    config: Config, cluster: "Cluster", method: "Method", problem: "Problem", seed: int
+) -> list[dict[str, Any]]:
+    """Return the rows of a method and a seed: one for each number of models."""
     from asyncsim.comparison import meet
     from asyncsim.methods import Timing
     from asyncsim.simulation import simulate
     from asyncsim.wave_replay import replay
 
-    for seed in range(config.seeds):
-        for method in methods:
-            alone = meet(meet(cluster, Timing(workers=1)), method.timing)
-            models, single = [], []
-            for number in range(config.workers):
-                own = seed * config.workers + number
-                run = replay(
-                    simulate(alone, config.steps, own),
-                    method,
-                    problem,
-                    own,
-                    precision=config.precision,
-                    evaluate_every=config.steps,
-                    diagnose_every=0,
-                    progress=False,
-                )
-                models.append(run.params)
-                single.append(averaged_predictions(problem, models[-1:], problem.test))
-            print(f"{method.name}, seed {seed}: {len(models)} models", file=sys.stderr, flush=True)
-            rows = []
-            for count in range(1, config.workers + 1):
-                together = averaged_predictions(problem, models[:count], problem.test)
-                row = {"method": method.name, "seed": seed, "models": count}
-                for name, value in together.items():
-                    row |= {f"test_{name}": value, f"single_{name}": np.mean([one[name] for one in single[:count]])}
-                rows.append(row)
-            yield rows
+    alone = meet(meet(cluster, Timing(workers=1)), method.timing)
+    models, single, rows = [], [], []
+    with config.computing_device():
+        for number in range(config.workers):
+            own = seed * config.workers + number
+            run = replay(
+                simulate(alone, config.steps, own),
+                method,
+                problem,
+                own,
+                precision=config.precision,
+                evaluate_every=config.steps,
+                diagnose_every=0,
+                progress=False,
+            )
+            models.append(run.params)
+            single.append(averaged_predictions(problem, models[-1:], problem.test))
+            row = {"method": method.name, "seed": seed, "models": len(models)}
+            for name, value in averaged_predictions(problem, models, problem.test).items():
+                row |= {f"test_{name}": value, f"single_{name}": float(np.mean([one[name] for one in single]))}
+            rows.append(row)
+    return rows

@@ -1,0 +1,71 @@
+"""Studies of independent measurements, each some rows of one table; runs and traces are not kept."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncsim import results
+from asyncsim.errors import InputError
+from asyncsim.executor import Failure, Failures, map_kept, opened
+from asyncsim.study_config import StudyOptions
+from asyncsim.sweep import study_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@contextlib.contextmanager
+def tabulated(
+    config: StudyOptions,
+    study: str,
+    record: Mapping[str, Any],
+    function: Callable[..., list[dict[str, Any]]],
+    jobs: Mapping[str, tuple[Any, ...]],
+) -> Iterator[tuple[Path, "pd.DataFrame"]]:
+    """Measure with the study's executor and write ``summary.csv`` as results come; then go on in the study's folder.
+
+    The rows of each job have a file of their own in ``parts``, which a resumed study reads.
+
+    Parameters
+    ----------
+    config : StudyOptions
+    study : str
+    record : mapping
+        What ``config.json`` says.
+    function : function
+        From the arguments of a job to its rows: values that JSON can hold.
+    jobs : mapping
+        Arguments by name, in the order of the rows.
+
+    Yields
+    ------
+    folder : Path
+    summary : pandas.DataFrame
+        The rows of the jobs that did not fail; those that did are in ``summary.csv`` with their error.
+
+    Raises
+    ------
+    InputError
+        A folder or a disk that cannot be written; an executor that cannot be had; all jobs failed.
+    """
+    import pandas as pd
+
+    names, failures, parts = list(jobs), Failures(), {}
+    with study_folder(config, study, record) as folder, opened(config) as executor:
+        results.write_json(folder / results.CONFIG, dict(record))
+        files = [folder / "parts" / f"{name}.json" for name in names]
+        for place, value in map_kept(executor, function, list(jobs.values()), files):
+            if isinstance(value, Failure):
+                failures.tell(names[place], value)
+                parts[place] = [{"job": names[place], "status": results.FAILED, "error": value.error}]
+            else:
+                print(f"[{len(parts) + 1}/{len(names)}] {names[place]}", file=sys.stderr, flush=True)
+                parts[place] = value
+            rows = pd.DataFrame([row for done in sorted(parts) for row in parts[done]])
+            results.write_csv(folder / results.SUMMARY, rows)
+        summary = results.ended(rows) if "error" in rows else rows
+        if summary.empty:
+            raise InputError(f"all {len(names)} measurements failed, the first with {rows['error'].iloc[0]}")
+        yield folder, summary
