@@ -1,4 +1,4 @@
-"""Pulled to the best replica, or to a mean: leader SGD against elastic averaging and DOWNPOUR, by communication period.
+"""Pulled to the best replica, or to a mean: LSGD, EASGD and DOWNPOUR by communication period.
 
 The comparison of the LSGD paper on one cluster: every method at each communication period (--window, local steps
 between two visits) and learning rate, with the same gradients for all, and each at the rate that is best for it there:

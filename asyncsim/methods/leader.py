@@ -97,8 +97,8 @@ def lsgd(
     Notes
     -----
     The central variable is the mean of the replicas as their workers sent them last, which is where the authors test.
-    No worker takes it over. A leader feels no force, and with one worker this is sequential SGD; with ``step_pull``
-    neither holds, since a leader, too, is pulled to what it was.
+    No worker takes it over. The leader of all feels no force, and with one worker this is sequential SGD; with
+    ``step_pull`` neither holds, since a leader, too, is pulled to what it was.
 
     The paper's trigger counts the local steps of all workers, and pulls all of them at once; the authors' program
     has them wait for each other then. Here nobody waits: a worker is pulled at its own visits, to replicas
@@ -111,7 +111,7 @@ def lsgd(
     References
     ----------
     Teng, Gao, Chalus, Choromanska, Goldfarb and Weller 2019, "Leader stochastic gradient descent for distributed
-    training of deep learning models", arXiv 1905.10395, algorithm 1;
+    training of deep learning models", arXiv 1905.10395, the rule as its poster prints it;
     ``step_pull`` as the authors' program has it.
     """
     named, local = local_steps(learning_rate, optimizer)
@@ -214,7 +214,7 @@ def lgd(
 
     References
     ----------
-    Teng et al. 2019, arXiv 1905.10395, the objective and its gradient step.
+    Teng et al. 2019, arXiv 1905.10395, the objective as its poster prints it, and its gradient step.
     """
     named, local = local_steps(learning_rate, optimizer)
     require_share("pull", pull)
