@@ -462,6 +462,7 @@ def test_eamsgd_looks_ahead_in_the_direction_it_goes():
     assert float(method.look_ahead(state)[0]) == pytest.approx(0.1)
 
 
+@pytest.mark.full
 def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):
     """The collapses of the thesis are those of such steps: a thousandfold loss changes nothing but Adam's epsilon."""
     trace = asynchronous(7)

@@ -97,7 +97,7 @@ RULES = {
 def rules():
     for name in RULES:
         for workers in (1, 2, 7):
-            default = workers == 7 and name in ("delayed_nesterov", "agn")
+            default = workers == 7 and name == "delayed_nesterov"
             yield pytest.param(name, workers, marks=[] if default else pytest.mark.full)
 
 
