@@ -143,7 +143,8 @@ def leaderships(finished: Finished, table: pd.DataFrame) -> Figure:
         axes.set_title(f"n = {n}", fontsize=8)
         axes.legend()
     panels[0].set_ylabel("share of elections")
-    look.title(figure, f"LSGD's one leader; {_setting(finished, table)}; dotted: all alike; kept: the leader stays")
+    what = f"{finished.config['problem']}; {_seeds(table, 'means over')}; dotted: 1/n; kept: the leader stays"
+    look.title(figure, f"LSGD's one leader; {what}")
     return figure
 
 
@@ -204,8 +205,12 @@ def _quantity(table: pd.DataFrame) -> str:
 
 
 def _setting(finished: Finished, table: pd.DataFrame) -> str:
+    return f"{finished.config['problem']}; {_seeds(table, 'mean and range of')}"
+
+
+def _seeds(table: pd.DataFrame, what: str) -> str:
     seeds = int(table["seeds"].max())
-    return f"{finished.config['problem']}; " + ("1 seed" if seeds == 1 else f"mean and range of {seeds} seeds")
+    return "1 seed" if seeds == 1 else f"{what} {seeds} seeds"
 
 
 def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:

@@ -44,7 +44,7 @@ class Config(SweepConfig):
     """Workers of the clusters, one after the other."""
     window: tuple[int, ...] = (4, 16, 64)  # type: ignore[assignment]
     """Communication periods (local steps), one after the other."""
-    learning_rate: tuple[float, ...] = (0.3, 0.1, 0.03)  # type: ignore[assignment]
+    learning_rate: tuple[float, ...] = (0.3, 0.03, 0.003)  # type: ignore[assignment]
     """Step sizes of a gradient that are tried for each method."""
     gradients: int = 512
     """Gradients of each worker, on average; each period must divide it."""
