@@ -529,4 +529,4 @@ def test_options_of_the_command_line_change_no_default(name):
     options = {field.name: field.default for field in dataclasses.fields(StudyConfig) if field.name != "policy"}
     shared = {name: p.default for name, p in inspect.signature(METHODS[name]).parameters.items() if name in options}
     assert shared == {name: options[name] for name in shared}
-    assert set(shared) <= {"learning_rate", "momentum", "kappa", "pi_max", "variant"}
+    assert set(shared) <= {"learning_rate", "momentum", "kappa", "pi_max", "variant", "optimizer", "alpha"}

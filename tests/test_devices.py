@@ -13,6 +13,7 @@ from cases import (
     make_method,
     make_problem,
     make_trace,
+    own_cases,
     stateful_problem,
 )
 from event_loop import forced_deviation
@@ -45,7 +46,6 @@ def combinations():
     default = {
         ("digits", "gem", "exchange", 2),
         ("quadratic", "gem, paper", "read_then_write, two visits", 3),
-        ("digits", "downpour", "prescribed", 3),
         ("quadratic", "ringleader", "exchange", 3),
     }
     for problem in ("quadratic", "digits"):
@@ -66,7 +66,7 @@ def test_divided_replay_is_the_loop_teacher_forced(problem, method, protocol, co
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.full)])
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("case", own_cases("server state", "local adam"))
 def test_own_methods_are_divided_by_commits_only(case, count, lenient):
     make, protocol, window = OWN[case]
     trace = make_trace(protocol, window, commits=COMMITS)
@@ -75,7 +75,12 @@ def test_own_methods_are_divided_by_commits_only(case, count, lenient):
 
 
 @pytest.mark.parametrize(
-    "case", ["server state", "server memory, backup", "message with the central variable, and resume"]
+    "case",
+    [
+        pytest.param("server state", marks=pytest.mark.full),
+        pytest.param("server memory, backup", marks=pytest.mark.full),
+        "message with the central variable, and resume",
+    ],
 )
 def test_own_methods_that_say_so_are_divided_by_parameters(case, lenient):
     make, protocol, window = OWN[case]
@@ -86,6 +91,7 @@ def test_own_methods_that_say_so_are_divided_by_parameters(case, lenient):
     assert max(found.values()) < FORCED, found
 
 
+@pytest.mark.full
 def test_a_problem_with_state():
     trace, method = make_trace(window=3, commits=COMMITS), make_method("gem")
     found = forced_deviation(divided(trace, method, stateful_problem(), 2), EVERY)
@@ -100,7 +106,7 @@ def test_each_device_holds_its_part_of_every_worker():
         assert [shard.data.size for shard in leaf.addressable_shards] == [leaf.size // 2] * 2
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.full)])
 def test_runs_repeat_and_record_as_on_one_device(precision):
     trace, method, problem = make_trace(commits=COMMITS), make_method("downpour"), make_problem("digits")
     one, two, again = (
@@ -154,9 +160,8 @@ def ahead(monkeypatch):
     ("problem", "method", "protocol"),
     [
         ("digits", "gem", "exchange"),
-        ("quadratic", "downpour", "prescribed"),
         ("quadratic", "gem, paper", "read_then_write, two visits"),
-        ("quadratic", "dana_zero", "exchange"),
+        pytest.param("quadratic", "dana_zero", "exchange", marks=pytest.mark.full),
         *(
             pytest.param(problem, method, protocol, marks=pytest.mark.full)
             for problem in ("quadratic", "digits")
@@ -171,7 +176,7 @@ def test_ahead_is_the_loop_teacher_forced(problem, method, protocol, ahead):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("case", own_cases("server memory, velocity"))
 def test_own_methods_are_the_loop_ahead(case, ahead, lenient):
     make, protocol, window = OWN[case]
     trace = make_trace(protocol, window, commits=COMMITS)
@@ -179,6 +184,7 @@ def test_own_methods_are_the_loop_ahead(case, ahead, lenient):
     assert max(found.values()) < FORCED, found
 
 
+@pytest.mark.full
 def test_a_problem_with_state_ahead(ahead):
     trace = make_trace(window=3, commits=COMMITS)
     found = forced_deviation(divided(trace, make_method("gem"), stateful_problem(), 2), EVERY)

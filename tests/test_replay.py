@@ -21,6 +21,7 @@ from cases import (
     make_trace,
     mean_of_four,
     nested_problem,
+    own_cases,
     stateful_problem,
     stopping,
 )
@@ -181,7 +182,9 @@ def test_compiled_once_for_all_seeds():
 # Methods that use the rest of the interface, as a user writes them
 
 
-@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize(
+    "case", own_cases("message with the central variable, and resume", "a reply before the commit", "local adam")
+)
 def test_own_methods_are_the_loop(case, lenient):
     make, protocol, window = OWN[case]
     commits = 600
