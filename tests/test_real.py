@@ -109,7 +109,7 @@ def close(found, expected):
         pytest.param("exchange", methods.downpour, marks=pytest.mark.full),
         pytest.param("read_then_write", methods.gem, marks=pytest.mark.full),
         ("read_then_write, two visits", methods.gem),
-        ("write_then_read", methods.aeasgd),
+        pytest.param("write_then_read", methods.aeasgd, marks=pytest.mark.full),
     ],
 )
 def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protocol, method):
