@@ -29,8 +29,8 @@ _REPLAYS = {
     "free": (look.VERMILLION, "free"),
     "forced": (look.BLUE, "forced, from checkpoint to checkpoint"),
 }
-#: What is exactly equal is drawn so far below the bar.
-_EQUAL = 1e-5
+#: Where what is exactly equal is drawn, below one unit of round-off.
+_EQUAL = {"float32": 1e-10, "float64": 1e-18}
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
@@ -75,7 +75,7 @@ def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> 
         label = look.looks([method])[method].label
         for row, what in enumerate(("loss", "params")):
             own = axes[row * columns + column]
-            _panel(own, runs, what, float(summary["bar"].iloc[0]))
+            _panel(own, runs, what, float(summary["bar"].iloc[0]), _EQUAL[_precision(summary)])
             own.set_title(label if row == 0 else "")
     for row, text in enumerate(("losses differ by", "parameters differ by")):
         axes[row * columns].set_ylabel(text)
@@ -92,18 +92,18 @@ def _precision(summary: pd.DataFrame) -> str:
     return str(summary["precision"].iloc[0])
 
 
-def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float) -> None:
+def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float, equal: float) -> None:
     """Draw the differences of each recording."""
     for name, (color, label) in _REPLAYS.items():
         column = f"{what}_{name}"
         curves = [table.dropna(subset=column) for table in runs]
         for number, table in enumerate(curves):
-            drawn = np.clip(table[column], _EQUAL * bar, None)
+            drawn = np.clip(table[column], equal, None)
             shown = label if number == 0 else None
             line = "none" if what == "loss" else "-"
             size = 1 if what == "loss" else 2
             axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", ms=size, ls=line, lw=0.6)
-    axes.text(0.02, 1.6 * _EQUAL * bar, "equal", fontsize=6, transform=axes.get_yaxis_transform())
+    axes.text(0.02, 1.6 * equal, "equal", fontsize=6, transform=axes.get_yaxis_transform())
     axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
     axes.set_yscale("log")
 

@@ -242,6 +242,9 @@ class Server:
         call.answer.give(self._parameters.job(call.worker, self._book.accounts[call.worker]))
 
     def _pull(self, call: Call, serve_time: float) -> None:
+        if self._book.accounts[call.worker].lost:
+            call.answer.give(None)  # of a process that was given up
+            return
         self._enter(self._book.read_event(call.worker, call.arrive, serve_time, self.clock()))
         call.answer.give(self._parameters.pull(call.worker))
 
