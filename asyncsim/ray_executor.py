@@ -45,10 +45,17 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 
 
 @contextlib.contextmanager
-def joined(address: str | None) -> Iterator[None]:
+def joined(address: str | None, **local: Any) -> Iterator[None]:
     """Join the Ray cluster at an address, or start one on this machine, and leave or end it again.
 
     A process that has joined one already, a notebook say, stays with that.
+
+    Parameters
+    ----------
+    address : str, optional
+        Of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts one.
+    local
+        Options of ``ray.init`` for one that is started.
 
     Raises
     ------
@@ -69,7 +76,7 @@ def joined(address: str | None) -> Iterator[None]:
                 address=address or "local",  # else Ray would join whatever it finds on the machine
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                include_dashboard=False if address is None else None,
+                **({"include_dashboard": False, **local} if address is None else {}),
             )
     except (RayError, OSError, ValueError, RuntimeError) as error:
         raise InputError(

@@ -186,6 +186,10 @@ count=1), and computations that become so are stopped; rounds, a version by ever
             raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
         if self.out is not None and self.resume is not None:
             raise InputError(f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it out")
+        self.check_executor()
+
+    def check_executor(self) -> None:
+        """Check the options of the executor; raise InputError for those that cannot be used."""
         executor.check(self)
 
     def make_methods(self) -> "list[Method]":

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures of a paper; return the exit code (2 for bad input)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<4}  {paper}" for name, paper in PAPERS.items())
+        listed = "\n".join(f"  {name:<8}  {paper}" for name, paper in PAPERS.items())
         print(f"usage: python -m {__package__} PAPER [options]\n\npapers:\n{listed}")
         return 0
     try:

@@ -11,7 +11,6 @@ study's folder with all that was recorded; --resume goes on with them.
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import sys
 from dataclasses import dataclass
@@ -183,14 +182,17 @@ def _compared(recorded: "Recorded", task: Task, problem: "Problem") -> "Agreemen
 
 def _simulated(config: Config, recorded: "Recorded", task: Task, problem: "Problem") -> dict[str, Any]:
     """Hold the simulator's predictions against what was recorded; write their tables and figures."""
-    if importlib.util.find_spec("asyncsim.prediction") is None:
+    from asyncsim.prediction import extrapolate, predict
+
+    try:
+        found = {"prediction": predict(recorded.trace, task.seed)}
+        if config.extrapolate:
+            twice = config.twice()
+            again = _recorded(twice, problem, task._replace(folder=task.folder / "twice"), lambda: None)
+            found["extrapolation"] = extrapolate(recorded.trace, again.trace, task.seed)
+    except InputError as error:
+        print(f"note: nothing is predicted: {error}", file=sys.stderr)
         return {}
-    prediction = importlib.import_module("asyncsim.prediction")
-    found = {"prediction": prediction.predict(recorded.trace, task.seed)}
-    if config.extrapolate:
-        twice = config.twice()
-        again = _recorded(twice, problem, task._replace(folder=task.folder / "twice"), lambda: None)
-        found["extrapolation"] = prediction.extrapolate(recorded.trace, again.trace, task.seed)
     for name, one in found.items():
         results.write_csv(task.folder / f"{name}.csv", one.table)
         one.draw(task.folder / name)

@@ -120,6 +120,7 @@ def test_initial_weights(float64):
     assert not np.any(params["block1"]["expand"]["bias"]) and np.all(params["norm"]["scale"] == 1)
 
 
+@pytest.mark.full
 def test_learns_more_than_how_frequent_the_characters_are():
     """Far below the entropy of the test's own character frequencies, which no model without context can beat."""
     problem = characters(batch_size=16, context=16, width=32, heads=2)

@@ -17,6 +17,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.full
 def test_methods_of_their_own_timing_and_tuned_rates_are_sorted():
     config = compare.Config(**SMALL, methods=("downpour", "sgd"), tune=(0.02, 0.2), target=1.5)
     folder, summary = compare.run(config)

@@ -36,6 +36,7 @@ def test_the_second_start_compiles_nothing_and_gives_the_same(start, tmp_path):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
 
 
+@pytest.mark.full
 def test_turned_off_or_elsewhere(start, tmp_path):
     assert start("off", "--no-compilation-cache") == set()
     elsewhere = tmp_path / "elsewhere"

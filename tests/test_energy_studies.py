@@ -64,6 +64,7 @@ def test_energies_over_time_of_tensors_and_of_workers(energies):
     assert set(by_worker.query("workers == 3")["worker"]) == {0, 1, 2}
 
 
+@pytest.mark.full
 def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
     options = {"workers": (3,), "problem": "quadratic", "learning_rate": 30.0, **QUICK, "steps": 60}
     result = energy.run(energy.Config(**options, methods=("downpour",), out=tmp_path / "out"))
@@ -76,6 +77,7 @@ def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
 # Tensors
 
 
+@pytest.mark.full
 def test_tensors_are_those_of_the_network(tmp_path, capsys):
     problem = problems.digits(batch_size=8, hidden=(4,))
     result = tensors.run(tensors.Config(workers=(2, 3), problem=problem, **QUICK, out=tmp_path / "out"))

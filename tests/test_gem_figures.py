@@ -177,7 +177,7 @@ def test_the_command_line_knows_its_papers():
         command = [sys.executable, "-m", "figures", *arguments]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
-    assert "gem  Gradient Energy Matching" in run().stdout
+    assert "gem       Gradient Energy Matching" in run().stdout
     unknown = run("gme")
     assert unknown.returncode == 2 and "did you mean 'gem'?" in unknown.stderr
 

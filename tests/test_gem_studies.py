@@ -57,7 +57,9 @@ def limits():
     return load_file("asyncsim.studies._limits", study.shipped("studies") / "_limits.py")
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("stability", "forensics") else pytest.mark.full) for name in TINY]
+)
 def test_study_runs_and_says_what_it_wrote(told, name):
     options, columns = TINY[name]
     code, out, err = told(name, options)
@@ -283,7 +285,7 @@ def test_a_law_that_cannot_be_scaled():
 def test_epochs_are_passes_through_the_data():
     module = study.load("generalization")
     problem = SimpleNamespace(name="digits", batch_size=32, examples=1437)
-    cell = SimpleNamespace(cluster=SimpleNamespace(workers=10, window=1), config=module.Config().at(steps=1))
+    cell = SimpleNamespace(cluster=SimpleNamespace(workers=10, windows=(1,) * 10), config=module.Config().at(steps=1))
     changed = {}
     stub = SimpleNamespace(**vars(cell), problem=problem, _replace=lambda **values: changed.update(values))
     module._of_epochs(stub, 30)

@@ -89,6 +89,7 @@ def test_errors_are_losses_where_there_is_no_accuracy():
     assert leaders.errors(evaluations[["train_loss"]]).tolist() == [2.0, 1.0]
 
 
+@pytest.mark.full
 def test_figures(results, tmp_path):
     finished, table = read(results, "leaders"), pd.read_csv(results / leaders.TABLE)
     with look.style():

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,27 +58,12 @@ def ray_cluster(address: str | None = None, processes: int = 1) -> Iterator[Any]
         Ray is not installed, or there is no cluster at the address.
     """
     module = ray()
-    if module.is_initialized():
-        yield module
-        return
-    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
-    if address is None:
-        options |= {"address": "local", "num_cpus": processes, "include_dashboard": False}
-        options |= {"object_store_memory": _STORE}
-    elif address.startswith("ray://"):
+    from asyncsim.ray_executor import joined
+
+    if address is not None and address.startswith("ray://"):
         raise InputError(f"address = {address!r}: the server writes to this machine; give HOST:PORT of the cluster")
-    try:
-        with warnings.catch_warnings():
-            # JAX warns of every fork; here the child becomes another program at once.
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            module.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "this machine" if address is None else f"address = {address!r}"
-        raise InputError(f"{where}: no Ray cluster there ({error}); start one with: ray start --head") from error
-    try:
+    with joined(address, num_cpus=processes, object_store_memory=_STORE):
         yield module
-    finally:
-        module.shutdown()
 
 
 def check_room(module: Any, processes: int, cpus: float, memory: int | None) -> None:

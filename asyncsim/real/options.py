@@ -13,8 +13,9 @@ from asyncsim.study_config import LawLike, StudyConfig
 
 #: Options of clusters that say nothing of real processes, which take the time that they take.
 _OF_CLUSTERS = (
-    *("compute", "latency", "bandwidth", "shared_bandwidth", "policy", "device", "seeds"),
-    *("evaluate_every", "diagnose_every", "diagnose_energy"),
+    *("compute", "latency", "bandwidth", "shared_bandwidth", "dynamic_window", "read_blocks", "policy"),
+    *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy"),
+    *("executor", "cpus_per_run", "accelerators_per_run"),
 )
 
 
@@ -51,12 +52,17 @@ class RealConfig(StudyConfig):
     latency: Hidden[LawLike] = StudyConfig.latency
     bandwidth: Hidden[float | None] = None
     shared_bandwidth: Hidden[bool] = False
+    dynamic_window: Hidden[bool] = False
+    read_blocks: Hidden[int] = 1
     policy: Hidden[str] = "asynchronous"
     device: Hidden[str] = "default"  # type: ignore[assignment]
     seeds: Hidden[int] = StudyConfig.seeds
     evaluate_every: Hidden[int | None] = None
     diagnose_every: Hidden[int] = StudyConfig.diagnose_every
     diagnose_energy: Hidden[bool] = False
+    executor: Hidden[str] = "local"  # type: ignore[assignment]
+    cpus_per_run: Hidden[int] = 1
+    accelerators_per_run: Hidden[float] = 0.0
 
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
@@ -74,6 +80,9 @@ class RealConfig(StudyConfig):
             require_positive(name, getattr(self, name), "" if name == "cpus" else "s")
         self.processes()
         super().check()
+
+    def check_executor(self) -> None:
+        """Check nothing: Ray runs the processes of a recording, and recordings are made one after the other."""
 
     def processes(self) -> Processes:
         """Return what is asked of the processes."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from asyncsim.cluster import Cluster
-from asyncsim.errors import InputError, require_count
+from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.laws import Constant, Law, as_law, parse
 
 _NO_TIME = Constant(0.0)
+#: One visit at a time is served.
+_DISCIPLINES = ("fifo", "lowest_rank", "random")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Processes:
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", require_count("workers", self.workers))
         object.__setattr__(self, "delay", _delay(self.delay, self.workers))
+        require_choice("discipline", self.discipline, _DISCIPLINES)
         # What the two have in common is checked in one place.
         cluster = Cluster(
             workers=self.workers,
