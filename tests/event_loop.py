@@ -150,9 +150,9 @@ class EventLoop:
 
     def _read(self, row):
         versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
+        if len(versions) == 1:
+            return self.versions[int(versions[0])] if taken_over is None else taken_over
         seen = [self.versions.get(version, taken_over) for version in versions.tolist()]
-        if len(seen) == 1:
-            return seen[0]
         width = -(-self.central.size // len(seen))
         return jnp.concatenate([whole[b * width : (b + 1) * width] for b, whole in enumerate(seen)])
 

@@ -35,25 +35,23 @@ CASES = [
     ("quadratic", "prescribed", methods.downpour, {"learning_rate": np.array([0.01, 0.02])}),
     ("digits", "write_then_read", methods.gem, {"momentum": (0.5, 0.9)}),
     ("quadratic", "exchange", methods.dana_zero, {"learning_rate": 0.01, "momentum": [0.5, 0.9]}),
-    pytest.param(
-        "quadratic",
-        "exchange",
-        methods.lsgd,
-        {"learning_rate": [0.05, 0.1], "pull": [0.1, 0.5], "groups": 2},
-        marks=pytest.mark.full,
-    ),
+    ("quadratic", "exchange", methods.lsgd, {"learning_rate": [0.05, 0.1], "pull": [0.1, 0.5], "groups": 2}),
     ("quadratic", "prescribed", methods.async_local_sgd, {"server_rate": [0.05, 0.1]}),
     ("digits", "read_then_write, two visits", methods.adaptive_staleness, {}),
 ]
 
 
-@pytest.mark.parametrize(("problem", "protocol", "factory", "values"), CASES)
+@pytest.mark.parametrize(
+    ("problem", "protocol", "factory", "values"),
+    [pytest.param(*case, marks=pytest.mark.full if number else []) for number, case in enumerate(CASES)],
+)
 def test_members_are_single_replays(problem, protocol, factory, values):
     trace = make_trace(protocol, commits=120)
     for found, expected in zip(*both(trace, factory, make_problem(problem), seeds=[0, 3], **values), strict=True):
         assert_same(found, expected)
 
 
+@pytest.mark.full
 def test_order_and_configuration():
     runs, singles = both(
         make_trace(commits=60),
@@ -73,7 +71,9 @@ def test_order_and_configuration():
     assert_same(singles[1], one)
 
 
-@pytest.mark.parametrize("case", ["server state", "message with the central variable, and resume"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("server state", marks=pytest.mark.full), "message with the central variable, and resume"]
+)
 def test_own_factories(case, lenient):
     make, protocol, window = OWN[case]
     trace = make_trace(protocol, window, commits=120)
@@ -81,6 +81,7 @@ def test_own_factories(case, lenient):
         assert_same(found, expected)
 
 
+@pytest.mark.full
 def test_a_local_optimizer_and_a_problem_with_state(lenient):
     trace = make_trace(window=3, commits=120)
 

@@ -24,6 +24,7 @@ def test_predictions_are_averaged_as_probabilities():
     assert alone["accuracy"] == pytest.approx(float(evaluated["accuracy"]))
 
 
+@pytest.mark.full
 def test_an_ensemble_beats_its_models(tmp_path, capsys):
     result = ensembles.run(ensembles.Config(workers=2, steps=40, seeds=1, out=tmp_path / "out"))
     table = result.summary.set_index("models")
