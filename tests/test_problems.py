@@ -138,7 +138,7 @@ def inputs(problem, dtype):
 
 
 #: Slow to compile.
-DEEP = {"cifar10, resnet20", "cifar10, alexnet"}
+DEEP = {"cifar10, small", "cifar10, resnet20", "cifar10, alexnet", "characters"}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.full if name in DEEP else []) for name in CASES])
@@ -307,7 +307,7 @@ def reference_logits(params, images, kept, dropout):
     return x @ params["dense3"]["weight"] + params["dense3"]["bias"]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.full), 0.2])
 def test_mnist_network_against_xla_convolutions(tiny, dropout):
     problem = mnist(batch_size=12, dropout=dropout, data_dir=tiny[0])
     params, _, batch = inputs(problem, jnp.float64)

@@ -108,7 +108,7 @@ def close(found, expected):
     [
         pytest.param("exchange", methods.downpour, marks=pytest.mark.full),
         pytest.param("read_then_write", methods.gem, marks=pytest.mark.full),
-        ("read_then_write, two visits", methods.gem),
+        pytest.param("read_then_write, two visits", methods.gem, marks=pytest.mark.full),
         pytest.param("write_then_read", methods.aeasgd, marks=pytest.mark.full),
     ],
 )

@@ -54,16 +54,15 @@ def unforced_deviation(trace, method, problem):
 
 # Every trace, method and problem
 
+UNFORCED_DEFAULT = {("exchange", 3), ("read_then_write, two visits", 1), ("prescribed", 1)}
+
 
 @pytest.mark.parametrize(
     ("protocol", "window"),
     [
-        *((protocol, 1) for protocol in PROTOCOLS),
-        *((protocol, 3) for protocol in ("exchange", "write_then_read")),
-        *(
-            pytest.param(protocol, 3, marks=pytest.mark.full)
-            for protocol in ("read_then_write", "read_then_write, two visits", "prescribed")
-        ),
+        pytest.param(protocol, window, marks=[] if (protocol, window) in UNFORCED_DEFAULT else pytest.mark.full)
+        for protocol in PROTOCOLS
+        for window in (1, 3)
     ],
 )
 def test_downpour_is_the_loop_without_forcing(protocol, window):
@@ -75,12 +74,9 @@ def test_downpour_is_the_loop_without_forcing(protocol, window):
 def combinations():
     """All of them; those that the default run has are not marked."""
     default = {
-        *(("quadratic", "gem", protocol) for protocol in ("exchange", "write_then_read", "prescribed")),
-        *(("quadratic", "gem, paper", protocol) for protocol in ("read_then_write", "read_then_write, two visits")),
-        ("quadratic", "sgd", "exchange"),
+        ("quadratic", "gem", "prescribed"),
+        ("quadratic", "gem, paper", "read_then_write"),
         ("quadratic", "dana_zero", "exchange"),
-        ("digits", "ringleader", "exchange"),
-        ("digits", "adaptive_staleness", "prescribed"),
         ("digits", "downpour", "write_then_read"),
         ("digits", "gem", "read_then_write, two visits"),
         ("least_squares", "gem", "exchange"),
@@ -132,7 +128,7 @@ def test_the_size_of_pieces_changes_nothing(sizes, protocol):
 # Repeating
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.full)])
 def test_a_second_replay_gives_the_same_bytes(precision, tmp_path):
     trace, method, problem = make_trace(commits=700), make_method("gem"), make_problem("digits")
     for name in ("first", "second"):
@@ -332,6 +328,7 @@ def test_a_run_ends_with_the_commit_that_diverges(precision, protocol):
     assert run.evaluations["commit"].tolist() == list(range(0, first + 1, 14))
 
 
+@pytest.mark.full
 def test_divergence_leaves_other_runs_alone():
     trace, problem = make_trace(commits=500), make_problem("quadratic")
     before = replay(trace, make_method("gem"), problem, progress=False)
@@ -414,6 +411,7 @@ def test_a_server_that_starts_from_the_central_variable():
     assert replay(make_trace(commits=100), method, make_problem("quadratic")).status == "finished"
 
 
+@pytest.mark.full
 def test_what_is_recorded_changes_no_result():
     trace = simulate(Cluster(3, Gamma(1.0, cv=0.5)), 300)
     often, seldom = (

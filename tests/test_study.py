@@ -466,6 +466,7 @@ def test_study_writes_what_can_be_read(small_run):
     assert not [path for path in folder.rglob(".*")]
 
 
+@pytest.mark.full
 def test_second_run_writes_the_same_bytes(told, tmp_path):
     options = ["--workers=3", "--steps=5", "--seeds=1", "--problem=quadratic", "--methods=gem,sgd"]
     folders = [tmp_path / name for name in ("first", "second")]
@@ -538,6 +539,7 @@ def printed(told, *options: str) -> str:
     return "\n".join(out)
 
 
+@pytest.mark.full
 def test_each_timing_has_a_table_that_says_whose(told):
     out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem,sgd", "--variant=paper")
     heads = [line.rpartition(", served fifo; ")[::2] for line in out.splitlines() if "; 1 trace" in line]
@@ -548,6 +550,7 @@ def test_each_timing_has_a_table_that_says_whose(told):
     assert out.count("theory, in the long run") == 3
 
 
+@pytest.mark.full
 def test_workers_unlike_each_other_are_counted_and_have_a_throughput(told):
     options = ["--compute=[gamma(1,0.2)]*2+[constant(3)]", "--latency=[0.1,0.2]", "--window=2", "--bandwidth=1e3"]
     out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour", *options)
@@ -631,7 +634,7 @@ def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatc
     assert list(empty_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_disk_that_fills_leaves_only_whole_runs(told, monkeypatch, empty_folder, number):
     write, calls = Run._write, []
 

@@ -102,7 +102,7 @@ def test_pytorchs_gradients_alone_are_at_the_initial_parameters(task):
 
 
 @pytest.mark.parametrize("way", gradients.WAYS)
-@pytest.mark.parametrize("task", ["quadratic", "digits", "cnn"])
+@pytest.mark.parametrize("task", ["quadratic", "digits", pytest.param("cnn", marks=pytest.mark.full)])
 def test_gradients_alone_are_the_problems_gradients(task, way):
     problem = PROBLEMS[task]()
     alone = gradients.GradientsAlone(problem, workers=5)
@@ -298,6 +298,7 @@ def test_ensemble_is_timed_over_all_its_seeds():
     assert ensemble.commits % cases.SEEDS == 0
 
 
+@pytest.mark.full
 def test_study_of_a_replay_writes_what_can_be_read(told, monkeypatch):
     # Which compiles at every call.
     monkeypatch.setattr(cases.Ensemble, "run", lambda self, commits: turns.Took(commits, 1e-3, 0.0))
@@ -323,7 +324,8 @@ def test_study_of_a_replay_writes_what_can_be_read(told, monkeypatch):
     assert any("quadratic, 3 workers, gem: turn 2 of 2" in line for line in err)
 
 
-@pytest.mark.parametrize("task", ["digits", pytest.param("cnn", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("task", ["digits", "cnn"])
 def test_study_of_networks(told, task):
     code, _, err = told(f"--tasks={task}", "--workers=2", "--methods=gem", "--repeats=1", "--quick", "--out=mine")
     assert code == 0, err
