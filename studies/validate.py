@@ -3,7 +3,8 @@
 A server process and worker processes train, each with gradients of its own, and their visits are recorded as traces
 with the times of the server's clock. The recorded order is then replayed from the same seed: it must give the same
 losses and parameters; of methods that amplify round-off (GEM) when the replay takes over the recorded state every 50
-commits.
+commits. And laws fitted to the earlier half of a recording predict its later half, or with --extrapolate a recording
+with twice as many workers: `asyncsim.prediction` says what, and where that fails from which times.
 
 Needs Ray: pip install "asyncsim[ray]". Recordings that were broken off, by Ctrl-C or because a process died, are in the
 study's folder with all that was recorded; --resume goes on with them.
