@@ -289,11 +289,17 @@ class _Runs:
         if not run_folder.exists():
             return
         try:
-            self._add(place, Run.load(run_folder), Trace.load(trace_file), "read")
+            trace = Trace.load(trace_file)
+        except InputError:
+            # Others read it, too; whichever comes first makes it again, the same.
+            trace_file.unlink(missing_ok=True)
+            trace = _trace(job.cluster, job.commits, job.seed)
+            trace.save(trace_file)
+        try:
+            self._add(place, Run.load(run_folder), trace, "read")
         except InputError as error:
             print(f"note: {error}: computed again", file=sys.stderr)
             shutil.rmtree(run_folder)
-            trace_file.unlink(missing_ok=True)
 
     def _take(self, place: int, value: "_Replayed | Failure") -> None:
         """Write what a run has brought."""

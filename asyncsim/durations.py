@@ -72,6 +72,8 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
         raise InputError(
             f"{argument}: made under the policy {trace.policy}; only asynchronous traces can be calibrated"
         )
+    if trace.windows_differ:
+        raise InputError(f"{argument}: its workers have different windows; only traces of one window can be calibrated")
     lost = (trace.frame["outcome"] != "applied").to_numpy()
     if lost.any():
         row = int(np.argmax(lost))

@@ -52,20 +52,31 @@ def tabulated(
     """
     import pandas as pd
 
-    names, failures, parts = list(jobs), Failures(), {}
+    names, failures = list(jobs), Failures()
+    parts: dict[int, list[dict[str, Any]]] = {}
+    failed: dict[int, list[dict[str, Any]]] = {}
     with study_folder(config, study, record) as folder, opened(config) as executor:
         results.write_json(folder / results.CONFIG, dict(record))
         files = [folder / "parts" / f"{name}.json" for name in names]
         for place, value in map_kept(executor, function, list(jobs.values()), files):
             if isinstance(value, Failure):
                 failures.tell(names[place], value)
-                parts[place] = [{"job": names[place], "status": results.FAILED, "error": value.error}]
+                failed[place] = [{"job": names[place], "status": results.FAILED, "error": value.error}]
             else:
                 print(f"[{len(parts) + 1}/{len(names)}] {names[place]}", file=sys.stderr, flush=True)
                 parts[place] = value
-            rows = pd.DataFrame([row for done in sorted(parts) for row in parts[done]])
-            results.write_csv(folder / results.SUMMARY, rows)
-        summary = results.ended(rows) if "error" in rows else rows
-        if summary.empty:
-            raise InputError(f"all {len(names)} measurements failed, the first with {rows['error'].iloc[0]}")
-        yield folder, summary
+            results.write_csv(folder / results.SUMMARY, pd.DataFrame(_in_order(parts | failed)))
+        if not parts:
+            first, *_ = _in_order(failed)
+            raise InputError(f"all {len(names)} measurements failed, the first with {first['error']}")
+        yield folder, pd.DataFrame(_in_order(parts))
+        if failed:
+            print(
+                f"note: {len(failed)} of {len(names)} measurements failed; {results.SUMMARY} has their errors, and "
+                f"--resume {folder} tries them again",
+                file=sys.stderr,
+            )
+
+
+def _in_order(parts: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [row for place in sorted(parts) for row in parts[place]]

@@ -42,7 +42,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     folder = Path(folder)
     try:
         summary = pd.read_csv(folder / "summary.csv")
-        disciplines = list(dict.fromkeys(summary["discipline"]))
+        disciplines = list(dict.fromkeys(summary.loc[summary["share"] >= 0, "discipline"]))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"folder = {str(folder)!r}: no results of the study fairness ({error}); {_REMEDY}") from error
     with look.style():

@@ -50,15 +50,16 @@ def draw_study(folder: Path, out: Path | None = None, only: Sequence[str] = ()) 
     InputError
         There are no results or no such figure, or a file cannot be written.
     """
-    names = [require_choice("only", name, FIGURES) for name in only] or list(FIGURES)
+    asked = [require_choice("only", name, FIGURES) for name in only]
     finished = read(folder, "leaders")
     try:
         table = pd.read_csv(Path(folder) / "leaders.csv")
     except (OSError, ValueError) as error:
         raise InputError(f"folder = {str(folder)!r}: no table of the leaders ({error}); run it again") from error
+    led = (table["method"] == "lsgd").any()
     written: list[Path] = []
     with look.style():
-        for name in names:
+        for name in asked or [name for name in FIGURES if led or name != "leaders"]:
             written += look.save(FIGURES[name](finished, table), Path(out or folder) / name)
     return written
 

@@ -188,14 +188,15 @@ def _losses(config: Config, cell: "Cell", seed: int) -> list[dict[str, Any]]:
     from asyncsim.ensemble import replay_ensemble
     from asyncsim.simulation import simulate
 
+    commits = max(1, int(config.gradients // cell.cluster.mean_window))
     with config.computing_device():
         runs = replay_ensemble(
-            simulate(cell.cluster, config.gradients, seed),
+            simulate(cell.cluster, commits, seed),
             heavy_ball,
             cell.problem,
             seeds=[seed],
             precision=config.precision,
-            evaluate_every=config.gradients,
+            evaluate_every=commits,
             diagnose_every=0,
             progress=False,
             server_momentum=config.server_momentum,

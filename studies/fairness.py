@@ -109,15 +109,18 @@ def run(config: Config) -> Result:
         record_of = {"study": "fairness", **config.record(methods, problem), "options": config.plain()}
         results.write_json(folder / "config.json", record_of)
         traces: dict[str, Trace] = {}
-        with ray_cluster(config.address, config.workers + 1):
+        import pandas as pd
+
+        # What was recorded stays, also if a later recording is broken off.
+        unfinished = [{"discipline": one, "status": "unfinished"} for one in config.discipline]
+        results.write_csv(folder / results.SUMMARY, pd.DataFrame(unfinished))
+        with ray_cluster(config.address, config.cpus * (config.workers + 1)):
             for number, one in enumerate(config.discipline, 1):
                 asked = config.under(one).recording()
                 own = folder / "recordings" / one
                 traces[one] = record(methods[0], problem, seed=config.seed, folder=own, **asked).trace
                 rate = traces[one].summary()["throughput"]
                 print(f"[{number}/{len(config.discipline)}] {one}: {rate:.3g} commits/s", file=sys.stderr, flush=True)
-        import pandas as pd
-
         laws = observed(next(iter(traces.values())))
         tables = [predicted(trace, one, laws, config.simulations, config.seed) for one, trace in traces.items()]
         summary = pd.concat(tables, ignore_index=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import MethodLike
+from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Finished, Result, SweepConfig, read, run_cells, sweep
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def run(config: Config) -> Result:
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(read(folder, "leaders"), config.target)
             results.write_csv(folder / TABLE, table)
-            figures = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py").draw_study(folder)
             print(report(cells[0].problem.name, table))
+            figures = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py").draw_study(folder)
             names = ", ".join(path.name for path in figures)
             print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
 
@@ -206,15 +206,19 @@ def _complete(cell: "Cell", config: Config, made: "dict[Any, Method]") -> "Cell"
     for method in cell.methods:
         methods.append(made.setdefault(id(method), _optimized(method, rate, config)))
         if method.name == "lsgd" and groups > 1:
-            methods.append(made.setdefault((rate, groups), _optimized(_grouped(rate, groups), rate, config)))
+            grouped = _grouped(cell.config, groups)
+            methods.append(made.setdefault((rate, groups), _optimized(grouped, rate, config)))
     steps = config.steps or int(config.gradients // cell.cluster.mean_window)
     return cell._replace(methods=methods, config=dataclasses.replace(cell.config, steps=steps))
 
 
-def _grouped(rate: float, groups: int) -> "Method":
-    from asyncsim.methods import METHODS
+def _grouped(config: StudyConfig, groups: int) -> "Method":
+    from asyncsim.methods import lsgd, named_optimizer
 
-    return METHODS["lsgd"](learning_rate=rate, groups=groups)._replace(name=GROUPS)
+    if config.optimizer is None:
+        return lsgd(config.learning_rate, groups=groups)._replace(name=GROUPS)
+    optimizer = named_optimizer(config.optimizer, config.learning_rate)
+    return lsgd(groups=groups, optimizer=optimizer)._replace(name=GROUPS)
 
 
 def _optimized(method: "Method", rate: float, config: Config) -> "Method":

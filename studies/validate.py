@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _RECORDINGS = "recordings"
 _AGREEMENT = "agreement.csv"
+#: Options that a study which goes on may have anew.
+_ANEW = ("address", "cpus", "memory", "restart", "start_timeout", "timeout")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def run(config: Config) -> Result:
         Passed on; what was recorded is there then, and can be gone on with.
     """
     if config.resume is not None:
-        return _run(_begun(config.resume), config.resume)
+        return _run(_begun(config, config.resume), config.resume)
     config.check()
     with results.new_folder(config.out, "validate") as folder:
         return _run(config, folder)
@@ -126,7 +128,8 @@ def _run(config: Config, folder: Path) -> Result:
         for seed in range(config.runs)
     ]
     rows: list[dict[str, Any]] = []
-    with ray_cluster(config.address, (1 + config.extrapolate) * config.workers + 1):
+    processes = (1 + config.extrapolate) * config.workers + 1
+    with ray_cluster(config.address, config.cpus * processes):
         for number, task in enumerate(tasks, 1):
             recorded = _recorded(config, problem, task, functools.partial(_write, folder, [*rows, _unfinished(task)]))
             found = _compared(recorded, task, problem)
@@ -140,20 +143,33 @@ def _run(config: Config, folder: Path) -> Result:
     return Result(folder, summary)
 
 
-def _begun(folder: Path) -> Config:
-    """Return the options that a study in a folder was begun with."""
+def _begun(config: Config, folder: Path) -> Config:
+    """Return the options that a study in a folder was begun with, but for what may be given anew.
+
+    Raises
+    ------
+    InputError
+        There is no such study, or an option contradicts it.
+    """
     try:
         record = json.loads((folder / "config.json").read_text())
+        if record["study"] != "validate":
+            raise ValueError(f"a folder of the study {record['study']}")
         options = record["options"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"resume = {str(folder)!r}: no study that was begun ({error}); give its folder") from None
-    known = {field.name for field in dataclasses.fields(Config)}
-    values: dict[str, Any] = {name: value for name, value in options.items() if name in known}
+    fields = [field.name for field in dataclasses.fields(Config) if field.name != "resume"]
+    values: dict[str, Any] = {name: value for name, value in options.items() if name in fields}
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     values |= {name: Path(values[name]) for name in ("data_dir", "text") if values.get(name) is not None}
-    config = Config(**values)
-    config.check()
-    return config
+    begun = Config(**values)
+    given = {name: getattr(config, name) for name in fields if getattr(config, name) != getattr(Config(), name)}
+    for name, value in given.items():
+        if name not in _ANEW and value != getattr(begun, name):
+            raise InputError(f"{name} = {value!r}: {folder} was begun with {getattr(begun, name)!r}; leave it out")
+    begun = dataclasses.replace(begun, **{name: given[name] for name in _ANEW if name in given})
+    begun.check()
+    return begun
 
 
 def _recorded(config: Config, problem: "Problem", task: Task, begun: Any) -> "Recorded":
@@ -185,20 +201,22 @@ def _simulated(config: Config, recorded: "Recorded", task: Task, problem: "Probl
     """Hold the simulator's predictions against what was recorded; write their tables and figures."""
     from asyncsim.prediction import extrapolate, predict
 
-    try:
-        found = {"prediction": predict(recorded.trace, task.seed)}
-        if config.extrapolate:
-            twice = config.twice()
-            again = _recorded(twice, problem, task._replace(folder=task.folder / "twice"), lambda: None)
-            found["extrapolation"] = extrapolate(recorded.trace, again.trace, task.seed)
-    except InputError as error:
-        print(f"note: nothing is predicted: {error}", file=sys.stderr)
-        return {}
-    for name, one in found.items():
-        results.write_csv(task.folder / f"{name}.csv", one.table)
-        one.draw(task.folder / name)
-        print(one.text)
-    return {name: one.holds for name, one in found.items()}
+    asked = {"prediction": lambda: predict(recorded.trace, task.seed)}
+    if config.extrapolate:
+        again = _recorded(config.twice(), problem, task._replace(folder=task.folder / "twice"), lambda: None)
+        asked["extrapolation"] = lambda: extrapolate(recorded.trace, again.trace, task.seed)
+    held = {}
+    for name, ask in asked.items():
+        try:
+            found = ask()
+        except InputError as error:
+            print(f"note: no {name}: {error}", file=sys.stderr)
+            continue
+        results.write_csv(task.folder / f"{name}.csv", found.table)
+        found.draw(task.folder / name)
+        print(found.text)
+        held[name] = found.holds
+    return held
 
 
 def _row(recorded: "Recorded", task: Task, found: "Agreement") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def ray() -> Any:
 
 
 @contextlib.contextmanager
-def ray_cluster(address: str | None = None, processes: int = 1) -> Iterator[Any]:
+def ray_cluster(address: str | None = None, cpus: float = 1.0) -> Iterator[Any]:
     """Join a Ray cluster for the length of a ``with`` block, or start one on this machine that ends with it.
 
     Parameters
@@ -44,8 +45,8 @@ def ray_cluster(address: str | None = None, processes: int = 1) -> Iterator[Any]
     address : str, optional
         Of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts a local one. If this process has joined a
         cluster already, that one is used, and left as it is.
-    processes : int
-        For how many a local cluster has room.
+    cpus : float
+        That a local cluster has to give to processes, whatever the machine has.
 
     Yields
     ------
@@ -62,7 +63,7 @@ def ray_cluster(address: str | None = None, processes: int = 1) -> Iterator[Any]
 
     if address is not None and address.startswith("ray://"):
         raise InputError(f"address = {address!r}: the server writes to this machine; give HOST:PORT of the cluster")
-    with joined(address, num_cpus=processes, object_store_memory=_STORE):
+    with joined(address, num_cpus=math.ceil(cpus), object_store_memory=_STORE):
         yield module
 
 
@@ -153,4 +154,5 @@ def started(module: Any, calls: list[Any], what: str, timeout: float) -> list[An
             raise InputError(str(error.cause)) from None
         raise
     except module.exceptions.RayError as error:
-        raise InputError(f"{what} could not start: {str(error).splitlines()[0]}") from error
+        # What was raised is the last line, after a traceback.
+        raise InputError(f"{what} could not start: {str(error).strip().splitlines()[-1]}") from error

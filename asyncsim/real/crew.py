@@ -164,14 +164,13 @@ class Crew:
         try:
             self._ray.get(call, timeout=_ANSWER)
             return
-        except self._ray.exceptions.RayActorError as error:
+        except self._ray.exceptions.RayError as error:
             if self._is_server_gone():
                 raise self._server_gone(error) from error
             what = "process died"
-        except self._ray.exceptions.RayTaskError as error:
-            if self._is_server_gone():
-                raise self._server_gone(error) from error
-            what = f"failed: {str(error.cause).splitlines()[0]}"
+            if not isinstance(error, self._ray.exceptions.RayActorError):
+                cause = getattr(error, "cause", None) or error
+                what = f"failed: {' '.join(f'{type(cause).__name__}: {cause}'.split())[:300]}"
         self._ask("lost", index, what)
         print(f"note: worker {index}: {what}{', starting it again' if restart else ''}", file=sys.stderr)
         if restart:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tyro.conf import Suppress as Hidden
@@ -15,7 +16,7 @@ from asyncsim.study_config import LawLike, StudyConfig
 _OF_CLUSTERS = (
     *("compute", "latency", "bandwidth", "shared_bandwidth", "dynamic_window", "read_blocks", "policy"),
     *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy"),
-    *("executor", "cpus_per_run", "accelerators_per_run"),
+    *("executor", "cpus_per_run", "accelerators_per_run", "resume"),
 )
 
 
@@ -63,6 +64,7 @@ class RealConfig(StudyConfig):
     executor: Hidden[str] = "local"  # type: ignore[assignment]
     cpus_per_run: Hidden[int] = 1
     accelerators_per_run: Hidden[float] = 0.0
+    resume: Hidden[Path | None] = None
 
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.

@@ -93,13 +93,14 @@ def record(
         require_positive(name, value)
     header = _header(method, problem, processes, require_count("commits", commits), seed, precision)
     _prepare(folder, header, resume)
-    with ray_cluster(address, processes.workers + 1) as module:
+    with ray_cluster(address, cpus * (processes.workers + 1)) as module:
         check_room(module, processes.workers + 1, cpus, memory)
         crew = Crew(module, (method, problem), header, cpus, memory, start_timeout, timeout)
         try:
             crew.start(str(folder.resolve()), checkpoint_every, keep_states)
             crew.watch(restart, progress)
         except BaseException:
+            crew.end()  # before the server writes the same file
             with contextlib.suppress(InputError):
                 write_trace(folder, load(folder).trace)
             raise
@@ -125,6 +126,11 @@ def _header(method: Any, problem: Any, processes: Processes, commits: int, seed:
                 f"method = {method.name!r}: needs {name} = {needed}, and these processes have "
                 f"{'none' if has is None else repr(has)}"
             )
+    if method.sees_loss or method.sees_memories:
+        raise InputError(
+            f"method = {method.name!r}: sees losses or the memories of all workers, which the server of real processes "
+            "does not tell; choose another"
+        )
     if method.reply is not None and processes.separate_reads:
         raise InputError(
             f"method = {method.name!r}: replies to its workers with more than the central variable, which reads of "
@@ -146,9 +152,12 @@ def _header(method: Any, problem: Any, processes: Processes, commits: int, seed:
 def _prepare(folder: Path, header: Header, resume: bool) -> None:
     """Make the folder, or see that it holds this very recording."""
     if not resume:
-        if folder.exists() and any(folder.iterdir()):
-            raise InputError(f"folder = {str(folder)!r}: exists and is not empty; give another, or go on (resume)")
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if folder.exists() and any(folder.iterdir()):
+                raise InputError(f"folder = {str(folder)!r}: exists and is not empty; give another, or go on (resume)")
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"folder = {str(folder)!r}: cannot be written: {error.strerror}; give another") from error
         header.save(folder)
         return
     found = Header.load(folder)

@@ -57,6 +57,9 @@ class Call(NamedTuple):
     arrive: float
     answer: Answer
 
+    def __lt__(self, other: Any) -> bool:
+        return self.worker < other.worker
+
 
 class Update(NamedTuple):
     """What a worker brings: the job it is of, when it began on the server's clock (s), and what was computed."""
@@ -102,14 +105,16 @@ class Server:
         self._log = Log(self._folder, size)
         self._events = len(events)
         self._busy = delays([header.processes.service] * workers, header.seed, "service")
-        for row in self._book.rows:
-            self._busy(row["worker"])  # the named stream goes on, too
+        for event in events:
+            if event["event"] in ("commit", "read"):
+                self._busy(event["worker"])  # the named stream goes on, too
         self._waiting: Any = waiting_room(header.processes.discipline, header.seed)
         self._urgent: deque[Call] = deque()
         self._changed = threading.Condition()
         self._open = self._book.version < header.commits
         self._finished = Answer()
         self._writer = ThreadPoolExecutor(1)
+        self._written: Any = None
         self._zero = 0.0
         self._thread = threading.Thread(target=self._serve_all, daemon=True)
 
@@ -163,10 +168,10 @@ class Server:
         self._visit(worker, lambda call, serve_time: self._lose(call, what), urgent=True)
 
     def _visit(self, worker: int, serve: Callable[[Call, float], None], urgent: bool = False) -> Any:
-        call = Call(worker, serve, self.clock(), Answer())
         with self._changed:
             if not self._open:
                 return None
+            call = Call(worker, serve, self.clock(), Answer())
             (self._urgent if urgent else self._waiting).append(call)
             self._changed.notify()
         return call.answer.wait()
@@ -179,15 +184,19 @@ class Server:
                 self._changed.wait_for(lambda: self._urgent or self._waiting)
                 urgent = bool(self._urgent)
                 call = (self._urgent if urgent else self._waiting).popleft()
-            serve_time = self.clock()
-            if not urgent:
-                time.sleep(self._busy(call.worker))
             try:
+                serve_time = self.clock()
+                if not urgent:
+                    time.sleep(self._busy(call.worker))
                 call.serve(call, serve_time)
             except Exception as error:
                 trouble = f"{type(error).__name__}: {error}"
                 call.answer.give(None)
-        self._end(trouble)
+        try:
+            self._end(trouble)
+        except Exception as error:  # a disk that is full, say
+            trouble = trouble or f"{type(error).__name__}: {error}"
+        self._finished.give(trouble)
 
     def _end(self, trouble: str) -> None:
         """Write the last checkpoint and the trace, and let all go."""
@@ -200,7 +209,6 @@ class Server:
             self._enter({"event": "ended", "waiting": [(call.worker, call.arrive) for call in waiting]})
             self._checkpoint().result()
         self._writer.shutdown()
-        self._finished.give(trouble)
 
     def _begin(self, call: Call) -> None:
         """Let a worker go on with what it has read, or queue to read."""
@@ -267,7 +275,11 @@ class Server:
         self._events += 1
 
     def _checkpoint(self) -> Any:
-        return self._writer.submit(self._write, self._parameters.state, self._events, self._book.version)
+        """Have a checkpoint written; raise what went wrong with the one before."""
+        if self._written is not None and self._written.done():
+            self._written.result()
+        self._written = self._writer.submit(self._write, self._parameters.state, self._events, self._book.version)
+        return self._written
 
     def _write(self, state: Any, events: int, version: int) -> None:
         """Write a checkpoint and the trace so far, in a thread of its own."""
