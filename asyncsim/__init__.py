@@ -87,7 +87,7 @@ __all__ = [
     "theory",
 ]
 
-_MODULES = ("methods", "plots", "problems", "study", "theory")
+_MODULES = ("calibration", "methods", "plots", "prediction", "problems", "study", "theory")
 _HOME = {
     "Cluster": "cluster",
     "InputError": "errors",

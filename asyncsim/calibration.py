@@ -8,7 +8,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,9 +70,9 @@ class Calibration:
     """
 
     cluster: Cluster
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = field(repr=False)
     notes: tuple[str, ...]
-    durations: Durations
+    durations: Durations = field(repr=False)
     law: str
 
     @property
@@ -122,9 +122,10 @@ def calibrate(
         Of an asynchronous server.
     law : str
         ``"best"``: of the named families the one with the least BIC, each at its largest likelihood; the durations
-        themselves if even that one is off by more than 0.1 somewhere in its distribution function, or by a tenth in its
-        mean. ``"empirical"``: the durations themselves. Or the name of a family, such as ``"gamma"``, for all that is
-        not constant. With a window above one only exponential and gamma laws can be told, of which the sum is known.
+        themselves if even that one is off by more than 0.1 somewhere in its distribution function, and by more than a
+        sample of this size is by chance, or by a tenth in its mean. ``"empirical"``: the durations themselves. Or the
+        name of a family, such as ``"gamma"``, for all that is not constant. With a window above one only exponential
+        and gamma laws can be told, of which the sum is known.
     per_worker : bool, optional
         Whether each worker gets a law of its own for computing; by default if their laws together have a smaller BIC
         than one for all.

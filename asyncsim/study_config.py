@@ -297,9 +297,11 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     def _call(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """Return what a method's factory makes of the options; a named optimizer takes the learning rate."""
         from asyncsim.methods import named_optimizer
+        from asyncsim.methods.named import optimizers
 
         if arguments.get("optimizer") is None:
             return factory(**arguments)
+        require_choice("optimizer", arguments["optimizer"], optimizers())
         if self.learning_rate is None:
             raise InputError(f"optimizer = {self.optimizer!r}: has no rate of its own; give learning_rate as well")
         given = {name: value for name, value in arguments.items() if name != "learning_rate"}

@@ -82,7 +82,7 @@ def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> 
     for own in axes[columns:]:
         own.set_xlabel("commits")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 if columns > 2 else 1)
     recordings = f"{len(summary)} recordings of real processes" if len(summary) > 1 else "a recording of real processes"
     look.title(figure, f"What {recordings} and the replays of their order differ by, {_precision(summary)}")
     return figure

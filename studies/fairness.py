@@ -100,11 +100,13 @@ def run(config: Config) -> Result:
     config.check()
     from asyncsim.real import record
     from asyncsim.real.cluster import ray, ray_cluster
+    from asyncsim.real.recorder import require_timing
 
     ray()
     methods, problem = config.make_methods(), config.make_problem()
     if len(methods) > 1:
         raise InputError(f"methods: {len(methods)} given; who is served depends on none of them: give one")
+    require_timing(methods[0], config.under(config.discipline[0]).processes())
     with results.new_folder(config.out, "fairness") as folder:
         record_of = {"study": "fairness", **config.record(methods, problem), "options": config.plain()}
         results.write_json(folder / "config.json", record_of)

@@ -108,17 +108,23 @@ def run(config: Config) -> Result:
         Passed on; what was recorded is there then, and can be gone on with.
     """
     if config.resume is not None:
-        return _run(_begun(config, config.resume), config.resume)
+        begun = _begun(config, config.resume)
+        return _run(begun, begun.make_methods(), config.resume)
     config.check()
+    from asyncsim.real.recorder import require_timing
+
+    methods = config.make_methods()
+    for method in methods:
+        require_timing(method, config.processes())
     with results.new_folder(config.out, "validate") as folder:
-        return _run(config, folder)
+        return _run(config, methods, folder)
 
 
-def _run(config: Config, folder: Path) -> Result:
+def _run(config: Config, methods: "list[Method]", folder: Path) -> Result:
     from asyncsim.real.cluster import ray, ray_cluster
 
     ray()
-    methods, problem = config.make_methods(), config.make_problem()
+    problem = config.make_problem()
     if not (folder / "config.json").exists():
         record = {"study": "validate", **config.record(methods, problem), "options": config.plain()}
         results.write_json(folder / "config.json", record)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from tyro.conf import Suppress as Hidden
 
@@ -55,6 +55,8 @@ class RealConfig(StudyConfig):
     shared_bandwidth: Hidden[bool] = False
     dynamic_window: Hidden[bool] = False
     read_blocks: Hidden[int] = 1
+    discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
+    """Who is served next among those that wait."""
     policy: Hidden[str] = "asynchronous"
     device: Hidden[str] = "default"  # type: ignore[assignment]
     seeds: Hidden[int] = StudyConfig.seeds
@@ -78,6 +80,8 @@ class RealConfig(StudyConfig):
             if getattr(self, name) != getattr(StudyConfig(), name):
                 raise InputError(f"{name} = {getattr(self, name)!r}: real processes have none to set; leave it out")
         require_count("checkpoint_every", self.checkpoint_every)
+        if self.memory is not None:
+            require_count("memory", self.memory)
         for name in ("cpus", "start_timeout", "timeout"):
             require_positive(name, getattr(self, name), "" if name == "cpus" else "s")
         self.processes()

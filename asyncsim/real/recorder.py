@@ -109,16 +109,8 @@ def record(
     return load(folder)
 
 
-def _header(method: Any, problem: Any, processes: Processes, commits: int, seed: int, precision: str) -> Header:
-    """Return what is asked for; raise InputError if it cannot be done."""
-    import jax
-
-    from asyncsim.method_check import check_method
-    from asyncsim.real.computing import Computing
-    from asyncsim.recording import plain
-
-    require_count("seed", seed, minimum=0)
-    check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
+def require_timing(method: Any, processes: Processes) -> None:
+    """Raise InputError if real processes cannot give a method what it needs."""
     for name, needed in method.timing._asdict().items():
         has = getattr(processes, name, None)
         if needed is not None and needed != has:
@@ -136,6 +128,19 @@ def _header(method: Any, problem: Any, processes: Processes, commits: int, seed:
             f"method = {method.name!r}: replies to its workers with more than the central variable, which reads of "
             "their own do not bring; choose protocol='exchange'"
         )
+
+
+def _header(method: Any, problem: Any, processes: Processes, commits: int, seed: int, precision: str) -> Header:
+    """Return what is asked for; raise InputError if it cannot be done."""
+    import jax
+
+    from asyncsim.method_check import check_method
+    from asyncsim.real.computing import Computing
+    from asyncsim.recording import plain
+
+    require_count("seed", seed, minimum=0)
+    check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
+    require_timing(method, processes)
     Computing(method, problem, processes.workers, processes.window, seed, precision).check()
     named = {name: plain(value) for name, value in method.hyperparameters.items()}
     return Header(
