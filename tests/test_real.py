@@ -286,14 +286,15 @@ def test_a_killed_process_loses_nothing_that_was_recorded(tmp_path, killed):
     folder = tmp_path / "study"
     command = [sys.executable, "-m", "asyncsim.study", "validate"]
     # A worker that starts again takes some ten seconds, in which the other one must not finish.
-    steps, delay = (300, 0.05) if killed == "worker" else (60, 0.02)
+    steps, delay = (300, 0.05) if killed == "worker" else (150, 0.02)
     options = ["--workers=2", f"--steps={steps}", "--methods=downpour", f"--delay=exponential({delay})", "--x64"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(
         [*command, *options, "--restart", f"--out={folder}"], env=environment, stderr=subprocess.PIPE
     )
     log = folder / "recordings" / "downpour-seed0" / LOG
-    while not log.exists() or log.read_bytes().count(b"\n") < 70:
+    # The first checkpoint is written beside what goes on.
+    while not (log.parent / "trace.parquet").exists() or log.read_bytes().count(b"\n") < 70:
         assert driver.poll() is None, driver.stderr.read()
         time.sleep(0.02)
     started = children(driver.pid)
