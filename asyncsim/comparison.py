@@ -296,7 +296,8 @@ class _Runs:
             trace = _trace(job.cluster, job.commits, job.seed)
             trace.save(trace_file)
         try:
-            self._add(place, Run.load(run_folder), trace, "read")
+            self._add(place, Run.load(run_folder), trace)
+            self._tell(place, "read")
         except InputError as error:
             print(f"note: {error}: computed again", file=sys.stderr)
             shutil.rmtree(run_folder)
@@ -312,13 +313,15 @@ class _Runs:
             if not (self._folder / job.trace_file).exists():
                 value.trace.save(self._folder / job.trace_file)
             value.run.save(self._folder / job.run_folder)
-            self._add(place, value.run, value.trace, f"in {value.seconds:.1f} s")
+            self._add(place, value.run, value.trace)
         self._write()
+        if not isinstance(value, Failure):
+            self._tell(place, f"in {value.seconds:.1f} s")
 
     def _write(self) -> None:
         results.write_csv(self._folder / results.SUMMARY, self.summary())
 
-    def _add(self, place: int, run: Run, trace: Trace, how: str) -> None:
+    def _add(self, place: int, run: Run, trace: Trace) -> None:
         job = self._jobs[place]
         # Wall-clock times are told, not written: the same configuration writes the same bytes.
         self._rows[place] = {
@@ -330,7 +333,10 @@ class _Runs:
             "trace_file": job.trace_file,
             "run_folder": job.run_folder,
         }
-        told = f"{_where(job)}: {_told(self._rows[place])}, {how}"
+
+    def _tell(self, place: int, how: str) -> None:
+        """Say that a run is there: what is told is written."""
+        told = f"{_where(self._jobs[place])}: {_told(self._rows[place])}, {how}"
         print(f"[{len(self._rows)}/{len(self._jobs)}] {told}", file=sys.stderr, flush=True)
 
 
