@@ -68,6 +68,7 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     middle = table["simulated_share"].to_numpy()
     spread = np.abs(np.array([table["simulated_low"], table["simulated_high"]]) - middle)
     points = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
+    # The options are of several types, which a dict cannot tell of each.
     axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)  # type: ignore[arg-type]
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

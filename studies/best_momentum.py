@@ -44,6 +44,7 @@ class Config(SweepConfig):
     """Workers of the clusters, one after the other."""
     server_momentum: tuple[float, ...] = (-0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.7, 0.8)
     """Explicit momenta, above -1 and below 1."""
+    # Several values here, of which each cell has one.
     learning_rate: tuple[float, ...] = tuple(2.0 ** (k / 2) for k in range(-10, 5))  # type: ignore[assignment]
     """Learning rates to choose the best of, for each momentum."""
     gradients: int = 600

@@ -43,6 +43,7 @@ class Config(StudyConfig):
     """Workers of the cluster."""
     methods: tuple[MethodLike, ...] = ("sgd", "downpour", "adaptive_staleness", "gem")
     """Methods to compare, or your own as FILE.py:FUNCTION (see the README)."""
+    # None leaves the rate to each method.
     learning_rate: float | None = None  # type: ignore[assignment]
     """Step size of a gradient, for all methods. None: each method's own default."""
     tune: tuple[float, ...] = ()

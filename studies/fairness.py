@@ -43,6 +43,7 @@ class Config(RealConfig):
     """Law of the time that a worker sleeps per local step (s), besides computing."""
     service: LawLike = "constant(0.04)"
     """Law of the time that the server sleeps per visit (s), besides applying the message."""
+    # Several values here, of which each recording has one.
     discipline: tuple[Discipline, ...] = DISCIPLINES  # type: ignore[assignment]
     """Who is served next of those that wait; the simulator learns its laws from the first."""
     simulations: int = 20

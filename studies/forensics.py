@@ -58,6 +58,7 @@ class Config(SweepConfig):
     """Constant times that the server is busy with a visit, one after the other (s; a gradient takes 1 s on average)."""
     cv: tuple[float, ...] = (0.05, 0.5)
     """Coefficients of variation of the compute times, which are gamma distributed, one after the other."""
+    # Several values here, of which each cell has one.
     learning_rate: tuple[float, ...] = (0.05, 0.02)  # type: ignore[assignment]
     """Step sizes of a gradient, one after the other, for all methods."""
     fitted: tuple[int, ...] = (5, 20)

@@ -21,6 +21,7 @@ class Log:
 
     def __init__(self, folder: Path, size: int | None = None):
         """Open the log; ``size`` is the length of what is whole in it (bytes), what comes after is cut off."""
+        # Open for as long as its server lives.
         self._file = open(folder / LOG, "ab")  # noqa: SIM115
         if size is not None:
             self._file.truncate(size)

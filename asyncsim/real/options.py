@@ -58,12 +58,13 @@ class RealConfig(StudyConfig):
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
     """Who is served next among those that wait."""
     policy: Hidden[str] = "asynchronous"
+    # Hidden and of one value: no choice is left that a Literal would spell out.
     device: Hidden[str] = "default"  # type: ignore[assignment]
     seeds: Hidden[int] = StudyConfig.seeds
     evaluate_every: Hidden[int | None] = None
     diagnose_every: Hidden[int] = StudyConfig.diagnose_every
     diagnose_energy: Hidden[bool] = False
-    executor: Hidden[str] = "local"  # type: ignore[assignment]
+    executor: Hidden[str] = "local"  # type: ignore[assignment]  # as device
     cpus_per_run: Hidden[int] = 1
     accelerators_per_run: Hidden[float] = 0.0
     resume: Hidden[Path | None] = None
@@ -92,6 +93,7 @@ class RealConfig(StudyConfig):
 
     def processes(self) -> Processes:
         """Return what is asked of the processes."""
+        # Processes reads the texts of laws.
         return Processes(
             workers=self.workers,
             delay=self.delay,  # type: ignore[arg-type]
