@@ -6,6 +6,8 @@ The data come from ``python -m asyncsim.study throughput``, which draws this fig
     python -m asyncsim.figures.throughput results/throughput     # installed
 
 ``throughput``: how many commits (or visits, or gradients) each contender makes per second, by task, workers and method.
+
+``methods``, if there are many of them: what share of the gradients' rate the replay of each reaches.
 """
 
 import os
@@ -50,6 +52,9 @@ _MARKS = {
     "simulate": Mark(look.BLUE),
     "usual SimPy model": Mark(look.ORANGE),
 }
+#: More methods than this have a figure of their own.
+_MANY = 4
+_SHARE = "replay / gradients alone"
 #: Markers of the methods; tasks without a method have the first one.
 _MARKERS = {"": "o", "downpour": "o", "gem": "D"}
 _TITLES = {"trace": "simulation", "growth": "simulation", "cnn": "CNN on MNIST", "mlp": "MLP on MNIST"}
@@ -61,7 +66,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     Returns
     -------
     list of Path
-        A PNG and a PDF.
+        A PNG and a PDF each.
 
     Raises
     ------
@@ -70,8 +75,12 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder)
     summary = read(folder)
+    many = summary["method"].nunique() > _MANY
+    # The points of so many methods side by side could not be told apart.
+    shown = summary[summary["method"].isin(_MARKERS)] if many else summary
     with look.style():
-        return look.save(throughput(summary), folder / "throughput")
+        paths = [] if shown.empty else look.save(throughput(shown), folder / "throughput")
+        return paths + (look.save(methods(_read_ratios(folder)), folder / "methods") if many else [])
 
 
 def read(folder: Path) -> pd.DataFrame:
@@ -94,6 +103,34 @@ def read(folder: Path) -> pd.DataFrame:
     if summary.empty:
         raise InputError(f"folder = {str(folder)!r}: nothing was finished; {_REMEDY}")
     return summary
+
+
+def _read_ratios(folder: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(folder / "ratios.csv", keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"folder = {str(folder)!r}: its ratios cannot be read ({error}); {_REMEDY}") from error
+
+
+def methods(ratios: pd.DataFrame) -> Figure:
+    """Draw each method's share of the gradients' rate, medians with the range from turn to turn, the best on top."""
+    ratios = ratios[ratios["ratio"] == _SHARE]
+    cases = list(ratios.groupby(["task", "workers"], sort=False))
+    names = ratios.groupby("method")["median"].mean().sort_values().index
+    figure, panels = look.new_figure(look.DOUBLE, 0.17 * len(names) + 0.8, len(cases), 1)
+    shown = look.looks(names)
+    for index, (axes, ((task, workers), rows)) in enumerate(zip(panels, cases, strict=True)):
+        rows = rows.set_index("method").reindex(names)
+        axes.hlines(range(len(names)), rows["min"], rows["max"], color=look.BLUE, linewidth=1)
+        axes.plot(rows["median"], range(len(names)), "o", color=look.BLUE, markersize=3.5, markeredgewidth=0)
+        axes.axvline(1, color=look.BLACK, linewidth=1)
+        axes.set_xlim(0, 1.05 * max(1.0, ratios["max"].max()))
+        axes.set_ylim(-0.7, len(names) - 0.3)
+        axes.set_yticks(range(len(names)), [shown[name].label for name in names] if index == 0 else [])
+        axes.grid(axis="x", color=look.GREY, alpha=0.25, linewidth=0.4)
+        axes.set_xlabel("replay / gradients alone")
+        axes.set_title(f"{_TITLES.get(task, task)}, {workers} worker{'s' if workers > 1 else ''}")
+    return figure
 
 
 def throughput(summary: pd.DataFrame) -> Figure:

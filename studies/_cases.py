@@ -108,20 +108,24 @@ class Bench:
         seconds_each = 1 / self.limit + 1 / self._simulated_per_second
         return max(1, round(self.scale.turn / seconds_each))
 
-    def contenders(self, method: Method) -> tuple["Replaying", list[Any]]:
-        """Return who runs in turns for a method, and the first of them, the replay."""
+    def contenders(self, method: Method, usual: bool = True) -> tuple["Replaying", list[Any]]:
+        """Return who runs in turns for a method, and the first of them, the replay.
+
+        Without the ``usual`` loops these are the replay and its limit.
+        """
         replaying = Replaying(self, method)
-        loop = _baselines.UsualLoop(method, self.problem)
         found = [
             _turns.Contender("replay", replaying.commits, replaying.run),
             _turns.Contender("replay and simulation", replaying.commits, replaying.run_with_simulation),
-            self._calibrated("usual loop", lambda commits: loop.run(self.cluster, commits)),
-            *self._limits(),
         ]
-        if self._torch:
+        if usual:
+            loop = _baselines.UsualLoop(method, self.problem)
+            found.append(self._calibrated("usual loop", lambda commits: loop.run(self.cluster, commits)))
+        found += self._limits()
+        if usual and self._torch:
             found.append(self._torch_loop(self._torch.TorchLoop(method, self.problem)))
             found.append(self._calibrated("gradients alone, PyTorch", self._torch_gradients.run))
-        if self.task == "quadratic" and not self.scale.quick:
+        if usual and self.task == "quadratic" and not self.scale.quick:
             ensemble = Ensemble(self, method)
             found.append(_turns.Contender(f"ensemble of {SEEDS}", ensemble.commits, ensemble.run))
         return replaying, found
@@ -155,6 +159,9 @@ class Bench:
 class Replaying:
     """The replays of a case, all of one trace, made anew in every turn.
 
+    The trace has the timing that the method needs: where a policy discards messages, only those that were taken up
+    are replayed, and counted.
+
     A turn is a sample of a long run. What happens once a run, however long, is reported apart as its set-up: making
     the state, and the first commits of the workers, which draw their first epochs. The planning of the trace, which
     grows with its length, belongs to the turn.
@@ -169,9 +176,10 @@ class Replaying:
 
     def __init__(self, bench: Bench, method: Method):
         self._bench, self._method = bench, method
+        self._cluster = _tasks.cluster_for(method, bench.workers)
         self._first = bench.workers
         self.commits = self._first + bench.commits
-        self.trace_seconds, self._trace = _timed(lambda: simulate(bench.cluster, self.commits))
+        self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
@@ -196,7 +204,7 @@ class Replaying:
 
     def run_with_simulation(self, commits: int) -> None:
         """Do all that a user waits for, from the cluster to the last commit."""
-        trace = simulate(self._bench.cluster, commits)
+        trace = simulate(self._cluster, commits)
         replay = Replay(trace, self._method, self._bench.problem, stops=np.array([self._first, commits]))
         replay.advance(self._first)
         replay.advance(commits)
@@ -228,7 +236,7 @@ class Replaying:
             stops = np.array([len(trace)])
             return min(_timed(lambda: Replay(trace, self._method, toy, stops=stops))[0] for _ in range(3))
 
-        short = simulate(self._bench.cluster, self._first)
+        short = simulate(self._cluster, self._first)
         return max(0.0, least_seconds(self._trace) - least_seconds(short))
 
 

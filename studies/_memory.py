@@ -68,7 +68,7 @@ def child(text: str) -> None:
     asked = json.loads(text)
     problem = tasks.make_problem(asked["task"], asked["data_dir"] and Path(asked["data_dir"]))
     method = tasks.make_method(asked["method"], asked["workers"])
-    trace = simulate(tasks.cluster(asked["workers"], service=0.0), asked["commits"])
+    trace = simulate(tasks.cluster_for(method, asked["workers"]), asked["commits"])
     # The backend and its threads are there before, whatever they take.
     device = jax.local_devices()[0]
     jax.block_until_ready(jax.tree.map(jax.numpy.asarray, problem.init(jax.random.key(0))))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from asyncsim.cluster import Cluster
+from asyncsim.comparison import meet
 from asyncsim.laws import Constant, Gamma
 from asyncsim.methods import METHODS, Method
 from asyncsim.problems import Problem, digits, mnist, quadratic
@@ -18,6 +19,11 @@ TRAIN_IMAGES, TEST_IMAGES = 60_000, 10_000
 def cluster(workers: int, service: float) -> Cluster:
     """Return the study's cluster: gamma compute times of 1 s, a server that is busy so many seconds a visit."""
     return Cluster(workers=workers, compute=Gamma(mean=1.0, cv=0.2), service=Constant(service))
+
+
+def cluster_for(method: Method, workers: int) -> Cluster:
+    """Return the cluster of a replay of a method: that of an instantaneous server, with the timing it needs."""
+    return meet(cluster(workers, service=0.0), method.timing)
 
 
 def make_method(name: str, most_workers: int) -> Method:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TASKS = ("trace", "growth", "quadratic", "digits", "cnn", "mlp")
-METHODS = ("downpour", "gem")
+#: Methods that the usual loop can run: their rule is in the message and what the server does with it.
+USUAL = ("downpour", "gem")
 #: The thesis' network takes 19 MB a vector: with more workers than this its state outgrows most machines.
 MOST_MLP_WORKERS = 100
 #: Turns that --quick makes at most.
@@ -38,8 +39,9 @@ class Config:
     thesis' network); separated by spaces or commas."""
     workers: tuple[int, ...] = (10, 100)
     """Workers of the clusters, each a case of its own. mlp has at most 100."""
-    methods: tuple[str, ...] = METHODS
-    """Methods that are replayed: downpour, gem."""
+    methods: tuple[str, ...] = USUAL
+    """Methods that are replayed, or all; those that need a timing policy get a trace with it. The loops written by hand
+    run downpour and gem only."""
     repeats: int = 5
     """Turns of each comparison."""
     quick: bool = False
@@ -122,9 +124,9 @@ def run(config: Config) -> Result:
 def _check(config: Config) -> tuple[list[str], list[str]]:
     """Return the tasks and the methods; say aloud what is left out."""
     tasks = [require_choice("tasks", task, TASKS) for task in split_names(config.tasks)]
-    methods = [require_choice("methods", method, METHODS) for method in split_names(config.methods)]
+    methods = _methods(split_names(config.methods))
     workers = [config.workers] if isinstance(config.workers, int) else config.workers
-    for name, values, choices in (("tasks", tasks, TASKS), ("methods", methods, METHODS)):
+    for name, values, choices in (("tasks", tasks, TASKS), ("methods", methods, (*USUAL, "all"))):
         if not values:
             raise InputError(f"{name}: none given; choose from {', '.join(choices)}")
         if len(set(values)) < len(values):
@@ -143,6 +145,13 @@ def _check(config: Config) -> tuple[list[str], list[str]]:
     if set(tasks) - {"trace", "growth"} and importlib.util.find_spec("torch") is None:
         _note("PyTorch is not installed: its rows are left out")
     return tasks, methods
+
+
+def _methods(given: list[str]) -> list[str]:
+    """Return the names of methods, checked."""
+    from asyncsim.methods import METHODS
+
+    return list(METHODS) if given == ["all"] else [require_choice("methods", name, METHODS) for name in given]
 
 
 def _workers(config: Config, task: str) -> list[int]:
@@ -185,7 +194,7 @@ def _measure_replay(task: str, methods: list[str], config: Config, tables: Table
         _show("roofline", tables.add("roofline", machine.roofline(task, count, problem, bench.limit, ceilings)))
         for name in methods:
             case = turns.Case(task, count, name)
-            replaying, contenders = bench.contenders(chosen.make_method(name, max(workers)))
+            replaying, contenders = bench.contenders(chosen.make_method(name, max(workers)), name in USUAL)
             measured = turns.measure(case, contenders, _repeats(config))
             costs = replaying.costs(case, measured)
             if config.memory:

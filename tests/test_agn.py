@@ -43,7 +43,8 @@ def test_temporal_efficiency_is_the_ratio_of_areas_until_the_first_ends():
     assert windows.temporal_efficiency(rising, short) == pytest.approx(0.45 / 2, rel=1e-12)
 
 
-@pytest.mark.parametrize("window", [(1,), pytest.param((1, 3), marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("window", [(1,), (1, 3)])
 def test_study_writes_its_tables(window, lenient, capsys, monkeypatch):
     if window == (1,):  # the full test also draws
         monkeypatch.setattr(windows, "draw", lambda *of_study: [])

@@ -416,6 +416,7 @@ def test_a_period_of_delayed_nesterov_is_one_nesterov_step_with_the_mean():
     np.testing.assert_allclose(server.momentum, m, rtol=1e-14)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [methods.fedbuff, unless(False, methods.async_local_sgd)])
 def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(make, lenient):
     make = free(make)
@@ -484,6 +485,7 @@ def test_adams_steps_do_not_follow_the_size_of_gradients(lenient):
     assert np.abs(ends["plain", 1000.0] - ends["plain", 1.0]).max() > 0.1
 
 
+@pytest.mark.full
 def test_a_fixed_delay_is_less_stable_than_random_ones():
     """With staleness n - 1 always, theory's limit is 2 sin(pi / (2 (2 n - 1))) = 0.209 for 8 workers."""
     n, limit = 8, 2 * np.sin(np.pi / 30)

@@ -86,7 +86,8 @@ def shaken(params):
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, float) + 0.3 * rng.normal(size=leaf.shape)), params)
 
 
-@pytest.mark.parametrize(("heads", "layers"), [(2, 2), pytest.param(4, 11, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize(("heads", "layers"), [(2, 2), (4, 11)])
 def test_network_against_a_loop(float64, heads, layers):
     problem = characters(**TINY | {"heads": heads, "layers": layers})
     params = shaken(problem.init(KEY))
@@ -103,6 +104,7 @@ def test_network_against_a_loop(float64, heads, layers):
     assert float(evaluated) == pytest.approx(np.mean(expected), rel=1e-11)
 
 
+@pytest.mark.full
 def test_initial_weights(float64):
     problem = characters(context=64, width=32, heads=2, layers=3)
     params = jax.jit(problem.init)(KEY)

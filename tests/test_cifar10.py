@@ -143,9 +143,8 @@ def resnet20(params, x):
     return dense(params["dense"], x.mean((1, 2)))
 
 
-@pytest.mark.parametrize(
-    "reference", [small, *(pytest.param(deep, marks=pytest.mark.full) for deep in (alexnet, resnet20))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("reference", [small, alexnet, resnet20])
 def test_network_against_xla_convolutions(float64, reference):
     problem = tiny_cifar10(reference.__name__, batch_size=3)
     rng = np.random.default_rng(0)

@@ -31,6 +31,7 @@ def test_methods_of_their_own_timing_and_tuned_rates_are_sorted():
     assert (folder / "loss.png").exists() and (folder / "loss.pdf").exists()
 
 
+@pytest.mark.full
 def test_target_and_costs_are_those_of_runs_and_traces():
     config = compare.Config(**SMALL, methods=("downpour",), learning_rate=0.1, target=1.7)
     folder, summary = compare.run(config)
@@ -48,6 +49,7 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     assert row["messages"] == 2 * len(frame) and row["gigabytes"] == pytest.approx(2 * 60 * 17_226 * 4 / 1e9)
 
 
+@pytest.mark.full
 def test_a_target_that_is_never_met_takes_forever():
     folder, _ = compare.run(compare.Config(**SMALL, methods=("downpour",), target=1e-6))
     row = pd.read_csv(folder / compare.TABLE).iloc[0]

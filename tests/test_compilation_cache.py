@@ -28,6 +28,7 @@ def start(tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_the_second_start_compiles_nothing_and_gives_the_same(start, tmp_path):
     compiled = start("first")
     assert any("advance" in name for name in compiled)

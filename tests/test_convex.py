@@ -129,6 +129,7 @@ def test_minibatch_gradients_are_those_of_the_workers_examples(name):
     assert np.ptp(gradients, 0).min() > 0.05
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "options", "reached"), [("least_squares", {}, 1e-25), ("logistic", {"regularisation": 0.1}, 1e-14)]
 )

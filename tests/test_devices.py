@@ -7,13 +7,11 @@ from cases import (
     EVERY,
     FORCED,
     METHODS,
-    NEEDS,
     OWN,
     PROTOCOLS,
     make_method,
     make_problem,
     make_trace,
-    own_cases,
     stateful_problem,
 )
 from event_loop import forced_deviation
@@ -47,16 +45,13 @@ def combinations():
         ("digits", "gem", "exchange", 2),
         ("quadratic", "gem, paper", "read_then_write, two visits", 3),
     }
-    for problem in ("quadratic", "digits"):
-        for method in METHODS:
-            for protocol in PROTOCOLS:
-                for count in (2, 3):
-                    case = (problem, method, protocol, count)
-                    # What the problem changes is the same for all methods, and so is the third device.
-                    told = (problem == "quadratic" and count == 3) or (method in ("gem", "downpour") and count == 2)
-                    if protocol.startswith(NEEDS.get(method, "")) and (told or case in default):
-                        marks = [] if case in default else pytest.mark.full
-                        yield pytest.param(*case, marks=marks, id="-".join(map(str, case)))
+    # How a replay is divided depends on the method, and on the slots that a protocol needs; not on both at once.
+    by_method = {("quadratic", method, "exchange", 3) for method in METHODS if method != "gem, paper"}
+    by_protocol = {("quadratic", method, protocol, 3) for method in ("gem", "downpour") for protocol in PROTOCOLS}
+    by_problem = {("digits", "gem", protocol, 2) for protocol in PROTOCOLS}
+    for case in sorted(default | by_method | by_protocol | by_problem):
+        marks = [] if case in default else pytest.mark.full
+        yield pytest.param(*case, marks=marks, id="-".join(map(str, case)))
 
 
 @pytest.mark.parametrize(("problem", "method", "protocol", "count"), list(combinations()))
@@ -66,20 +61,21 @@ def test_divided_replay_is_the_loop_teacher_forced(problem, method, protocol, co
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.full)])
-@pytest.mark.parametrize("case", own_cases("local adam"))
-def test_own_methods_are_divided_by_commits_only(case, count, lenient):
+@pytest.mark.full
+@pytest.mark.parametrize("case", OWN)
+def test_own_methods_are_divided_by_commits_only(case, lenient):
     make, protocol, window = OWN[case]
     trace = make_trace(protocol, window, commits=COMMITS)
-    found = forced_deviation(divided(trace, make(), make_problem("quadratic"), count), EVERY)
+    found = forced_deviation(divided(trace, make(), make_problem("quadratic"), 3), EVERY)
     assert max(found.values()) < FORCED, found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param("server state", marks=pytest.mark.full),
-        pytest.param("server memory, backup", marks=pytest.mark.full),
+        "server state",
+        ("server memory, backup"),
         "message with the central variable, and resume",
     ],
 )
@@ -107,7 +103,8 @@ def test_each_device_holds_its_part_of_every_worker():
         assert [shard.data.size for shard in leaf.addressable_shards] == [leaf.size // 2] * 2
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_runs_repeat_and_record_as_on_one_device(precision):
     trace, method, problem = make_trace(commits=COMMITS), make_method("downpour"), make_problem("digits")
     one, two, again = (
@@ -163,13 +160,10 @@ def ahead(monkeypatch):
     [
         ("quadratic", "gem, paper", "read_then_write, two visits"),
         pytest.param("digits", "gem", "exchange", marks=pytest.mark.full),
+        pytest.param("digits", "downpour", "write_then_read", marks=pytest.mark.full),
+        pytest.param("quadratic", "adaptive_staleness", "exchange", marks=pytest.mark.full),
         pytest.param("quadratic", "dana_zero", "exchange", marks=pytest.mark.full),
-        *(
-            pytest.param(problem, method, protocol, marks=pytest.mark.full)
-            for problem in ("quadratic", "digits")
-            for method in ("downpour", "adaptive_staleness", "gem")
-            for protocol in PROTOCOLS
-        ),
+        *(pytest.param("quadratic", "gem", protocol, marks=pytest.mark.full) for protocol in PROTOCOLS),
     ],
 )
 def test_ahead_is_the_loop_teacher_forced(problem, method, protocol, ahead):
@@ -178,7 +172,8 @@ def test_ahead_is_the_loop_teacher_forced(problem, method, protocol, ahead):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("case", own_cases("server memory, velocity"))
+@pytest.mark.full
+@pytest.mark.parametrize("case", OWN)
 def test_own_methods_are_the_loop_ahead(case, ahead, lenient):
     make, protocol, window = OWN[case]
     trace = make_trace(protocol, window, commits=COMMITS)
@@ -194,12 +189,14 @@ def test_a_problem_with_state_ahead(ahead):
     assert replay(trace, make_method("gem"), stateful_problem(), devices=devices(2)).status == "finished"
 
 
+@pytest.mark.full
 def test_one_worker_ahead_of_nobody(ahead):
     """Every commit depends on the one before, so every other piece is empty."""
     running = divided(make_trace(workers=1, commits=100), make_method("sgd"), make_problem("quadratic"), 2)
     assert max(forced_deviation(running, EVERY).values()) < FORCED
 
 
+@pytest.mark.full
 def test_ahead_repeats_and_records_as_on_one_device(ahead, monkeypatch):
     trace, method, problem = make_trace(commits=COMMITS), make_method("downpour"), make_problem("digits")
     options = {"precision": "float64", "progress": False, "devices": devices(2), "diagnose_every": 3}

@@ -34,8 +34,6 @@ def deviation(run, quantity) -> float:
 def combinations():
     default = {
         ("quadratic", "gem", "read_then_write, two visits"),
-        ("quadratic", "downpour", "write_then_read"),
-        ("digits", "gem", "exchange"),
     }
     for case in itertools.product(("quadratic", "digits"), ("gem", "downpour"), PROTOCOLS):
         yield pytest.param(*case, marks=[] if case in default else pytest.mark.full)
@@ -50,18 +48,20 @@ def test_tensors_add_up_to_each_commit(problem, method, protocol):
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
+@pytest.mark.full
 def test_tensors_add_up_with_server_state_and_a_window(lenient):
     """The energy of what the server does is that of the server's own rule, its memory of the worker included."""
     run = diagnosed(momentum_each(), make_problem("quadratic"), make_trace("write_then_read", 3, commits=150))
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "protocol", "count"),
     [
         ("gem", "exchange", 3),
-        pytest.param("downpour", "write_then_read", 2, marks=pytest.mark.full),
-        pytest.param("lsgd", "exchange", 3, marks=pytest.mark.full),
+        ("downpour", "write_then_read", 2),
+        ("lsgd", "exchange", 3),
     ],
 )  # three divide 16 parameters unevenly
 def test_tensors_add_up_on_several_devices(method, protocol, count):
@@ -70,12 +70,13 @@ def test_tensors_add_up_on_several_devices(method, protocol, count):
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "protocol"),
     [
         ("gem", "read_then_write, two visits"),
-        pytest.param("downpour", "exchange", marks=pytest.mark.full),
-        pytest.param("lsgd", "exchange", marks=pytest.mark.full),
+        ("downpour", "exchange"),
+        ("lsgd", "exchange"),
     ],
 )
 def test_tensors_add_up_with_one_device_ahead(method, protocol, monkeypatch):
@@ -143,12 +144,13 @@ def test_weights_whose_proxy_has_no_energy_are_left_out():
 # What it leaves as it is
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("problem", "method"),
     [
         ("quadratic", "gem"),
-        pytest.param("quadratic", "downpour", marks=pytest.mark.full),
-        pytest.param("digits", "gem", marks=pytest.mark.full),
+        ("quadratic", "downpour"),
+        ("digits", "gem"),
     ],
 )
 def test_it_changes_nothing_else(problem, method):

@@ -25,6 +25,7 @@ def energies(tmp_path_factory):
     return energy.run(energy.Config(**options, out=tmp_path_factory.mktemp("energy")))
 
 
+@pytest.mark.full
 def test_compliance_is_that_of_the_diagnosed_commits(energies):
     (compliance,) = tables(energies.folder, ["compliance.csv"])
     found = sweep.read(energies.folder, "energy")
@@ -44,6 +45,7 @@ def test_compliance_is_that_of_the_diagnosed_commits(energies):
     assert compliance[compliance["method"] == "downpour"]["clipped_high"].isna().all()
 
 
+@pytest.mark.full
 def test_energies_over_time_of_tensors_and_of_workers(energies):
     compliance, curves, by_tensor, by_worker = tables(energies.folder, energy.TABLES)
     keys = ["workers", "method", "seed", "commit"]
@@ -154,6 +156,7 @@ def test_paths_are_those_of_the_formula(window):
         np.testing.assert_allclose(path, expected, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
     options = {"workers": (3,), "seeds": 40, "steps": 5}
     result = momentum.run(momentum.Config(**options, compute=("exponential(1)", "constant(1)"), out=tmp_path / "out"))

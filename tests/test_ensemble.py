@@ -71,9 +71,8 @@ def test_order_and_configuration():
     assert_same(singles[1], one)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param("server state", marks=pytest.mark.full), "message with the central variable, and resume"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["server state", "message with the central variable, and resume"])
 def test_own_factories(case, lenient):
     make, protocol, window = OWN[case]
     trace = make_trace(protocol, window, commits=120)
@@ -92,6 +91,7 @@ def test_a_local_optimizer_and_a_problem_with_state(lenient):
         assert_same(found, expected)
 
 
+@pytest.mark.full
 def test_members_that_diverge_end_and_the_others_go_on():
     trace = make_trace(commits=400)
     for runs in both(trace, methods.downpour, make_problem("quadratic"), learning_rate=[1e6, 0.01]):
@@ -102,6 +102,7 @@ def test_members_that_diverge_end_and_the_others_go_on():
     assert all(run.diverged_at is not None for run in runs)
 
 
+@pytest.mark.full
 def test_in_single_precision():
     runs = replay_ensemble(make_trace(commits=100), methods.gem, make_problem("quadratic"), seeds=range(4))
     assert {run.params.dtype for run in runs} == {np.dtype("float32")}

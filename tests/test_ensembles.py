@@ -9,6 +9,7 @@ from asyncsim import InputError, problems, study
 ensembles = study.load("ensembles")
 
 
+@pytest.mark.full
 def test_predictions_are_averaged_as_probabilities():
     problem = problems.digits(hidden=(4,))
     models = [jax.tree.map(np.asarray, problem.init(jax.random.key(seed))) for seed in (0, 1)]

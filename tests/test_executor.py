@@ -97,6 +97,7 @@ def files(folder: str) -> dict[str, bytes]:
 # Resuming
 
 
+@pytest.mark.full
 def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturbed):
     replayed.stops[3] = KeyboardInterrupt()
     assert told(*STUDY, "--out=mine")[0] == 130

@@ -98,6 +98,7 @@ def legend(axes) -> str:
     return "\n".join(text.get_text() for text in axes.get_legend().get_texts())
 
 
+@pytest.mark.full
 def test_draws_every_figure_and_the_same_bytes_again(results, tmp_path):
     first = {path.name: path.read_bytes() for path in figures.draw(results)}
     assert set(first) == {f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")}

@@ -144,6 +144,7 @@ def test_numbers_of_workers_keep_their_order_in_grey_print():
     assert len({shade.marker for shade in look.shades(range(10)).values()}) == 10
 
 
+@pytest.mark.full
 def test_draws_named_figures_and_the_same_bytes_again(results, tmp_path, capsys):
     first, second = (
         {path.name: path.read_bytes() for path in gem.draw(results, tmp_path / turn, ["1a", "9"])}
@@ -256,6 +257,7 @@ def deviations(paper):
     return table
 
 
+@pytest.mark.full
 def test_deviations_of_the_papers_task_are_written(deviations):
     assert deviations.name == "deviations.csv"
     table = pd.read_csv(deviations, dtype={"figure": str}).set_index(["figure", "setting"])

@@ -58,7 +58,7 @@ def limits():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("stability", "forensics") else pytest.mark.full) for name in TINY]
+    "name", [pytest.param(name, marks=[] if name == "stability" else pytest.mark.full) for name in TINY]
 )
 def test_study_runs_and_says_what_it_wrote(told, name):
     options, columns = TINY[name]
@@ -202,6 +202,7 @@ def test_first_and_last_loss():
     assert limits().first_and_last(run, 10) == (4.0, 2.0)
 
 
+@pytest.mark.full
 def test_limits_of_gradient_descent(told, monkeypatch):
     # One worker on a quadratic of curvature one: the loss shrinks with a rate below two and grows above it.
     module = study.load("stability")
@@ -241,6 +242,7 @@ def stop_at(monkeypatch, module, number: int) -> None:
     monkeypatch.setattr(module, "replay", stopping)
 
 
+@pytest.mark.full
 def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monkeypatch):
     from asyncsim import comparison
 
@@ -254,6 +256,7 @@ def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monke
     assert out[-1].startswith("wrote mine: ")
 
 
+@pytest.mark.full
 def test_interrupted_limits_keep_the_grid(told, monkeypatch):
     stop_at(monkeypatch, limits(), 1)
     code, _, err = told("stability", "--workers 2 --learning-rate 0.1 --methods downpour --steps 2")

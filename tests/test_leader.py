@@ -45,6 +45,7 @@ def gradient(x):
     return 4 * x * (x**2 - 1) + 0.3
 
 
+@pytest.mark.full
 def test_a_resting_leader_is_a_stationary_point_and_easgds_center_is_not():
     """The authors' claim, with the resting points of a loop over both rules to five digits."""
     pull, start = 0.005, STARTS.mean()

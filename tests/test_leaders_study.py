@@ -56,6 +56,7 @@ def results(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_each_method_is_shown_at_its_best_rate(results):
     table = pd.read_csv(results / leaders.TABLE)
     assert table[["workers", "window", "method"]].to_numpy().tolist() == [

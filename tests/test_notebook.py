@@ -43,6 +43,7 @@ def test_it_is_valid():
     nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
 
 
+@pytest.mark.full
 def test_its_cells_run(tmp_path):
     source = "\n".join("".join(cell["source"]) + "\n" for cell in cells("code"))
     for name, value in SMALL.items():

@@ -309,6 +309,7 @@ def test_bounded_clocks_of_too_many_states_are_refused():
         theory.bounded_clocks(21, 20)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("workers", "bound"), [(n, s) for n, values in BOUNDED.items() for s in values])
 def test_throughput_of_bounded_staleness(workers, bound):
     commits = 30_000

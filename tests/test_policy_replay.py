@@ -63,8 +63,6 @@ def float64():
 def combinations():
     """Every policy with every protocol that it can have; some by default."""
     default = {
-        (first_of(3), "exchange"),
-        (buffered(3), "read_then_write"),
         (cancel_stale(2), "write_then_read"),
     }
     for policy in POLICIES:
@@ -83,14 +81,15 @@ def test_replay_is_the_loop(policy, protocol):
     assert max(found.values()) < FORCED, found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("policy", "protocol", "method", "problem"),
     [
         # A method that knows nothing of buffers and changes the central variable at every message.
-        pytest.param(buffered(4), "exchange", "downpour", "digits", marks=pytest.mark.full),
+        (buffered(4), "exchange", "downpour", "digits"),
         (buffered(4), "read_then_write, two visits", "gem", "quadratic"),
-        pytest.param(discard_stale(2), "write_then_read", "gem", "digits", marks=pytest.mark.full),
-        pytest.param(barrier(4), "exchange", "gem", "quadratic", marks=pytest.mark.full),
+        (discard_stale(2), "write_then_read", "gem", "digits"),
+        (barrier(4), "exchange", "gem", "quadratic"),
     ],
 )
 def test_other_methods_are_the_loop(policy, protocol, method, problem):
@@ -99,9 +98,8 @@ def test_other_methods_are_the_loop(policy, protocol, method, problem):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param("local adam", marks=pytest.mark.full), "message with the central variable, and resume"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["local adam", "message with the central variable, and resume"])
 def test_workers_that_keep_a_state_are_the_loop(case, lenient):
     make, _, window = OWN[case]
     trace = make_trace("exchange", window, commits=COMMITS, policy=cancel_stale(3))
@@ -109,7 +107,7 @@ def test_workers_that_keep_a_state_are_the_loop(case, lenient):
     assert max(found.values()) < FORCED, found
 
 
-DEFAULT = {bounded_staleness(2), buffered(3), barrier(4), rounds()}
+DEFAULT = {barrier(4)}
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def inputs(problem, dtype):
 
 
 #: Slow to compile.
-DEEP = {"cifar10, small", "cifar10, resnet20", "cifar10, alexnet", "characters"}
+DEEP = {"mnist", "cifar10, small", "cifar10, resnet20", "cifar10, alexnet", "characters"}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.full if name in DEEP else []) for name in CASES])
@@ -178,6 +178,7 @@ def test_double_precision_gradient_against_finite_differences(problem):
         assert float(slope) == pytest.approx(gradient @ d, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.full
 def test_a_key_gives_the_same_start_in_both_precisions(tiny):
     for make in (CASES[name] for name in ("digits", "mnist", "characters", "cifar10, small")):
         problem = make(tiny)

@@ -48,6 +48,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(match[1]) for match in found if match]
 
 
+@pytest.mark.full
 def test_python_blocks_run(tmp_path, monkeypatch):
     sources = to_run()
     assert any("asyncsim.replay" in source for source in sources)

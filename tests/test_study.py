@@ -486,6 +486,7 @@ def test_second_run_on_the_digits_writes_the_same_bytes(small_run, tmp_path):
     assert [name for name in first | second if first.get(name) != second.get(name)] == []
 
 
+@pytest.mark.full
 def test_double_precision_on_a_chosen_device(told):
     before = jax.config.jax_default_device
     code, _, err = told("staleness", *TOY, "--x64", "--device=cpu", "--out=mine")
@@ -614,6 +615,7 @@ def stop_at(monkeypatch, number: int, error: BaseException) -> None:
     monkeypatch.setattr(comparison, "replay", stopping)
 
 
+@pytest.mark.full
 def test_interrupted_study_keeps_and_tells_finished_runs(told, monkeypatch):
     stop_at(monkeypatch, 2, KeyboardInterrupt())
     code, out, err = told("staleness", *TWO)

@@ -55,7 +55,7 @@ def in_turn(workers, rounds, together):
 
 
 @pytest.mark.parametrize("share", [0.97, 1.03])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize("together", [False, True])
 def test_replays_grow_and_shrink_as_the_maps_do(workers, share, together):
     """After so many rounds the fastest direction is alone, and grows by the radius in each."""

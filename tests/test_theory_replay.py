@@ -42,6 +42,7 @@ def central_path(seed, method, problem):
     return path[: COMMITS + 1]
 
 
+@pytest.mark.full
 def test_mean_path_has_implicit_momentum():
     method, problem = methods.downpour(learning_rate=STEP), revealing_quadratic()
     paths = np.array([central_path(seed, method, problem) for seed in range(SEEDS)])

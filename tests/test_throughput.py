@@ -184,6 +184,7 @@ def test_operations_of_a_gradients_matrix_products(task, operations):
 # MNIST's second network
 
 
+@pytest.mark.full
 def test_mlp_has_the_thesis_layers_and_glorot_uniform_weights():
     problem = mnist("mlp")
     params = problem.init(KEY)
@@ -195,6 +196,7 @@ def test_mlp_has_the_thesis_layers_and_glorot_uniform_weights():
         assert float(jnp.abs(layer["weight"]).max()) == pytest.approx(bound, rel=0.01) and not layer["bias"].any()
 
 
+@pytest.mark.full
 def test_mlp_against_a_plain_one():
     problem = mnist("mlp")
     params, batch = problem.init(KEY), jax.tree.map(jnp.asarray, problem.train)
@@ -278,6 +280,18 @@ def test_bars_say_by_how_much_they_are_missed():
     }
 
 
+def test_methods_without_a_usual_loop_have_a_bar_of_their_own():
+    rates = {"replay": [60.0], "gradients alone": [100.0]}
+    usual = turns.ratios(hand_made_turns({**rates, "usual loop": [20.0]}).assign(task="digits", workers=100))
+    other = turns.ratios(hand_made_turns(rates).assign(task="digits", workers=100, method="softsync"))
+    found = bars._ratio_rows(pd.concat([usual, other]), on_cpu=True)
+    assert [row[2:] for row in found] == [
+        ("gem", 0.6, ">= 0.68", "missed by 12%"),
+        ("softsync", 0.6, ">= 0.5", "met"),
+        ("gem", 3.0, ">= 2.2", "met"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("method", "vectors"), [(methods.downpour(), 2), (methods.gem(), 3)], ids=["read and proxy", "read and GEM's two"]
 )
@@ -289,6 +303,7 @@ def test_expected_memory(method, vectors):
 # The study
 
 
+@pytest.mark.full
 def test_ensemble_is_timed_over_all_its_seeds():
     bench = cases.Bench("quadratic", PROBLEMS["quadratic"](), 2, cases.FULL)
     bench.sweep()
@@ -333,6 +348,17 @@ def test_study_of_networks(told, task):
     assert set(summary["task"]) == {task} and (summary["per_second"] > 0).all()
 
 
+@pytest.mark.full
+def test_methods_with_a_timing_of_their_own_are_held_against_their_limit(told):
+    names = ["sgd", "softsync", "ringmaster", "hogwild", "lsgd"]
+    code, out, err = told("--tasks=digits", "--workers=3", f"--methods={','.join(names)}", "--quick", "--out=mine")
+    assert code == 0, err
+    ratios = pd.read_csv("mine/ratios.csv")
+    assert set(ratios["ratio"]) == {"replay / gradients alone", "replay and simulation / gradients alone"}
+    assert list(dict.fromkeys(ratios["method"])) == names
+    assert out[-1].endswith("summary.csv, methods.png, methods.pdf")
+
+
 def test_study_of_simulation(told):
     code, out, err = told("--workers", "2", "3", "--repeats=1", "--tasks=trace,growth", "--out=mine")
     assert code == 0, err
@@ -350,6 +376,7 @@ def test_quick_takes_the_most_workers(told):
     assert set(rows["workers"]) == {3} and set(rows["turn"]) == {0, 1}
 
 
+@pytest.mark.full
 def test_memory_is_measured_in_a_process_of_its_own(tmp_path):
     table = memory.measure(turns.Case("quadratic", 2, "gem"), 4, None)
     row = table.iloc[0]
@@ -378,8 +405,8 @@ def test_interrupted_study_keeps_finished_cases(told, monkeypatch):
         (["--tasks=mnist"], "tasks = 'mnist': unknown; "),
         (["--tasks"], "tasks: none given; choose from trace, growth, quadratic, digits, cnn, mlp"),
         (["--tasks=trace,trace"], "tasks = trace, trace: one comes twice; give each once"),
-        (["--methods=sgd"], "methods = 'sgd': unknown; "),
-        (["--methods"], "methods: none given; choose from downpour, gem"),
+        (["--methods=sgdd"], "methods = 'sgdd': unknown; "),
+        (["--methods"], "methods: none given; choose from downpour, gem, all"),
         (["--workers", "0"], "workers = 0: must be at least 1"),
         (["--workers"], "workers: none given; give at least one number"),
         (["--workers", "3", "3"], "workers = 3, 3: one comes twice; give each once"),
@@ -439,6 +466,20 @@ def test_figure_shows_medians_ranges_and_limits():
     assert len(axes.collections) == 2 * 3 + 4
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[0] == "gradients alone" and "usual loop" in labels and len(labels) == 5
+
+
+def test_many_methods_are_drawn_by_their_share(tmp_path):
+    names = list(methods.METHODS)[:6]
+    rows = pd.concat([ten_rows().assign(method=name) for name in names])
+    rows.to_csv(tmp_path / "summary.csv", index=False)
+    shares = [("digits", workers, name, figures._SHARE, 0.6, 0.5, 0.7) for workers in (10, 100) for name in names]
+    ratios = pd.DataFrame(shares, columns=["task", "workers", "method", "ratio", "median", "min", "max"])
+    ratios.to_csv(tmp_path / "ratios.csv", index=False)
+    assert [path.name for path in figures.draw(tmp_path)] == ["methods.png", "methods.pdf"]
+    figure = figures.methods(ratios)
+    titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+    assert titles == ["digits, 10 workers", "digits, 100 workers"]
+    assert len(figure.axes[0].get_yticklabels()) == 6
 
 
 @pytest.mark.parametrize(
