@@ -5,17 +5,16 @@ The command line is made from it. Building methods and problems imports JAX; mak
 
 import contextlib
 import dataclasses
-import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim import executor
 from asyncsim.cluster import Cluster, HeterogeneityWarning
-from asyncsim.errors import InputError, require_choice, require_count, require_fraction
+from asyncsim.errors import InputError, require_count, require_fraction
 from asyncsim.laws import Law, parse
 from asyncsim.policy import Policy, parse_policy
 from asyncsim.windows import proportional_windows
@@ -200,40 +199,9 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         InputError
             An unknown method, one asked for twice, or a hyper-parameter outside its range.
         """
-        from asyncsim.method_check import check_fields
-        from asyncsim.methods import METHODS, Method
+        from asyncsim.study_factories import make_methods
 
-        methods: list[Method] = []
-        used: dict[str, set[str]] = {}
-        for entry in split_names(self.methods):
-            arguments = {}
-            if isinstance(entry, str) and ".py:" in entry:
-                factory = _own(entry)
-                # Its own defaults stand; the options that were changed reach it.
-                arguments = {name: value for name, value in self._arguments_of(factory).items() if self._changed(name)}
-                _require_defaults(entry, factory, arguments)
-                entry = self._call(factory, arguments)
-            elif isinstance(entry, str):
-                factory = METHODS[require_choice("methods", entry, METHODS)]
-                arguments = self._arguments_of(factory)
-                entry = self._call(factory, arguments)
-            if not isinstance(entry, Method):
-                raise InputError(f"methods = {entry!r}: must be a name, or a Method that methods.gem() returns")
-            check_fields(entry)
-            methods.append(entry)
-            used[entry.name] = set(arguments)
-        if not methods:
-            raise InputError(f"methods: none given; choose from {', '.join(METHODS)}")
-        names = [method.name for method in methods]
-        if len(set(names)) < len(names):
-            raise InputError(
-                f"methods = {', '.join(names)}: the same name twice; give each method once, or a name of its own "
-                "from Python with method._replace(name=...)"
-            )
-        # The momentum is also that of the proxy that the replay keeps beside methods without one, and a study may have
-        # an alpha of its own for those of its methods that are elastic.
-        self._say_ignored(_options_of(METHODS.values()) - {"momentum", "alpha"}, used)
-        return methods
+        return make_methods(self, split_names(self.methods))
 
     def make_problem(self) -> "Problem":
         """Return the problem, saying aloud which changed options it ignores.
@@ -243,19 +211,9 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         InputError
             An unknown problem, an option outside its range, or data that cannot be had.
         """
-        from asyncsim.problems import PROBLEMS, Problem
+        from asyncsim.study_factories import make_problem
 
-        # The workers are the cluster's first of all, and no problem ignores them.
-        options = _options_of(PROBLEMS.values()) - {"workers"}
-        if isinstance(self.problem, Problem):
-            self._say_ignored(options, {self.problem.name: set()})
-            return self.problem
-        if not isinstance(self.problem, str):
-            raise InputError(f"problem = {self.problem!r}: must be a name, or a Problem that problems.digits() returns")
-        factory = PROBLEMS[require_choice("problem", self.problem, PROBLEMS)]
-        arguments = self._arguments_of(factory)
-        self._say_ignored(options, {self.problem: set(arguments)})
-        return factory(**{name: value for name, value in arguments.items() if value is not None})
+        return make_problem(self)
 
     def computing_device(self) -> contextlib.AbstractContextManager[None]:
         """Let JAX compute on the chosen kind of device; see `computing_device`."""
@@ -269,11 +227,10 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         """
         import jax
 
-        from asyncsim.methods import METHODS
-        from asyncsim.problems import PROBLEMS
+        from asyncsim.study_factories import factory_options
         from asyncsim.trace import package_versions
 
-        elsewhere = _options_of([*METHODS.values(), *PROBLEMS.values()]) | {"methods", "problem"} | _ELSEWHERE
+        elsewhere = set.union(*factory_options()) | _ELSEWHERE
         elsewhere -= {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
@@ -286,40 +243,10 @@ count=1), and computations that become so are stopped; rounds, a version by ever
             "versions": {**package_versions(), "jax": jax.__version__},
         }
 
-    def _arguments_of(self, factory: Callable[..., Any]) -> dict[str, Any]:
-        options = {field.name for field in dataclasses.fields(self)}
-        arguments = {name: getattr(self, name) for name in _options_of([factory]) if name in options}
-        # A study may leave the rate to each method.
-        if arguments.get("learning_rate", 0.0) is None:
-            del arguments["learning_rate"]
-        return arguments
-
-    def _call(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Return what a method's factory makes of the options; a named optimizer takes the learning rate."""
-        from asyncsim.methods import named_optimizer
-        from asyncsim.methods.named import optimizers
-
-        if arguments.get("optimizer") is None:
-            return factory(**arguments)
-        require_choice("optimizer", arguments["optimizer"], optimizers())
-        if self.learning_rate is None:
-            raise InputError(f"optimizer = {self.optimizer!r}: has no rate of its own; give learning_rate as well")
-        given = {name: value for name, value in arguments.items() if name != "learning_rate"}
-        return factory(**given | {"optimizer": named_optimizer(arguments["optimizer"], self.learning_rate)})
-
-    def _changed(self, option: str) -> bool:
+    def changed(self, option: str) -> bool:
+        """Return whether an option is another than its default."""
         default = {field.name: field.default for field in dataclasses.fields(self)}[option]
         return bool(getattr(self, option) != default)
-
-    def _say_ignored(self, options: set[str], used: Mapping[str, set[str]]) -> None:
-        """Say which options were changed although some of the methods, or the problem, ignore them."""
-        for field in dataclasses.fields(self):
-            if field.name not in options or not self._changed(field.name):
-                continue
-            ignoring = [name for name, names in used.items() if field.name not in names]
-            if ignoring:
-                option = "--" + field.name.replace("_", "-")
-                _note(f"{option} changes nothing for {', '.join(ignoring)}")
 
 
 @dataclass(frozen=True)
@@ -433,43 +360,6 @@ def split_names(names: Iterable[Any]) -> list[Any]:
     for entry in [names] if isinstance(names, str) else names:
         entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
     return entries
-
-
-def factory_options() -> tuple[set[str], set[str]]:
-    """Return the options that the shipped methods, and the shipped problems, are made from."""
-    from asyncsim.methods import METHODS
-    from asyncsim.problems import PROBLEMS
-
-    return _options_of(METHODS.values()) | {"methods"}, _options_of(PROBLEMS.values()) | {"problem"}
-
-
-def _own(entry: str) -> Callable[..., Any]:
-    """Return the function that ``FILE.py:NAME`` names."""
-    from asyncsim.study import load_file
-
-    text, _, name = entry.rpartition(":")
-    path = Path(text).absolute()
-    if not path.is_file():
-        raise InputError(f"methods = {entry!r}: there is no file {text}")
-    try:
-        module = load_file(f"asyncsim.own.{path.stem}", path)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"methods = {entry!r}: cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(getattr(module, name, None)):
-        raise InputError(f"methods = {entry!r}: {text} has no function {name}")
-    return getattr(module, name)
-
-
-def _require_defaults(entry: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    try:
-        inspect.signature(factory).bind(**arguments)
-    except TypeError as error:
-        raise InputError(f"methods = {entry!r}: {error}; give every argument a default") from error
-
-
-def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:
-    # A policy is the cluster's; methods that need one name their own.
-    return {name for factory in factories for name in inspect.signature(factory).parameters} - {"policy"}
 
 
 def _plain(value: Any) -> Any:

@@ -31,7 +31,7 @@ from asyncsim import results
 from asyncsim.errors import InputError, require_count
 from asyncsim.executor import opened
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import StudyConfig, StudyOptions, factory_options
+from asyncsim.study_config import StudyConfig, StudyOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,9 @@ class SweepConfig(StudyOptions):
                 raise InputError(f"{name}: none given; give one or more")
             if len(set(values)) < len(values):
                 raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
-            for value in values:
+        # Only now, as the options of a cell have the first value of each.
+        for name in self.varied:
+            for value in getattr(self, name):
                 if name == "workers":
                     require_count("workers", value)
                 self.at(**{name: value}).check()
@@ -148,6 +150,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         An option that cannot be used, whatever cell it belongs to.
     """
     from asyncsim.comparison import Cell
+    from asyncsim.study_factories import factory_options
 
     methods: dict[Any, Any] = {}
     problems: dict[Any, Any] = {}

@@ -7,7 +7,7 @@ position ``p`` sees the central variable after the first ``p`` commits.
 
 Reads come in three kinds. After each commit, atomic with it (the exchange); before each commit, atomic with it
 (read, then write); and separate ones, which fall anywhere between two commits. What was read waits in a *slot*
-until the commit that uses it: the worker's own for the atomic kinds, else any that is free then.
+until the last commit that uses it: the worker's own for the atomic kinds, else any that is free then.
 """
 
 import heapq
@@ -51,7 +51,10 @@ class Waves(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Separate reads in the order of their positions, shape ``[reads]``; of torn ones each block is a read."""
+    """Separate reads in the order of their positions, shape ``[reads]``; of torn ones each block is a read.
+
+    Of several that see the same, as after a barrier, there is one.
+    """
 
     position: np.ndarray
     slot: np.ndarray
@@ -72,10 +75,10 @@ def find_waves(trace: Trace) -> Waves:
         blocks = _first_position(trace.block_versions(), columns["version"])
     reads = "separate" if blocks is not None else _kind_of_reads(read, previous)
     if reads == "separate":
-        slot, slots = _share_slots(read if blocks is None else blocks[:, 0], commits)
+        slot, slots = _share_slots(read if blocks is None else blocks)
     else:
         slot, slots = columns["worker"], trace.workers
-    form_slot, form_slots = _share_slots(form, commits) if separate_forms else (np.zeros_like(commits), 0)
+    form_slot, form_slots = _share_slots(form) if separate_forms else (np.zeros_like(commits), 0)
     depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
     return Waves(read, form, slot, form_slot, slots, form_slots, reads, separate_forms, depends_on, blocks)
 
@@ -85,7 +88,8 @@ def separate_reads(position: np.ndarray, slot: np.ndarray) -> Reads:
 
     ``position`` has shape ``[commits]``, or ``[commits, blocks]`` for torn reads.
     """
-    block = None
+    _, first = np.unique(position, axis=0, return_index=True)
+    position, slot, block = position[first], slot[first], None
     if position.ndim == 2:
         commits, blocks = position.shape
         position, slot, block = position.ravel(), np.repeat(slot, blocks), np.tile(np.arange(blocks), commits)
@@ -176,16 +180,24 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
     return "separate"
 
 
-def _share_slots(read: np.ndarray, commit: np.ndarray) -> tuple[np.ndarray, int]:
-    """Give each commit a slot from its read until it is computed, using as few as possible."""
-    slot = np.empty(len(read), dtype=int)
+def _share_slots(read: np.ndarray) -> tuple[np.ndarray, int]:
+    """Give what each commit has read a slot until the last commit that has read the same, using as few as possible.
+
+    ``read`` has shape ``[commits]``, or ``[commits, blocks]`` with the oldest block first.
+    """
+    distinct, which = np.unique(read, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    made = (distinct if distinct.ndim == 1 else distinct[:, 0]).tolist()
+    last = np.zeros(len(made), int)
+    last[which] = np.arange(len(read))  # of equal ones, the assignment that comes last stays
+    slot = np.empty(len(made), int)
     busy: list[tuple[int, int]] = []  # (commit that frees the slot, slot)
     slots = 0
-    for row in np.argsort(read, kind="stable").tolist():
-        if busy and busy[0][0] < read[row]:
+    for row, freed in enumerate(last.tolist()):
+        if busy and busy[0][0] < made[row]:
             free = heapq.heappop(busy)[1]
         else:
             free, slots = slots, slots + 1
         slot[row] = free
-        heapq.heappush(busy, (int(commit[row]), free))
-    return slot, slots
+        heapq.heappush(busy, (freed, free))
+    return slot[which], slots

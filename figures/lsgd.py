@@ -8,9 +8,7 @@ Drawn from the results of the study ``leaders``, which draws them itself. To dra
 The paper's own curves are not known as numbers, so there is none of them here.
 """
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,52 +18,21 @@ from matplotlib.ticker import MaxNLocator
 
 from asyncsim import look
 from asyncsim.curves import DIVERGED
-from asyncsim.drawing import told
-from asyncsim.errors import InputError, require_choice
+from asyncsim.errors import InputError
 from asyncsim.look import Look
+from asyncsim.paper import Drawing, Paper, Study
 from asyncsim.run import Run
 from asyncsim.study import load
-from asyncsim.study_config import split_names
-from asyncsim.sweep import Finished, read
+from asyncsim.sweep import Finished
 
 #: What the study's methods are called here, where that is not their label elsewhere.
 _LABELS = {"lsgd": "LSGD, one leader", "lsgd_groups": "LSGD, a leader in each group", "aeasgd": "EASGD, asynchronous"}
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
-def draw_study(folder: Path, out: Path | None = None, only: Sequence[str] = ()) -> list[Path]:
-    """Draw the figures of a folder of results.
-
-    Parameters
-    ----------
-    folder : Path
-        What the study ``leaders`` wrote.
-    out : Path, optional
-        Where to draw; by default into that folder.
-    only : sequence of str, optional
-        Names of figures; by default all.
-
-    Raises
-    ------
-    InputError
-        There are no results or no such figure, or a file cannot be written.
-    """
-    asked = [require_choice("only", name, FIGURES) for name in only]
-    finished = read(folder, "leaders")
-    try:
-        table = pd.read_csv(Path(folder) / "leaders.csv")
-    except (OSError, ValueError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no table of the leaders ({error}); run it again") from error
-    led = (table["method"] == "lsgd").any()
-    written: list[Path] = []
-    with look.style():
-        for name in asked or [name for name in FIGURES if led or name != "leaders"]:
-            written += look.save(FIGURES[name](finished, table), Path(out or folder) / name)
-    return written
-
-
-def over_time(finished: Finished, table: pd.DataFrame) -> Figure:
+def over_time(finished: Finished) -> Figure:
     """Draw the error against simulated time, a panel for each number of workers and period."""
+    table = _table(finished)
     workers, windows = (sorted(table[name].unique()) for name in ("workers", "window"))
     size = (look.DOUBLE, 0.9 + 1.7 * len(workers))
     figure, panels = look.new_figure(*size, len(windows), len(workers), sharey=True)
@@ -92,8 +59,9 @@ def over_time(finished: Finished, table: pd.DataFrame) -> Figure:
     return figure
 
 
-def periods(finished: Finished, table: pd.DataFrame) -> Figure:
+def periods(finished: Finished) -> Figure:
     """Draw the error at the end against the communication period: mean and range of the seeds that finished."""
+    table = _table(finished)
     workers = sorted(table["workers"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.8, len(workers), sharey=True)
     looks = _looks(table)
@@ -120,8 +88,9 @@ def periods(finished: Finished, table: pd.DataFrame) -> Figure:
     return figure
 
 
-def leaderships(finished: Finished, table: pd.DataFrame) -> Figure:
+def leaderships(finished: Finished) -> Figure:
     """Draw how many of LSGD's elections each worker won, at each period; the seeds' means."""
+    table = _table(finished)
     rows = table[table["method"] == "lsgd"]
     if rows.empty:
         raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
@@ -149,27 +118,14 @@ def leaderships(finished: Finished, table: pd.DataFrame) -> Figure:
     return figure
 
 
-#: By their names.
-FIGURES: dict[str, Callable[[Finished, pd.DataFrame], Figure]] = {
-    "time": over_time,
-    "periods": periods,
-    "leaders": leaderships,
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw figures from the command line; return the exit code (2 for bad input)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m figures lsgd",
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="make the results with: python -m asyncsim.study leaders --scale small|paper --out RESULTS/leaders",
-    )
-    parser.add_argument("--only", help=f"of {', '.join(FIGURES)}, with commas between; all otherwise", metavar="NAMES")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="holds the folder leaders")
-    parser.add_argument("--out", type=Path, help="where to draw; lsgd in the folder of results otherwise")
-    given = parser.parse_args(arguments)
-    folder, out = given.results / "leaders", given.out or given.results / "lsgd"
-    return told(lambda: draw_study(folder, out, split_names(given.only or "")))
+def _table(finished: Finished) -> pd.DataFrame:
+    """Read what the study says of each method at its best learning rate."""
+    try:
+        return pd.read_csv(finished.folder / "leaders.csv")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"folder = {str(finished.folder)!r}: no table of the leaders ({error}); run it again"
+        ) from error
 
 
 def _looks(table: pd.DataFrame) -> dict[str, Look]:
@@ -224,3 +180,19 @@ def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:
     ordered = [handles[one.label] for one in looks.values() if one.label in handles]
     figure.legend(handles=ordered, loc="outside lower center", ncols=min(4, len(ordered)))
     look.title(figure, text)
+
+
+#: The figures by their names.
+FIGURES = {
+    "time": Drawing("leaders", "error against simulated time, by workers and period", over_time),
+    "periods": Drawing("leaders", "error at the end by communication period", periods),
+    "leaders": Drawing("leaders", "how often each worker led", leaderships),
+}
+
+PAPER = Paper(
+    "lsgd",
+    (__doc__ or "").partition("\n")[0],
+    {"leaders": Study("leaders", "on two cores about 5 min with small; paper is an accelerator's work")},
+    FIGURES,
+)
+draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main

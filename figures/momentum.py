@@ -3,53 +3,34 @@
 The best explicit momentum against the number of workers, and how fast the loss falls by momentum. The data come from
 ``python -m asyncsim.study best_momentum``, which draws this itself. To draw it again::
 
-    python -m figures momentum results/best_momentum              # in a clone
-    python -m asyncsim.figures momentum results/best_momentum     # installed
+    python -m figures momentum                                    # in a clone
+    python -m asyncsim.figures momentum --results results         # installed
 """
-
-import os
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim import look
-from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
-from asyncsim.sweep import read
+from asyncsim.paper import Drawing, Paper, Study
+from asyncsim.sweep import Finished
 from asyncsim.wording import counted
 
 _BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Raises
-    ------
-    InputError
-        There are no results, or a file cannot be written.
-    """
-    folder = Path(folder)
-    finished = read(folder, "best_momentum")
-    try:
-        best = pd.read_csv(folder / "best.csv")[_BEST]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no table of the best momenta ({error}); run it again") from error
-    with look.style():
-        return look.save(momentum(best, finished.summary, finished.config), folder / "momentum")
-
-
-def momentum(best: pd.DataFrame, summary: pd.DataFrame, config: dict[str, Any]) -> Figure:
+def momentum(finished: Finished) -> Figure:
     """Draw the best momentum against the workers, and beside it against the momentum how fast the loss falls.
 
     Of each momentum the learning rate with the least geometric mean loss over the seeds is shown. Without noise the
     loss of a quadratic falls by the same factor again and again: the gradients for a tenth of it say how fast.
     """
+    folder, config, summary = finished
+    try:
+        best = pd.read_csv(folder / "best.csv")[_BEST]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"folder = {str(folder)!r}: no table of the best momenta ({error}); run it again") from error
     figure, (left, right) = look.new_figure(look.DOUBLE, 2.9, 2)
     counts = best["workers"].to_numpy()
     beyond = [(best["server_momentum"] - best["lowest"]).clip(0), (best["highest"] - best["server_momentum"]).clip(0)]
@@ -97,10 +78,10 @@ def momentum(best: pd.DataFrame, summary: pd.DataFrame, config: dict[str, Any]) 
     return figure
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the figure of a folder; return the exit code (2 for bad input)."""
-    return draw_folder("best_momentum", draw, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+PAPER = Paper(
+    "momentum",
+    (__doc__ or "").partition("\n")[0],
+    {"best_momentum": Study("best_momentum", "on two cores about 3 min with small, half an hour with paper")},
+    {"momentum": Drawing("best_momentum", "the best explicit momentum with n workers", momentum)},
+)
+draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main

@@ -121,7 +121,9 @@ def run(config: Config) -> Result:
             best = best_momentum(summary)
             results.write_csv(folder / TABLE, best)
             print(best.to_string(index=False, float_format="{:#.3g}".format))
-            drawn = load_file("asyncsim.figures.momentum", shipped("figures") / "momentum.py").draw(folder)
+            drawn = load_file("asyncsim.figures.momentum", shipped("figures") / "momentum.py").draw_study(
+                "best_momentum", folder
+            )
             written = [results.SUMMARY, TABLE, *(path.name for path in drawn)]
             print(f"\nwrote {folder}: config.json, parts, {', '.join(written)}")
     return Result(folder, summary)

@@ -125,7 +125,7 @@ def run(config: Config) -> Result:
             table = results_table(read(folder, "leaders"), config.target)
             results.write_csv(folder / TABLE, table)
             print(report(cells[0].problem.name, table))
-            figures = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py").draw_study(folder)
+            figures = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py").draw_study("leaders", folder)
             names = ", ".join(path.name for path in figures)
             print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
 

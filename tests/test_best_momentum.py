@@ -21,7 +21,7 @@ def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
         gradients=200,
         server_momentum=(-0.4, 0.0, 0.4, 0.67, 0.9),
         learning_rate=(0.5, 1.0, 3.3),
-        out=tmp_path / "out",
+        out=tmp_path / "best_momentum",
     )
     result = explicit.run(config)
     best = pd.read_csv(result.folder / explicit.TABLE).set_index("workers")
@@ -31,7 +31,7 @@ def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
     assert "0.670" in capsys.readouterr().out
     assert read(result.folder, "best_momentum").config["server_momentum"] == [-0.4, 0.0, 0.4, 0.67, 0.9]
     before = (result.folder / "momentum.png").read_bytes()
-    assert figures.main(["momentum", str(result.folder)]) == 0
+    assert figures.main(["momentum", "--results", str(tmp_path), "--out", str(result.folder)]) == 0
     assert (result.folder / "momentum.png").read_bytes() == before
 
 

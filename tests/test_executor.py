@@ -168,6 +168,7 @@ def test_own_measurements_of_a_study_are_resumed(told, monkeypatch, name, finish
 # Failures
 
 
+@pytest.mark.full
 def test_failed_run_is_a_row_with_its_error(told, replayed, undisturbed):
     replayed.stops[2] = RuntimeError("out of\nmemory")
     code, err = told(*STUDY, "--out=mine")

@@ -275,6 +275,7 @@ def test_deviations_of_the_papers_task_are_written(deviations):
     assert factor["bar"] == pytest.approx(max(0.03, 0.25 * theirs))
 
 
+@pytest.mark.full
 def test_the_table_is_printed_and_keeps_the_figures_that_are_not_drawn_again(paper, deviations, capsys):
     whole = deviations.read_bytes()
     gem.draw(paper, only=["1a"])

@@ -69,6 +69,7 @@ def test_each_method_is_shown_at_its_best_rate(results):
     assert table[["largest_share", "kept"]].notna().all(axis=1).equals(table["method"] == "lsgd")
 
 
+@pytest.mark.full
 def test_the_time_to_a_target_is_that_of_the_seeds(results):
     finished = read(results, "leaders")
     runs = finished.runs(workers=4, window=1, method="aeasgd", learning_rate=0.5)
@@ -94,7 +95,7 @@ def test_errors_are_losses_where_there_is_no_accuracy():
 def test_figures(results, tmp_path):
     finished, table = read(results, "leaders"), pd.read_csv(results / leaders.TABLE)
     with look.style():
-        figures = {name: draw(finished, table) for name, draw in lsgd.FIGURES.items()}
+        figures = {name: drawing.draw(finished) for name, drawing in lsgd.FIGURES.items()}
         for figure in figures.values():
             FigureCanvasAgg(figure).draw()
     for name in ("time", "periods"):
@@ -107,7 +108,7 @@ def test_figures(results, tmp_path):
     np.testing.assert_allclose(drawn, table.query("workers == 4 and method == 'lsgd'")["test_error"])
     shares = figures["leaders"].axes[0].lines[0].get_ydata()
     assert shares.sum() == pytest.approx(1) and shares[0] >= shares[1]
-    first, again = (lsgd.draw_study(results, tmp_path / name, ["time"]) for name in "ab")
+    first, again = (lsgd.draw(results.parent, tmp_path / name, ["time"]) for name in "ab")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 
@@ -120,9 +121,9 @@ def test_the_command_line_of_the_figures(results):
 
 def test_figures_without_results(tmp_path, capsys):
     assert lsgd.main(["--results", str(tmp_path)]) == 2
-    assert "make some with: python -m asyncsim.study leaders" in capsys.readouterr().err
+    assert "make them with: python -m asyncsim.study leaders" in capsys.readouterr().err
     with pytest.raises(InputError, match="only = 'tme': unknown; did you mean 'time'"):
-        lsgd.draw_study(tmp_path, only=["tme"])
+        lsgd.draw(tmp_path, only=["tme"])
 
 
 @pytest.mark.full

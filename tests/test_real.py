@@ -159,6 +159,7 @@ def test_lost_worker_goes_on_with_the_next_job_from_a_read_of_its_own(tmp_path, 
     assert close(central_of(server), replayed(recorded.trace, method, task, server)[0])
 
 
+@pytest.mark.full
 def test_lowest_rank_is_served_first_where_the_server_is_never_idle(tmp_path):
     task, method = problem(), methods.downpour(learning_rate=0.01)
     processes = Processes(WORKERS, service="constant(0.01)", discipline="lowest_rank")

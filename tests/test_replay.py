@@ -236,6 +236,7 @@ def test_parameters_come_back_in_their_own_tree():
         np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
 
+@pytest.mark.full
 def test_evaluation_takes_the_mean_state_of_the_workers():
     problem, trace = stateful_problem(), make_trace(commits=300)
     run = replay(trace, make_method("downpour"), problem, precision="float64", progress=False)
@@ -248,6 +249,7 @@ def test_evaluation_takes_the_mean_state_of_the_workers():
 # What is recorded
 
 
+@pytest.mark.full
 def test_evaluations_see_the_central_variable_after_that_many_commits():
     trace, method, problem = make_trace(commits=300), make_method("downpour"), make_problem("digits")
     run = replay(trace, method, problem, precision="float64", evaluate_every=11, progress=False)

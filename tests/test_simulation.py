@@ -199,6 +199,7 @@ def test_the_usual_model_has_the_same_events(cluster, commits, seed):
     assert_usual(cluster, commits, seed)
 
 
+@pytest.mark.full
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(cluster=clusters(CROWDED, [Constant(0.0), *CROWDED], sizes=(4, 7)), seed=st.integers(0, 2**32))
 def test_the_usual_model_has_the_same_order_of_simultaneous_events(cluster, seed):

@@ -503,6 +503,7 @@ def test_device_holds_inside_the_block_only():
         assert jax.config.jax_default_device == jax.devices()[-1]
 
 
+@pytest.mark.full
 def test_study_from_python(tmp_path, capsys):
     staleness = study.load("staleness")
     own = methods.downpour(learning_rate=0.02)._replace(name="mine")

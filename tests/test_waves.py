@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsim import Cluster, Constant, Exponential, Gamma, Pareto, Trace, prescribed, simulate
+from asyncsim import Cluster, Constant, Exponential, Gamma, Pareto, Trace, barrier, prescribed, simulate
 from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 
 NO_READS = Reads(np.empty(0, int), np.empty(0, int))
@@ -164,7 +164,7 @@ def test_pieces_make_every_separate_read_once(trace, piece_size):
             for position, at in zip(kind.position.tolist(), kind.slot.tolist(), strict=True)
             if begin < position <= end
         ]
-        wanted = [(p, s) for p, s in zip(positions, slot.tolist(), strict=True) if p > 0] if separate else []
+        wanted = {(p, s) for p, s in zip(positions, slot.tolist(), strict=True) if p > 0} if separate else []
         assert sorted(found) == sorted(wanted)
 
 
@@ -188,6 +188,12 @@ def test_round_robin_makes_waves_of_all_workers():
     waves = find_waves(simulate(Cluster(10, Constant(1.0), service=0.01), 100))
     assert cut(waves, 100, (), 0, np.empty(0, int)).tolist() == list(range(0, 101, 10))
     assert cut(waves, 4, (), 0, np.empty(0, int)).tolist()[:7] == [0, 4, 8, 12, 16, 20, 24]
+
+
+def test_workers_that_read_the_same_share_a_slot():
+    waves = find_waves(simulate(Cluster(10, Exponential(1.0), policy=barrier()), 100))
+    assert waves.reads == "separate" and waves.slots == 1
+    assert separate_reads(waves.read, waves.slot).position.tolist() == list(range(10, 100, 10))
 
 
 def test_fresh_reads_leave_nothing_to_batch():

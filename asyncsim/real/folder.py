@@ -9,7 +9,7 @@
 ``states``
     The checkpoints, if all are kept.
 ``trace.parquet``
-    The trace so far, written with each checkpoint.
+    The trace at the end, and before that at a checkpoint by which it has grown by a fifth.
 """
 
 import json

@@ -20,6 +20,9 @@ from asyncsim.real.log import LOG, Event, Log, read_log
 from asyncsim.real.parameters import Parameters, load_state, save_state
 from asyncsim.station import waiting_room
 
+#: How much longer than at its last writing a recording is when its trace is written again: all of it each time.
+_GROWN = 1.2
+
 
 class Answer:
     """What a visit waits for."""
@@ -114,6 +117,7 @@ class Server:
         self._open = self._book.version < header.commits
         self._finished = Answer()
         self._writer = ThreadPoolExecutor(1)
+        self._traced = 0
         self._written: Any = None
         self._zero = 0.0
         self._thread = threading.Thread(target=self._serve_all, daemon=True)
@@ -155,9 +159,9 @@ class Server:
         """Return what a worker is to compute first; None if there is nothing to do."""
         return self._visit(worker, lambda call, serve_time: self._begin(call), urgent=True)
 
-    def pull(self, worker: int) -> Any:
-        """Visit to read what the next message is formed with."""
-        return self._visit(worker, self._pull)
+    def pull(self, worker: int, job: int) -> Any:
+        """Visit to read what the message of a job is formed with."""
+        return self._visit(worker, lambda call, serve_time: self._pull(call, serve_time, job))
 
     def commit(self, worker: int, update: Update) -> Job | None:
         """Visit to commit; return what to compute next, None if there is nothing to do."""
@@ -208,6 +212,7 @@ class Server:
         if not trouble:
             self._enter({"event": "ended", "waiting": [(call.worker, call.arrive) for call in waiting]})
             self._checkpoint().result()
+            self._write_trace(self._events)
         self._writer.shutdown()
 
     def _begin(self, call: Call) -> None:
@@ -249,8 +254,9 @@ class Server:
         self._parameters.read(call.worker)
         call.answer.give(self._parameters.job(call.worker, self._book.accounts[call.worker]))
 
-    def _pull(self, call: Call, serve_time: float) -> None:
-        if self._book.accounts[call.worker].lost:
+    def _pull(self, call: Call, serve_time: float, job: int) -> None:
+        account = self._book.accounts[call.worker]
+        if account.lost or account.job != job:
             call.answer.give(None)  # of a process that was given up
             return
         self._enter(self._book.read_event(call.worker, call.arrive, serve_time, self.clock()))
@@ -282,13 +288,18 @@ class Server:
         return self._written
 
     def _write(self, state: Any, events: int, version: int) -> None:
-        """Write a checkpoint and the trace so far, in a thread of its own."""
+        """Write a checkpoint, and now and then the trace so far, in a thread of its own."""
         self._log.to_disk()
         save_state(self._folder / CHECKPOINT, state, events)
         if self._keep:
             save_state(self._folder / STATES / f"{version:08}.npz", state, events)
+        if events >= _GROWN * self._traced:
+            self._write_trace(events)
+
+    def _write_trace(self, events: int) -> None:
         book = Book(self._processes, self._header.replies, read_log(self._folder)[0][:events])
         write_trace(self._folder, book.trace(self._header.seed))
+        self._traced = events
 
     def _go_on_from(self, events: list[Event]) -> Book:
         """Bring the arrays from the last checkpoint to the end of the log: compute again what came after it."""

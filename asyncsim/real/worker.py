@@ -50,7 +50,7 @@ class Worker:
             start_time = time.monotonic() - zero
             time.sleep(self._delay(self._index))
             result = self._computing.run(self._index, job)
-            if self._processes.pulls and server.pull(self._index) is None:
+            if self._processes.pulls and server.pull(self._index, job.job) is None:
                 return
             update = Update(job.job, start_time, result.update, float(result.loss), result.learner)
             job = server.commit(self._index, update)
