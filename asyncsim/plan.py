@@ -37,7 +37,9 @@ class Plan:
         commits = len(trace)
         self.diagnosed = np.zeros(commits, bool)
         if diagnose_every:
-            self.diagnosed[:: diagnose_every * trace.workers] = True
+            # One commit further each time: workers that are nearly in step take turns, and every n-th commit would
+            # always be of the same one.
+            self.diagnosed[:: diagnose_every * trace.workers + (trace.workers > 1)] = True
         starts = np.concatenate([np.flatnonzero(self.diagnosed), stops[stops < commits]])
         empty = Reads(np.empty(0, int), np.empty(0, int))
         waves = self.waves

@@ -58,7 +58,8 @@ def replay(
         Worker steps (commits divided by workers) between evaluations on the whole data; else 20 evaluations. There
         is always one at the start and one at the end.
     diagnose_every : int
-        Worker steps between two recordings of the method's costly diagnostics; 0 for none.
+        Worker steps between two recordings of the method's costly diagnostics, and one commit more if there are several
+        workers; 0 for none.
     diagnose_energy : bool
         Whether the energies of each tensor and the distribution of their ratio over the weights are among the
         diagnostics, for any method.

@@ -42,7 +42,7 @@ def combinations():
 @pytest.mark.parametrize(("problem", "method", "protocol"), list(combinations()))
 def test_tensors_add_up_to_each_commit(problem, method, protocol):
     run = diagnosed(make_method(method), make_problem(problem), make_trace(protocol, commits=150))
-    assert run.diagnostics["commit"].unique().tolist() == list(range(0, 150, 14))
+    assert run.diagnostics["commit"].unique().tolist() == list(range(0, 150, 15))
     tensors = run.diagnostics.query("quantity == 'central_energy'")["tensor"].nunique()
     assert tensors == {"quadratic": 1, "digits": 4}[problem]
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME

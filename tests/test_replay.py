@@ -298,7 +298,7 @@ def test_diagnostics_summarise_what_the_method_shows():
     loop = EventLoop(trace, method, problem)
     loop.run(0, 300)
     table = run.diagnostics
-    assert sorted(table["commit"].unique()) == [0, 70, 140, 210, 280]
+    assert sorted(table["commit"].unique()) == [0, 71, 142, 213, 284]
     for commit, rows in table.groupby("commit"):
         row = trace.frame.iloc[commit]
         update = -0.05 * curvature * np.asarray(loop.versions[row["read_version"]])

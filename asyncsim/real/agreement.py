@@ -7,7 +7,9 @@ checkpoint, so that a difference of one commit does not grow over many. A free r
 is no disagreement if the perturbed one is, too: then round-off alone does as much, and the forced one is held to it.
 
 With rectifiers the loss is not smooth: a unit that is zero but for round-off, on one example, switches its gradient,
-and parameters that had agreed to 1e-7 are some 1e-6 apart at once.
+and parameters that had agreed to 1e-7 are some 1e-6 apart at once, and 1e-3 after hundreds of commits. So these replays
+compute gradients one after the other, as the workers do, and not several as a batch, whose sums have another order: on
+one CPU they mostly are the recording bit for bit.
 """
 
 import dataclasses
@@ -100,6 +102,7 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     import pandas as pd
 
     precision = recorded.header.precision
+    problem = dataclasses.replace(problem, map_on_cpu=True)
     paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("[0-9]*.npz"))}
     paths = {stop: path for stop, path in paths.items() if stop <= len(recorded.commits)}
     if not paths:
