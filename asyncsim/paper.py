@@ -1,6 +1,6 @@
 """The figures of a paper: a table of them, the studies that they are drawn from, and the command line that draws them.
 
-A paper is a package in ``figures/`` that says which figures it has; everything else is here::
+A paper is a module or a package in ``figures/`` that says which figures it has; everything else is here::
 
     PAPER = Paper("gem", "Figures of ...", STUDIES, FIGURES)
     draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
@@ -68,7 +68,7 @@ class Paper:
     Attributes
     ----------
     name : str
-        Of the package in ``figures/``, and of the folder of figures inside that of the results.
+        Of the module in ``figures/``, and of the folder of figures inside that of the results.
     about : str
         One line.
     studies : Mapping[str, Study]
@@ -111,7 +111,7 @@ class Paper:
         out = results / self.name if out is None else out
         written, missing = self._draw(names, {folder: results / folder for folder in self.studies}, out)
         if not written:
-            raise InputError("; ".join(["nothing could be drawn", *missing]))
+            raise InputError("\n".join(["nothing could be drawn", *missing]))
         for why in missing:
             print(f"missing: {why}", file=sys.stderr)
         return written

@@ -85,7 +85,7 @@ class ReplayState(NamedTuple):
     server : tree
         The method's own state on the server.
     read : Float[Array, "slots parameters"]
-        What was read and waits for its commit.
+        What was read and waits for its commits.
     form : Float[Array, "form_slots parameters"]
         What messages will be formed with, if that is read apart.
     workers : WorkerRow

@@ -136,7 +136,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     evaluate_every: int | None = None
     """Worker steps between evaluations on all data. None: 20 evaluations in all."""
     diagnose_every: int = 5
-    """Worker steps between recordings of the methods' costly diagnostics; 0 for none."""
+    """Worker steps, and one commit, between recordings of the methods' costly diagnostics; 0 for none."""
     diagnose_energy: bool = False
     """Record also the energies of each tensor, and the distribution of their ratio over the weights."""
     x64: bool = False
@@ -201,7 +201,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         """
         from asyncsim.study_factories import make_methods
 
-        return make_methods(self, split_names(self.methods))
+        return make_methods(self)
 
     def make_problem(self) -> "Problem":
         """Return the problem, saying aloud which changed options it ignores.
@@ -295,9 +295,9 @@ class StudyConfig(StudyOptions):
             warnings.simplefilter("always", HeterogeneityWarning)
             cluster = self._cluster(message_bytes)
         for warning in caught:
-            _note(str(warning.message))
+            note(str(warning.message))
         if not cluster.exclusive and cluster.protocol == "write_then_read":
-            _note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
+            note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
         return cluster
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
@@ -376,5 +376,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """Tell the user something that needs no remedy."""
     print(f"note: {text}", file=sys.stderr)

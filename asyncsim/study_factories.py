@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +12,17 @@ from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.named import optimizers
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.study import load_file
+from asyncsim.study_config import note, split_names
 
 if TYPE_CHECKING:
     from asyncsim.study_config import StudyOptions
 
 
-def make_methods(options: "StudyOptions", entries: Iterable[Any]) -> list[Method]:
-    """Return the methods, saying aloud which changed options some of them ignore; see `StudyOptions.make_methods`.
-
-    An entry is a name, ``FILE.py:FUNCTION`` or a Method.
-    """
+def make_methods(options: "StudyOptions") -> list[Method]:
+    """Return the methods, saying aloud which changed options some of them ignore; see `StudyOptions.make_methods`."""
     methods: list[Method] = []
     used: dict[str, set[str]] = {}
-    for entry in entries:
+    for entry in split_names(options.methods):
         arguments = {}
         if isinstance(entry, str) and ".py:" in entry:
             factory = _own(entry)
@@ -128,7 +125,7 @@ def _say_ignored(options: "StudyOptions", names: set[str], used: Mapping[str, se
         ignoring = [name for name, taken in used.items() if field.name not in taken]
         if ignoring:
             option = "--" + field.name.replace("_", "-")
-            print(f"note: {option} changes nothing for {', '.join(ignoring)}", file=sys.stderr)
+            note(f"{option} changes nothing for {', '.join(ignoring)}")
 
 
 def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:

@@ -307,6 +307,7 @@ def read(folder: str | os.PathLike, study: str) -> Finished:
 def draw(study: str, folder: Path, paper: str = "gem") -> list[Path]:
     """Draw the figures that a paper has of a study, of which there may be none, into its folder."""
     path = shipped("figures") / paper / "__init__.py"
+    path = path if path.exists() else path.parent.with_suffix(".py")
     return load_file(f"asyncsim.figures.{paper}", path).draw_study(study, folder)
 
 

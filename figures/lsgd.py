@@ -123,9 +123,7 @@ def _table(finished: Finished) -> pd.DataFrame:
     try:
         return pd.read_csv(finished.folder / "leaders.csv")
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"folder = {str(finished.folder)!r}: no table of the leaders ({error}); run it again"
-        ) from error
+        raise InputError(f"folder = {str(finished.folder)!r}: no table of the leaders ({error})") from error
 
 
 def _looks(table: pd.DataFrame) -> dict[str, Look]:

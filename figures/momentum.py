@@ -30,7 +30,7 @@ def momentum(finished: Finished) -> Figure:
     try:
         best = pd.read_csv(folder / "best.csv")[_BEST]
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no table of the best momenta ({error}); run it again") from error
+        raise InputError(f"folder = {str(folder)!r}: no table of the best momenta ({error})") from error
     figure, (left, right) = look.new_figure(look.DOUBLE, 2.9, 2)
     counts = best["workers"].to_numpy()
     beyond = [(best["server_momentum"] - best["lowest"]).clip(0), (best["highest"] - best["server_momentum"]).clip(0)]

@@ -1,6 +1,6 @@
-"""Figure of the throughput study, from the folder of results that it wrote.
+"""Figures of the throughput study, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study throughput``, which draws this figure itself. To draw it again::
+The data come from ``python -m asyncsim.study throughput``, which draws them itself. To draw them again::
 
     python -m figures.throughput results/throughput              # in a clone
     python -m asyncsim.figures.throughput results/throughput     # installed
@@ -75,7 +75,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder)
     summary = read(folder)
-    many = summary["method"].nunique() > _MANY
+    many = summary.loc[summary["method"] != "", "method"].nunique() > _MANY
     # The points of so many methods side by side could not be told apart.
     shown = summary[summary["method"].isin(_MARKERS)] if many else summary
     with look.style():
@@ -128,7 +128,7 @@ def methods(ratios: pd.DataFrame) -> Figure:
         axes.set_ylim(-0.7, len(names) - 0.3)
         axes.set_yticks(range(len(names)), [shown[name].label for name in names] if index == 0 else [])
         axes.grid(axis="x", color=look.GREY, alpha=0.25, linewidth=0.4)
-        axes.set_xlabel("replay / gradients alone")
+        axes.set_xlabel(_SHARE)
         axes.set_title(f"{_TITLES.get(task, task)}, {workers} worker{'s' if workers > 1 else ''}")
     return figure
 

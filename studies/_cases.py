@@ -233,7 +233,7 @@ class Replaying:
         toy = quadratic([1.0])
 
         def least_seconds(trace: Trace) -> float:
-            stops = np.array([len(trace)])
+            stops = np.array([len(trace.taken_up)])
             return min(_timed(lambda: Replay(trace, self._method, toy, stops=stops))[0] for _ in range(3))
 
         short = simulate(self._cluster, self._first)

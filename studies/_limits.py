@@ -23,16 +23,19 @@ def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, An
     """Return the last of some ascending values up to which something holds, and the first at which it does not.
 
     Correct if there is only one change, from holding to not holding; None stands for a value beyond the ends. ``holds``
-    is called about ``log2(len(values) + 1)`` times.
+    is called once if it holds at the last value, as for a method that is stable with any number of workers, else about
+    ``log2(len(values)) + 1`` times.
     """
-    held, failed = -1, len(values)
+    if holds(values[-1]):
+        return values[-1], None
+    held, failed = -1, len(values) - 1
     while failed - held > 1:
         middle = (held + failed) // 2
         if holds(values[middle]):
             held = middle
         else:
             failed = middle
-    return values[held] if held >= 0 else None, values[failed] if failed < len(values) else None
+    return values[held] if held >= 0 else None, values[failed]
 
 
 class Search(NamedTuple):

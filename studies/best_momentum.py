@@ -19,9 +19,8 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.study import load_file, shipped
 from asyncsim.study_config import LawLike, MethodLike, ProblemLike
-from asyncsim.sweep import Result, SweepConfig, sweep
+from asyncsim.sweep import Result, SweepConfig, draw, sweep
 from asyncsim.tabulation import tabulated
 
 if TYPE_CHECKING:
@@ -121,9 +120,7 @@ def run(config: Config) -> Result:
             best = best_momentum(summary)
             results.write_csv(folder / TABLE, best)
             print(best.to_string(index=False, float_format="{:#.3g}".format))
-            drawn = load_file("asyncsim.figures.momentum", shipped("figures") / "momentum.py").draw_study(
-                "best_momentum", folder
-            )
+            drawn = draw("best_momentum", folder, "momentum")
             written = [results.SUMMARY, TABLE, *(path.name for path in drawn)]
             print(f"\nwrote {folder}: config.json, parts, {', '.join(written)}")
     return Result(folder, summary)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
-from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Finished, Result, SweepConfig, read, run_cells, sweep
+from asyncsim.sweep import Finished, Result, SweepConfig, draw, read, run_cells, sweep
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,8 +124,7 @@ def run(config: Config) -> Result:
             table = results_table(read(folder, "leaders"), config.target)
             results.write_csv(folder / TABLE, table)
             print(report(cells[0].problem.name, table))
-            figures = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py").draw_study("leaders", folder)
-            names = ", ".join(path.name for path in figures)
+            names = ", ".join(path.name for path in draw("leaders", folder, "lsgd"))
             print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
 
         return run_cells("leaders", config, cells, conclude)

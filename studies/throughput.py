@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TASKS = ("trace", "growth", "quadratic", "digits", "cnn", "mlp")
-#: Methods that the usual loop can run: their rule is in the message and what the server does with it.
+#: Methods that are held against the loops written by hand.
 USUAL = ("downpour", "gem")
 #: The thesis' network takes 19 MB a vector: with more workers than this its state outgrows most machines.
 MOST_MLP_WORKERS = 100
@@ -40,8 +40,8 @@ class Config:
     workers: tuple[int, ...] = (10, 100)
     """Workers of the clusters, each a case of its own. mlp has at most 100."""
     methods: tuple[str, ...] = USUAL
-    """Methods that are replayed, or all; those that need a timing policy get a trace with it. The loops written by hand
-    run downpour and gem only."""
+    """Methods that are replayed, or all of several workers; those that need another timing get a trace with it. Only
+    downpour and gem are held against loops written by hand."""
     repeats: int = 5
     """Turns of each comparison."""
     quick: bool = False
@@ -148,10 +148,11 @@ def _check(config: Config) -> tuple[list[str], list[str]]:
 
 
 def _methods(given: list[str]) -> list[str]:
-    """Return the names of methods, checked."""
+    """Return the names of methods, checked; one that has a single worker is none of them."""
     from asyncsim.methods import METHODS
 
-    return list(METHODS) if given == ["all"] else [require_choice("methods", name, METHODS) for name in given]
+    several = [name for name, make in METHODS.items() if make().timing.workers is None]
+    return several if given == ["all"] else [require_choice("methods", name, several) for name in given]
 
 
 def _workers(config: Config, task: str) -> list[int]:

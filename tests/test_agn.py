@@ -46,7 +46,7 @@ def test_temporal_efficiency_is_the_ratio_of_areas_until_the_first_ends():
 @pytest.mark.full
 @pytest.mark.parametrize("window", [(1,), (1, 3)])
 def test_study_writes_its_tables(window, lenient, capsys, monkeypatch):
-    if window == (1,):  # the full test also draws
+    if window == (1,):  # only the larger one draws
         monkeypatch.setattr(windows, "draw", lambda *of_study: [])
     options = {"epochs": 2.0, "problem": problems.digits(batch_size=32, hidden=()), "out": Path("mine")}
     result = windows.run(windows.Config(workers=(2,), window=window, methods=("agn", "downpour"), **options))

@@ -414,7 +414,7 @@ def test_a_period_of_delayed_nesterov_is_one_nesterov_step_with_the_mean():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", [methods.fedbuff, unless(False, methods.async_local_sgd)])
+@pytest.mark.parametrize("make", [methods.fedbuff, methods.async_local_sgd])
 def test_an_optimizer_on_the_server_is_the_same_by_whatever_name(make, lenient):
     make = free(make)
     own, given = make(server_rate=0.1, server_momentum=0.8), make(server_optimizer=optax.sgd(0.1, 0.8, nesterov=True))

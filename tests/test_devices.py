@@ -75,7 +75,7 @@ def test_own_methods_are_divided_by_commits_only(case, lenient):
     "case",
     [
         "server state",
-        ("server memory, backup"),
+        "server memory, backup",
         "message with the central variable, and resume",
     ],
 )

@@ -104,13 +104,14 @@ def close(found, expected):
     return np.linalg.norm(found - expected) <= CLOSE * np.linalg.norm(expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("protocol", "method"),
     [
-        pytest.param("exchange", methods.downpour, marks=pytest.mark.full),
-        pytest.param("read_then_write", methods.gem, marks=pytest.mark.full),
-        pytest.param("read_then_write, two visits", methods.gem, marks=pytest.mark.full),
-        pytest.param("write_then_read", methods.aeasgd, marks=pytest.mark.full),
+        ("exchange", methods.downpour),
+        ("read_then_write", methods.gem),
+        ("read_then_write, two visits", methods.gem),
+        ("write_then_read", methods.aeasgd),
     ],
 )
 def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protocol, method):
@@ -140,7 +141,7 @@ def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protoc
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("protocol", ["exchange", ("read_then_write, two visits")])
+@pytest.mark.parametrize("protocol", ["exchange", "read_then_write, two visits"])
 def test_lost_worker_goes_on_with_the_next_job_from_a_read_of_its_own(tmp_path, protocol):
     task, method = problem(), methods.downpour(learning_rate=0.01)
     processes = Processes(WORKERS, delay="constant(0.01)", **PROTOCOLS[protocol])

@@ -350,7 +350,7 @@ def test_study_of_networks(told, task):
 
 @pytest.mark.full
 def test_methods_with_a_timing_of_their_own_are_held_against_their_limit(told):
-    names = ["sgd", "softsync", "ringmaster", "hogwild", "lsgd"]
+    names = ["averaging", "softsync", "ringmaster", "hogwild", "lsgd"]
     code, out, err = told("--tasks=digits", "--workers=3", f"--methods={','.join(names)}", "--quick", "--out=mine")
     assert code == 0, err
     ratios = pd.read_csv("mine/ratios.csv")
@@ -405,7 +405,7 @@ def test_interrupted_study_keeps_finished_cases(told, monkeypatch):
         (["--tasks=mnist"], "tasks = 'mnist': unknown; "),
         (["--tasks"], "tasks: none given; choose from trace, growth, quadratic, digits, cnn, mlp"),
         (["--tasks=trace,trace"], "tasks = trace, trace: one comes twice; give each once"),
-        (["--methods=sgdd"], "methods = 'sgdd': unknown; "),
+        (["--methods=sgd"], "methods = 'sgd': unknown; "),
         (["--methods"], "methods: none given; choose from downpour, gem, all"),
         (["--workers", "0"], "workers = 0: must be at least 1"),
         (["--workers"], "workers: none given; give at least one number"),
@@ -476,6 +476,9 @@ def test_many_methods_are_drawn_by_their_share(tmp_path):
     ratios = pd.DataFrame(shares, columns=["task", "workers", "method", "ratio", "median", "min", "max"])
     ratios.to_csv(tmp_path / "ratios.csv", index=False)
     assert [path.name for path in figures.draw(tmp_path)] == ["methods.png", "methods.pdf"]
+    few = pd.concat([ten_rows().assign(method=name) for name in ("", *names[:4])])
+    few.to_csv(tmp_path / "summary.csv", index=False)
+    assert [path.name for path in figures.draw(tmp_path)] == ["throughput.png", "throughput.pdf"]
     figure = figures.methods(ratios)
     titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
     assert titles == ["digits, 10 workers", "digits, 100 workers"]

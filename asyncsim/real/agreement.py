@@ -8,11 +8,12 @@ is no disagreement if the perturbed one is, too: then round-off alone does as mu
 
 With rectifiers the loss is not smooth: a unit that is zero but for round-off, on one example, switches its gradient,
 and parameters that had agreed to 1e-7 are some 1e-6 apart at once, and 1e-3 after hundreds of commits. So these replays
-compute gradients one after the other, as the workers do, and not several as a batch, whose sums have another order: on
-one CPU they mostly are the recording bit for bit.
+compute gradients one after the other on a CPU, as the workers do, and not several as a batch, whose sums have another
+order: there they mostly are the recording bit for bit.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.programs import cast
+from asyncsim.programs import Same, cast
 from asyncsim.real.computing import Computing
 from asyncsim.real.folder import STATES, Recorded
 from asyncsim.real.parameters import Parameters, State, load_state
@@ -102,7 +103,7 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     import pandas as pd
 
     precision = recorded.header.precision
-    problem = dataclasses.replace(problem, map_on_cpu=True)
+    problem = _in_turn(Same(problem))
     paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("[0-9]*.npz"))}
     paths = {stop: path for stop, path in paths.items() if stop <= len(recorded.commits)}
     if not paths:
@@ -119,6 +120,11 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     for name, one, other in (("free", free, truth), ("perturbed", perturbed, free), ("forced", forced, truth)):
         table |= {f"{what}_{name}": values for what, values in _differences(one, other).items()}
     return Agreement(pd.DataFrame(table), BARS[precision])
+
+
+@functools.lru_cache(maxsize=4)  # what is compiled for a problem is kept by the very object
+def _in_turn(problem: Same) -> Problem:
+    return dataclasses.replace(problem.value, map_on_cpu=True)
 
 
 class _Followed(NamedTuple):

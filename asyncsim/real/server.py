@@ -212,7 +212,8 @@ class Server:
         if not trouble:
             self._enter({"event": "ended", "waiting": [(call.worker, call.arrive) for call in waiting]})
             self._checkpoint().result()
-            self._write_trace(self._events)
+            if self._traced < self._events:
+                self._write_trace(self._events)
         self._writer.shutdown()
 
     def _begin(self, call: Call) -> None:
