@@ -21,6 +21,7 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (10,)
     """Workers of the clusters, one after the other."""
+    # Several values here, of which each cell has one.
     kappa: tuple[float, ...] = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)  # type: ignore[assignment]
     """Energies of the proxy relative to momentum SGD, one after the other (gem)."""
     methods: tuple[MethodLike, ...] = ("gem",)

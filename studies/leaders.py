@@ -41,8 +41,10 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (4, 16)
     """Workers of the clusters, one after the other."""
+    # Several values here, of which each cell has one.
     window: tuple[int, ...] = (4, 16, 64)  # type: ignore[assignment]
     """Communication periods (local steps), one after the other."""
+    # Several values here, of which each cell has one.
     learning_rate: tuple[float, ...] = (0.3, 0.03, 0.003)  # type: ignore[assignment]
     """Step sizes of a gradient that are tried for each method."""
     gradients: int = 512

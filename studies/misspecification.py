@@ -26,6 +26,7 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (5, 10, 20)
     """Workers of the clusters, one after the other; sgd has one of its own."""
+    # Several values here, of which each cell has one.
     learning_rate: tuple[float, ...] = (0.05, 0.1, 0.2)  # type: ignore[assignment]
     """Step sizes of a gradient, one after the other, for all methods."""
     methods: tuple[MethodLike, ...] = ("sgd", "gem", "downpour")

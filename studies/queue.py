@@ -31,6 +31,7 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (20,)
     """Workers of the clusters, one after the other."""
+    # Several values here, of which each cell has one.
     discipline: tuple[Discipline, ...] = ("fifo", "lowest_rank")  # type: ignore[assignment]
     """Who is served next of those that wait: the first to come, the lowest worker index, or any (random)."""
     service: LawLike = "constant(0.1)"

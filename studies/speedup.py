@@ -109,12 +109,14 @@ def scaled(law: Any, factor: float) -> Law:
         A law without a single parameter that scales it.
     """
     known = as_law("compute", parse(law) if isinstance(law, str) else law)
+    # Every law is a dataclass, though their base, Law, is none.
     scales = [field.name for field in dataclasses.fields(known) if field.name in ("mean", "value")]  # type: ignore
     if not scales:
         raise InputError(
             f"compute = {known}: is not divided among workers here; choose constant, exponential, gamma, lognormal, "
             "weibull or pareto"
         )
+    # Again a dataclass.
     return dataclasses.replace(known, **{scales[0]: getattr(known, scales[0]) * factor})  # type: ignore[type-var]
 
 

@@ -42,6 +42,7 @@ class Config(SweepConfig):
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     steps: int = 100
     """Commits per worker, on average; a trace has steps * workers commits."""
+    # Several values here, of which each cell has one.
     learning_rate: tuple[float, ...] = (0.05,)  # type: ignore[assignment]
     """Step sizes of a gradient, one after the other, for all methods."""
     limits: bool = True

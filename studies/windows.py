@@ -51,6 +51,7 @@ class Config(SweepConfig):
 
     workers: tuple[int, ...] = (10, 20, 40)
     """Workers of the clusters, one after the other."""
+    # Several values here, of which each cell has one.
     window: tuple[int, ...] = (1, 10, 40)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
     methods: tuple[MethodLike, ...] = ("agn", "aeasgd", "downpour")

@@ -28,6 +28,7 @@ PROTOCOLS = {
 
 
 @functools.cache
+# A policy is a frozen value: made once is as good as at every call.
 def make_trace(protocol="exchange", window=1, workers=7, commits=COMMITS, seed=0, policy=asynchronous()):  # noqa: B008
     """Visits that queue and travel, so that other commits slip in wherever the protocol lets them."""
     if protocol == "prescribed":
