@@ -119,7 +119,7 @@ def diagnostic_rows(
     For each quantity its quantiles over all parameters (``tensor`` is empty) and the median of each tensor; for a
     boolean one the share of true elements (``quantile`` is NaN). Of the energies each tensor's sum (``quantile`` is
     NaN), and their ratio, ``weight_energy_ratio``, as a quantity of its own over the weights whose proxy has any.
-    Selected on the host: sorting there is far quicker than XLA's on a CPU.
+    Sorted on the host: far quicker there than by XLA on a CPU.
     """
     given = {name: [np.asarray(leaf).reshape(-1) for leaf in leaves] for name, leaves in diagnostics.items()}
     rows = []
@@ -134,12 +134,26 @@ def diagnostic_rows(
         if everything.dtype == bool:
             rows.append((commit, quantity, "", np.nan, float(everything.mean())))
             continue
-        with np.errstate(invalid="ignore"):
-            quantiles = np.quantile(everything, QUANTILES) if len(everything) else np.full(len(QUANTILES), np.nan)
-        rows += [(commit, quantity, "", q, float(value)) for q, value in zip(QUANTILES, quantiles, strict=True)]
-        medians = [float(np.median(v)) if len(v) else np.nan for v in values]
+        quantiles = _quantiles(everything, QUANTILES)
+        rows += [(commit, quantity, "", q, value) for q, value in zip(QUANTILES, quantiles, strict=True)]
+        medians = [_quantiles(own, (0.5,))[0] for own in values]
         rows += [(commit, quantity, name, 0.5, value) for name, value in zip(tensors, medians, strict=True)]
     return rows
+
+
+def _quantiles(values: np.ndarray, quantiles: Sequence[float]) -> list[float]:
+    """Return the quantiles of an array as numpy defines them, NaN if it is empty or holds one.
+
+    Numpy sorts with vector instructions where the processor has them, up to ten times as quickly as it selects.
+    """
+    ordered = np.sort(values)
+    if not len(ordered) or np.isnan(ordered[-1]):
+        return [np.nan] * len(quantiles)
+    at = np.asarray(quantiles) * (len(ordered) - 1)
+    below = at.astype(int)
+    low, high = (ordered[index].astype(float) for index in (below, np.minimum(below + 1, len(ordered) - 1)))
+    with np.errstate(invalid="ignore"):  # between infinities of different signs
+        return np.where(at > below, low + (high - low) * (at - below), low).tolist()
 
 
 def diagnostics_table(rows: list[tuple[int, str, str, float, float]], trace: "Trace") -> "pd.DataFrame":

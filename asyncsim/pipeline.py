@@ -38,7 +38,8 @@ class Flow(NamedTuple):
         Memory that is filled anew in each step; ``start`` is ``()`` if it is what was read.
     losses, squares
         What is recorded, of all pieces.
-    first : First
+    first : Array
+        Of the first commit the start of its gradient on the computing device, its update on the other.
     """
 
     results: LocalResult
@@ -48,7 +49,7 @@ class Flow(NamedTuple):
     committed: Committed
     losses: Array
     squares: Squares
-    first: First
+    first: Array
 
 
 def build_pipeline(
@@ -100,8 +101,9 @@ def build_pipeline(
                 before = with_losses(before, lax.ppermute(flow.results.loss, DEVICES, [(COMPUTES, COMMITS)]))
             learner = read_rows(state.workers.learner, now.visit.worker, now.size, flow.learner)
             results = gradients.run(data, key, received, learner, now, flow.results)
-            made = First(received[0], results.update[0])
-            first = lax.fori_loop(0, jnp.int32(index == 0), lambda _, first: made, flow.first)
+            # Both devices receive what they need for the first commit: its start at once, its update a step later.
+            is_first = jnp.int32(index == jnp.where(device == COMPUTES, 0, 1))
+            first = lax.fori_loop(0, is_first, lambda _, first: received[0], flow.first)
             learners = write_rows(state.workers.learner, results.learner, now.visit.worker, now.size)
             # Read once more: keeping the rows from the step before would take copies of all of them.
             read, start = rows(state, before, flow.read, flow.start)
@@ -153,7 +155,7 @@ def build_pipeline(
             committed=Committed(method_rows, memory, proxy, history, nothing),
             losses=jnp.zeros((steps, size), dtype),
             squares=Squares(*(jnp.zeros((steps, size), dtype) for _ in Squares._fields)),
-            first=First(jnp.zeros_like(state.central), jnp.zeros_like(state.central)),
+            first=jnp.zeros_like(state.central),
         )
 
     own, everywhere = PartitionSpec(DEVICES), PartitionSpec()
@@ -168,6 +170,6 @@ def build_pipeline(
     def on_both(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
         state, records, first = mapped(state, data, key, pieces, count)
         records = jax.tree.map(lambda leaf: leaf[0], records)
-        return state, records, jax.tree.map(lambda leaf: leaf[COMPUTES], first)
+        return state, records, First(first[COMPUTES], first[COMMITS])
 
     return jax.jit(on_both, donate_argnums=0)

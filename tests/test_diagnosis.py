@@ -7,9 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from cases import PROTOCOLS, make_method, make_problem, make_trace, momentum_each
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncsim import methods, problems, replay
-from asyncsim.diagnosis import diagnostic_rows
+from asyncsim.diagnosis import QUANTILES, diagnostic_rows
 
 #: Relative: two programs compute the same differences of two vectors of size one, of which a hundredth is left.
 SAME = 1e-12
@@ -163,6 +165,18 @@ def test_it_changes_nothing_else(problem, method):
     same = run.diagnostics["quantity"].isin(plain.diagnostics["quantity"].unique())
     again = run.diagnostics[same].reset_index(drop=True)
     pd.testing.assert_frame_equal(again, plain.diagnostics, check_exact=True, check_dtype=not plain.diagnostics.empty)
+
+
+@given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), max_size=9), min_size=1, max_size=4), st.booleans())
+def test_quantiles_are_those_of_numpy(tensors, has_nan):
+    values = [np.array(own, np.float32) for own in tensors]
+    values[0] = np.append(values[0], np.float32(np.nan if has_nan else 1))
+    names = [f".{index}" for index in range(len(values))]
+    rows = diagnostic_rows(0, {"pi": values}, names)
+    expected = np.quantile(np.concatenate(values).astype(float), QUANTILES).tolist()
+    expected += [np.median(own.astype(float)) if len(own) else np.nan for own in values]
+    assert [row[3] for row in rows] == [*QUANTILES, *[0.5] * len(values)]
+    np.testing.assert_allclose([row[4] for row in rows], expected, rtol=1e-12, atol=1e-9)
 
 
 def test_energies_that_are_not_finite():
