@@ -1,6 +1,7 @@
 """What asyncsim is compared with: the model and the loop that one would write by hand."""
 
 import heapq
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from asyncsim.delays import delays
 from asyncsim.methods import Method, Visit
 from asyncsim.problems import Problem
 from asyncsim.problems.batches import BatchIndices
+from asyncsim.problems.layers import cross_entropy
 from asyncsim.streams import Streams
 
 
@@ -143,6 +145,36 @@ class UsualLoop:
             starts[i], reads[i], jobs[i] = central, commit + 1, jobs[i] + 1
             events.start(jobs[i])
         return jax.block_until_ready((central, losses))
+
+
+def with_usual_convolutions(problem: Problem) -> Problem:
+    """Return MNIST's convolutional network with XLA's own convolutions and pooling, of the same parameters and loss."""
+    dropout = problem.config["dropout"]
+
+    def convolved(layer: Any, images: jax.Array) -> jax.Array:
+        layout = ("NHWC", "HWIO", "NHWC")
+        return (
+            jax.lax.conv_general_dilated(images, layer["weight"], (1, 1), "VALID", dimension_numbers=layout)
+            + (layer["bias"])
+        )
+
+    def pooled(images: jax.Array) -> jax.Array:
+        return jax.lax.reduce_window(images, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        activity = jax.nn.relu(pooled(convolved(params["conv1"], batch["image"][..., None])))
+        activity = convolved(params["conv2"], activity)
+        if dropout > 0:
+            examples, _, _, channels = activity.shape
+            kept = jax.random.uniform(key, (channels, 1, 1, examples), jnp.float32) >= dropout
+            activity = jnp.where(kept.T, activity / (1 - dropout), 0.0)
+        activity = jax.nn.relu(pooled(activity))
+        activity = jnp.moveaxis(activity, -1, 1).reshape(len(activity), -1)
+        for name in ("dense1", "dense2"):
+            activity = jax.nn.relu(activity @ params[name]["weight"] + params[name]["bias"])
+        return cross_entropy(activity @ params["dense3"]["weight"] + params["dense3"]["bias"], batch["label"])
+
+    return replace(problem, loss=loss)
 
 
 def _visit(facts: Any) -> Visit:

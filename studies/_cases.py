@@ -119,8 +119,10 @@ class Bench:
             _turns.Contender("replay and simulation", replaying.commits, replaying.run_with_simulation),
         ]
         if usual:
-            loop = _baselines.UsualLoop(method, self.problem)
-            found.append(self._calibrated("usual loop", lambda commits: loop.run(self.cluster, commits)))
+            found.append(self._usual_loop("usual loop", _baselines.UsualLoop(method, self.problem)))
+            if self.task == "cnn":
+                plain = _baselines.UsualLoop(method, _baselines.with_usual_convolutions(self.problem))
+                found.append(self._usual_loop("usual loop, XLA's convolutions", plain))
         found += self._limits()
         if usual and self._torch:
             found.append(self._torch_loop(self._torch.TorchLoop(method, self.problem)))
@@ -142,6 +144,9 @@ class Bench:
 
             found.append(_turns.Contender(name, amount, run))
         return found
+
+    def _usual_loop(self, name: str, loop: Any) -> Any:
+        return self._calibrated(name, lambda commits: loop.run(self.cluster, commits))
 
     def _torch_loop(self, loop: Any) -> Any:
         def run(commits: int) -> Any:
@@ -168,6 +173,7 @@ class Replaying:
 
     Attributes
     ----------
+    method : Method
     commits : int
         Of the trace: one per worker before the turn, and the turn's.
     trace_seconds, planning_seconds : float
@@ -175,7 +181,7 @@ class Replaying:
     """
 
     def __init__(self, bench: Bench, method: Method):
-        self._bench, self._method = bench, method
+        self._bench, self.method = bench, method
         self._cluster = _tasks.cluster_for(method, bench.workers)
         self._first = bench.workers
         self.commits = self._first + bench.commits
@@ -187,7 +193,7 @@ class Replaying:
     def run(self, commits: int) -> Any:
         """Replay the trace, with the default diagnostics and without evaluations."""
         began = time.perf_counter()
-        replay = Replay(self._trace, self._method, self._bench.problem, stops=np.array([self._first, commits]))
+        replay = Replay(self._trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))
         made = time.perf_counter()
         replay.advance(self._first)
         jax.block_until_ready(replay.state)
@@ -205,7 +211,7 @@ class Replaying:
     def run_with_simulation(self, commits: int) -> None:
         """Do all that a user waits for, from the cluster to the last commit."""
         trace = simulate(self._cluster, commits)
-        replay = Replay(trace, self._method, self._bench.problem, stops=np.array([self._first, commits]))
+        replay = Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))
         replay.advance(self._first)
         replay.advance(commits)
         jax.block_until_ready(replay.state)
@@ -234,7 +240,7 @@ class Replaying:
 
         def least_seconds(trace: Trace) -> float:
             stops = np.array([len(trace.taken_up)])
-            return min(_timed(lambda: Replay(trace, self._method, toy, stops=stops))[0] for _ in range(3))
+            return min(_timed(lambda: Replay(trace, self.method, toy, stops=stops))[0] for _ in range(3))
 
         short = simulate(self._cluster, self._first)
         return max(0.0, least_seconds(self._trace) - least_seconds(short))

@@ -1,9 +1,10 @@
-"""What the machine can do at most, and how near the gradients come: the roofline."""
+"""What the machine can do at most, and how near gradients and commits come: the roofline."""
 
 import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,14 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from asyncsim.methods import Method
 from asyncsim.problems import Problem
+from asyncsim.study import load_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_memory = load_file("asyncsim.studies._memory", Path(__file__).parent / "_memory.py")
+
 #: Side of the matrices multiplied, and bytes copied: far larger than any cache.
 _SIDE, _BYTES = 2_048, 2**28
 _REPEATS = 5
+#: Copies one after the other, so that it hardly counts that the first also gets memory from the system.
+_COPIES = 16
+#: Bytes of workers' rows that are moved in a measurement; of the array that they belong to, at most; fewest rows moved.
+_MOVED, _ARRAY, _FEWEST_ROWS = 2**28, 2**30, 64
 
 
 def machine(side: int = _SIDE, size: int = _BYTES) -> "pd.DataFrame":
@@ -36,7 +45,9 @@ def machine(side: int = _SIDE, size: int = _BYTES) -> "pd.DataFrame":
     matrix = jnp.ones((side, side), jnp.float32)
     vector = jnp.ones(size // 4, jnp.float32)
     product = _best_seconds(jax.jit(lambda a: a @ a), matrix)
-    copy = _best_seconds(jax.jit(lambda a: a + 1), vector)
+
+    copies = jax.jit(lambda a: jax.lax.fori_loop(0, _COPIES, lambda _, a: a + 1, a))
+    copy = _best_seconds(copies, vector) / _COPIES
     row = {
         "backend": devices[0].platform,
         "device": devices[0].device_kind,
@@ -76,6 +87,49 @@ def roofline(task: str, workers: int, problem: Problem, per_second: float, ceili
         "limit_per_second": 1 / max(operations / ceiling, least_bytes / bandwidth),
     }
     return pd.DataFrame([row])
+
+
+def commit_limit(case: Any, method: Method, problem: Problem, gradients_per_second: float) -> "pd.DataFrame":
+    """Return what moving the worker's rows leaves of the gradients' rate at most, one row.
+
+    A commit has to read and to write what its worker keeps: what it read, and the method's vectors. These rows are
+    scattered over arrays of all workers, which are not in the cache; here they are moved as fast as one core of this
+    machine does it, in an order without pattern.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The case; ``row_mbytes``, 1e6 bytes read or written by a commit; ``row_gbytes``, 1e9 of them per second; and
+        ``replay_limit``, the share of the gradients' rate at which a core would compute gradients and move rows, doing
+        nothing else. Two cores, one for each, could come to ``two_core_limit``.
+    """
+    import pandas as pd
+
+    row_bytes = 2 * _memory.expected_bytes(method, problem, 1)
+    bandwidth = row_bandwidth(case.workers, row_bytes // 2)
+    gradient, commit = 1 / gradients_per_second, row_bytes / bandwidth
+    row = {
+        **case._asdict(),
+        "row_mbytes": row_bytes / 1e6,
+        "row_gbytes": bandwidth / 1e9,
+        "replay_limit": gradient / (gradient + commit),
+        "two_core_limit": min(1.0, gradient / commit),
+    }
+    return pd.DataFrame([row])
+
+
+def row_bandwidth(rows: int, row_bytes: int) -> float:
+    """Return the bytes read or written per second when rows of an array leave it and come back, in random order."""
+    rows = min(rows, max(2, _ARRAY // row_bytes))
+    array, scratch = np.ones((rows, row_bytes // 4), np.float32), np.zeros(row_bytes // 4, np.float32)
+    order = np.random.default_rng(0).integers(0, rows, max(_FEWEST_ROWS, _MOVED // (2 * row_bytes)))
+
+    def move(order: np.ndarray) -> None:
+        for row in order:
+            np.copyto(scratch, array[row])
+            np.copyto(array[row], scratch)
+
+    return 2 * row_bytes * len(order) / _best_seconds(move, order)
 
 
 def matrix_operations(problem: Problem) -> int:

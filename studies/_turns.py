@@ -13,6 +13,7 @@ RATIOS = (
     ("replay", "gradients alone"),
     ("replay and simulation", "gradients alone"),
     ("replay", "usual loop"),
+    ("replay", "usual loop, XLA's convolutions"),
     ("replay", "usual loop, PyTorch"),
     ("ensemble of 32", "usual loop"),
     ("gradients alone", "gradients alone, PyTorch"),

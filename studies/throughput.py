@@ -27,7 +27,7 @@ MOST_MLP_WORKERS = 100
 #: Turns that --quick makes at most.
 QUICK_REPEATS = 2
 #: The tables in the order in which they are printed; the summary is written last, as it makes the folder a result.
-TABLES = ("machine", "sweep", "turns", "costs", "memory", "roofline", "ratios", "growth", "bars", "summary")
+TABLES = ("machine", "sweep", "turns", "costs", "memory", "roofline", "commits", "ratios", "growth", "bars", "summary")
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,9 @@ def _measure_replay(task: str, methods: list[str], config: Config, tables: Table
                 memory = _private("memory").measure(case, replaying.commits, config.data_dir)
                 _show("memory", tables.add("memory", memory))
             _show("costs", tables.add("costs", costs))
+            if ceilings["backend"].iloc[0] == "cpu":  # elsewhere rows do not move through the host's memory
+                limit = machine.commit_limit(case, replaying.method, problem, bench.limit)
+                _show("commits", tables.add("commits", limit))
             tables.add("ratios", turns.ratios(measured))
             _keep(measured, tables)
             _show("ratios", turns.ratios(measured))

@@ -24,6 +24,7 @@ Config = throughput.Config
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
 KEY = jax.random.key(0)
+USUAL_CNN = "usual loop, XLA's convolutions"
 METHODS = {"downpour": methods.downpour(learning_rate=0.1), "gem": methods.gem(learning_rate=0.1)}
 
 
@@ -33,8 +34,8 @@ def images(examples: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"image": image, "label": rng.integers(0, 10, examples, np.int32)}
 
 
-def mnist(network: str):
-    return mnist_from_arrays(images(24), images(6), batch_size=4, dropout=0.0, network=network)
+def mnist(network: str, dropout: float = 0.0):
+    return mnist_from_arrays(images(24), images(6), batch_size=4, dropout=dropout, network=network)
 
 
 #: Without randomness of their own, which PyTorch would draw otherwise.
@@ -117,6 +118,18 @@ def test_gradients_alone_are_the_problems_gradients(task, way):
             np.testing.assert_allclose(got[i], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_usual_convolutions_give_the_problems_gradients(dropout):
+    problem = mnist("cnn", dropout=dropout)
+    params = problem.init(KEY)
+    batch = jax.tree.map(lambda array: jnp.asarray(array)[:4], problem.train)
+    losses = [problem.loss, baselines.with_usual_convolutions(problem).loss]
+    (value, grads), (usual, wanted) = [jax.jit(jax.value_and_grad(loss))(params, batch, KEY) for loss in losses]
+    assert float(usual) == pytest.approx(float(value), rel=1e-5)
+    for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
 def test_gradients_alone_count_whole_pieces_and_compute_each():
     problem = PROBLEMS["digits"]()
     alone = gradients.GradientsAlone(problem, workers=5)
@@ -179,6 +192,18 @@ def test_mean_wave_is_a_run_without_a_worker_twice():
 )
 def test_operations_of_a_gradients_matrix_products(task, operations):
     assert machine.matrix_operations(PROBLEMS[task]()) == operations
+
+
+def test_moving_rows_leaves_a_share_of_the_gradients_rate():
+    case = turns.Case("digits", 7, "gem")
+    problem = PROBLEMS["digits"]()
+    (row,) = machine.commit_limit(case, METHODS["gem"], problem, 1e-3).to_dict("records")
+    assert row["row_mbytes"] == pytest.approx(2 * 3 * 4 * problem.parameter_count / 1e6)
+    assert 0.99 < row["replay_limit"] <= 1 == row["two_core_limit"]
+    (row,) = machine.commit_limit(case, METHODS["gem"], problem, 1e9).to_dict("records")
+    assert row["replay_limit"] < row["two_core_limit"] < 0.01
+    moved_per_second = row["two_core_limit"] * 1e9 * row["row_mbytes"] / 1e3
+    assert row["row_gbytes"] == pytest.approx(moved_per_second)
 
 
 # MNIST's second network
@@ -259,7 +284,9 @@ def test_ratios_are_of_the_same_turn():
 
 
 def test_bars_say_by_how_much_they_are_missed():
-    ratios = turns.ratios(hand_made_turns({"replay": [81.0], "gradients alone": [100.0], "usual loop": [27.0]}))
+    ratios = turns.ratios(
+        hand_made_turns({"replay": [81.0], "gradients alone": [100.0], "usual loop": [50.0], USUAL_CNN: [27.0]})
+    )
     parts = [hand_made_turns({"replay": [rate]}, workers=workers) for workers, rate in ((10, 130.0), (1000, 100.0))]
     used = pd.DataFrame({"task": ["mlp", "cnn"], "workers": [100, 1000], "method": "gem"})
     used = used.assign(memory_ratio=[1.5, 1.0], peak_bytes=[1, 4 * 2**30])
@@ -267,7 +294,7 @@ def test_bars_say_by_how_much_they_are_missed():
     assert list(table.columns) == list(bars.COLUMNS[1:])
     assert table["verdict"].to_dict() == {
         "cnn: replay / gradients alone": "missed by 10%",
-        "cnn: replay / usual loop": "met",
+        f"cnn: replay / {USUAL_CNN}": "met",
         "cnn: time per commit, 1000 / 10 workers": "met",
         "mlp: peak memory / workers' state": "missed by 20%",
         "cnn: peak memory (GiB)": "met",
@@ -331,6 +358,7 @@ def test_study_of_a_replay_writes_what_can_be_read(told, monkeypatch):
     swept = tables["sweep"][tables["sweep"]["best"]]
     assert list(swept[~swept["way"].str.startswith("PyTorch")]["workers"]) == [2, 3]
     assert set(tables["costs"].columns) >= {"compile_seconds", "trace_seconds", "planning_seconds", "setup_seconds"}
+    assert set(tables["commits"]["workers"]) == {2, 3} and (tables["commits"]["replay_limit"] < 1).all()
     assert {"matmul_gflops", "copy_gbytes"} <= set(tables["machine"].columns)
     assert list(tables["growth"]["most"]) == [3]
     assert "replay / usual loop" in set(tables["ratios"]["ratio"])
