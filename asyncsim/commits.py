@@ -53,7 +53,9 @@ def build_commits(method: Method, layout: Layout):
 
         def one(i, central, server, form, memories):
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
-            worker = tree_row(state.workers._replace(learner=()), visit.worker)
+            # To XLA another row in each turn (it is 0, as i is never negative): where a piece has room for one commit
+            # only, it would else compute what it can of the row before the loop, in passes over memory of their own.
+            worker = tree_row(state.workers._replace(learner=()), visit.worker + jnp.minimum(i, 0))
             at = division.position(i)
             row_read, row_update = row(read, at), row(update, at)
             origin = method.origin(worker.method, row_read) if method.origin else row_read

@@ -31,6 +31,7 @@ def both(trace, factory, problem, **options):
 
 
 CASES = [
+    ("quadratic", "exchange", methods.gem, {"learning_rate": [0.05, 0.1]}),
     ("quadratic", "exchange", methods.gem, {"learning_rate": [0.05, 0.1], "kappa": [1.0, 2.0], "pi_max": None}),
     ("quadratic", "prescribed", methods.downpour, {"learning_rate": np.array([0.01, 0.02])}),
     ("digits", "write_then_read", methods.gem, {"momentum": (0.5, 0.9)}),

@@ -103,7 +103,9 @@ def test_pytorchs_gradients_alone_are_at_the_initial_parameters(task):
 
 
 @pytest.mark.parametrize("way", gradients.WAYS)
-@pytest.mark.parametrize("task", ["quadratic", "digits", pytest.param("cnn", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "task", ["quadratic", *[pytest.param(name, marks=pytest.mark.full) for name in ("digits", "cnn")]]
+)
 def test_gradients_alone_are_the_problems_gradients(task, way):
     problem = PROBLEMS[task]()
     alone = gradients.GradientsAlone(problem, workers=5)
@@ -118,6 +120,7 @@ def test_gradients_alone_are_the_problems_gradients(task, way):
             np.testing.assert_allclose(got[i], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_usual_convolutions_give_the_problems_gradients(dropout):
     problem = mnist("cnn", dropout=dropout)
