@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.replay_state import Layout, Pieces, ReplayState
-from asyncsim.rows import row, set_row, tree_row
+from asyncsim.rows import entry, row, set_row, tree_row
 
 
 class Squares(NamedTuple):
@@ -41,7 +41,7 @@ def build_commits(method: Method, layout: Layout):
             # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read before the piece.
             offset = piece.form_offset[i]
             seen = jnp.where(offset == 0, state.central, row(committed.central, jnp.maximum(offset - 1, 0)))
-            return jnp.where(offset < 0, row(state.form, piece.form_slot[i]), seen)
+            return jnp.where(offset < 0, row(state.form, entry(piece.form_slot, i)), seen)
 
         def memories(i: Array, committed: Committed) -> tuple[Memories, ...]:
             """Return what ``apply`` is told of all workers."""
@@ -53,9 +53,7 @@ def build_commits(method: Method, layout: Layout):
 
         def one(i, central, server, form, memories):
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
-            # To XLA another row in each turn (it is 0, as i is never negative): where a piece has room for one commit
-            # only, it would else compute what it can of the row before the loop, in passes over memory of their own.
-            worker = tree_row(state.workers._replace(learner=()), visit.worker + jnp.minimum(i, 0))
+            worker = tree_row(state.workers._replace(learner=()), entry(piece.visit.worker, i))
             at = division.position(i)
             row_read, row_update = row(read, at), row(update, at)
             origin = method.origin(worker.method, row_read) if method.origin else row_read
@@ -81,7 +79,9 @@ def build_commits(method: Method, layout: Layout):
             if layout.reads == "after":
                 new_read = set_row(new_read, reply(i, central, server, lambda: committed.memory), piece.slot[i])
             elif layout.reads == "before":
-                seen = reply(i, before, server_before, lambda: tree_row(state.workers.memory, piece.visit.worker[i]))
+                seen = reply(
+                    i, before, server_before, lambda: tree_row(state.workers.memory, entry(piece.visit.worker, i))
+                )
                 new_read = set_row(new_read, seen, piece.slot[i])
             all_committed = jax.tree.map(lambda all_, new: set_row(all_, new, i), all_committed, committed)
             return central, server, new_read, all_committed

@@ -1,10 +1,10 @@
-"""The jitted heart of the replay: all gradients of a piece at once, then its commits one after the other.
+"""The jitted heart of the replay: the gradients of a piece, then its commits one after the other.
 
 A piece has room for ``piece_size`` commits. Reading rows of the carried ``[workers, parameters]`` arrays, committing,
 and writing rows are three loops, each over the commits there are. They are loops even where a piece has room for one
 commit only: XLA fuses no work across a loop of unknown length, so it never reads a row after the first write (it would
 have to copy the whole array at every piece), and an update is a number in memory before it is applied, the same for
-every method.
+every method. (What does not change from turn to turn it does move out of a loop: hence `asyncsim.rows.entry`.)
 
 On several devices each runs this program on its own lanes and its own part of the vectors, see `asyncsim.division`.
 """
@@ -22,7 +22,7 @@ from asyncsim.gradients import build_gradients
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import First, Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
-from asyncsim.rows import copy_blocks, here, read_rows, row, set_row, tree_row, write_rows
+from asyncsim.rows import copy_blocks, entry, here, read_rows, row, set_row, tree_row, write_rows
 
 
 class Scratch(NamedTuple):
@@ -195,7 +195,7 @@ def read_starts(
 
     def one(i, into):
         at = position(i)
-        return set_row(into, resume(tree_row(workers, piece.visit.worker[i]), row(read, at)), at)
+        return set_row(into, resume(tree_row(workers, entry(piece.visit.worker, i)), row(read, at)), at)
 
     return jax.lax.fori_loop(0, piece.size, one, into)
 

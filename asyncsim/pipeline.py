@@ -101,9 +101,10 @@ def build_pipeline(
                 before = with_losses(before, lax.ppermute(flow.results.loss, DEVICES, [(COMPUTES, COMMITS)]))
             learner = read_rows(state.workers.learner, now.visit.worker, now.size, flow.learner)
             results = gradients.run(data, key, received, learner, now, flow.results)
-            # Both devices receive what they need for the first commit: its start at once, its update a step later.
-            is_first = jnp.int32(index == jnp.where(device == COMPUTES, 0, 1))
-            first = lax.fori_loop(0, is_first, lambda _, first: received[0], flow.first)
+            # For the first commit's diagnostics: the computing device receives its start in step 0, the committing one
+            # its update in step 1. A loop of one turn or none, as a condition would copy the vector at every step.
+            turns = jnp.int32(index == jnp.where(device == COMPUTES, 0, 1))
+            first = lax.fori_loop(0, turns, lambda _, first: received[0], flow.first)
             learners = write_rows(state.workers.learner, results.learner, now.visit.worker, now.size)
             # Read once more: keeping the rows from the step before would take copies of all of them.
             read, start = rows(state, before, flow.read, flow.start)

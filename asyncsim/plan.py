@@ -126,7 +126,8 @@ class Plan:
             pieces = len(cut(self.waves, size, kinds, self._reads_of(size), nowhere)) - 1
             return pieces * (size + self._tuning.piece_overhead)
 
-        size = min(self._tuning.piece_sizes, key=cost)
+        sizes = self._tuning.piece_sizes
+        size = min(sizes, key=cost) if len(sizes) > 1 else sizes[0]
         return size, cut(self.waves, size, kinds, self._reads_of(size), starts, self._ahead)
 
     def _reads_of(self, size: int) -> int:

@@ -40,7 +40,7 @@ _MUCH_STATE = 90_000_000
 
 # CPU: two cores; a quadratic of 16 parameters (few), the perceptron of digits and MNIST's network (many), 10 and 100
 # workers. A batched gradient of many parameters is no quicker there than one after the other, and what a piece holds
-# of several commits leaves the cache: 1.1 to 1.2 times the rate of pieces of two, on digits.
+# of several commits leaves the cache: pieces of one are 1.1 to 1.2 times as fast as pieces of two (digits, exchange).
 _CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, together=8, chunk=512)
 _CPU_MANY = Tuning(piece_sizes=(1,), piece_overhead=0.5, together=1, chunk=512)
 #: On each of several devices of a CPU, where a piece has to pay for two exchanges.

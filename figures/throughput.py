@@ -201,7 +201,7 @@ def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
 
 def _mark(contender: str) -> Mark:
     if contender.endswith(" devices"):
-        return Mark(look.GREEN, "-.")
+        return Mark(look.BLACK, "-.")
     return _MARKS.get(contender, Mark(look.GREY))
 
 

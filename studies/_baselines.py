@@ -148,15 +148,16 @@ class UsualLoop:
 
 
 def with_usual_convolutions(problem: Problem) -> Problem:
-    """Return MNIST's convolutional network with XLA's own convolutions and pooling, of the same parameters and loss."""
+    """Return ``mnist`` with its network ``"cnn"`` as one would write it: XLA's own convolutions and pooling.
+
+    The parameters and the loss are the same; dropout comes before pooling, as in the paper.
+    """
     dropout = problem.config["dropout"]
 
     def convolved(layer: Any, images: jax.Array) -> jax.Array:
-        layout = ("NHWC", "HWIO", "NHWC")
-        return (
-            jax.lax.conv_general_dilated(images, layer["weight"], (1, 1), "VALID", dimension_numbers=layout)
-            + (layer["bias"])
-        )
+        layout = "NHWC", "HWIO", "NHWC"
+        made = jax.lax.conv_general_dilated(images, layer["weight"], (1, 1), "VALID", dimension_numbers=layout)
+        return made + layer["bias"]
 
     def pooled(images: jax.Array) -> jax.Array:
         return jax.lax.reduce_window(images, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")

@@ -1,4 +1,4 @@
-"""What the machine can do at most, and how near gradients and commits come: the roofline."""
+"""What the machine can do at most: how near the gradients come, and what commits leave of their rate."""
 
 import math
 import os
@@ -24,10 +24,12 @@ _memory = load_file("asyncsim.studies._memory", Path(__file__).parent / "_memory
 #: Side of the matrices multiplied, and bytes copied: far larger than any cache.
 _SIDE, _BYTES = 2_048, 2**28
 _REPEATS = 5
-#: Copies one after the other, so that it hardly counts that the first also gets memory from the system.
-_COPIES = 16
+#: Passes over a vector in place, so that it hardly counts that the first one is to new memory.
+_PASSES = 16
 #: Bytes of workers' rows that are moved in a measurement; of the array that they belong to, at most; fewest rows moved.
 _MOVED, _ARRAY, _FEWEST_ROWS = 2**28, 2**30, 64
+#: Bytes below which to move a row is no matter of memory.
+_SMALL_ROW = 2**16
 
 
 def machine(side: int = _SIDE, size: int = _BYTES) -> "pd.DataFrame":
@@ -37,7 +39,8 @@ def machine(side: int = _SIDE, size: int = _BYTES) -> "pd.DataFrame":
     -------
     pandas.DataFrame
         ``backend``, ``device``, ``devices``, ``cpus``, ``jax``, ``matmul_gflops`` (1e9 operations per second, the best
-        of some products) and ``copy_gbytes`` (1e9 bytes read or written per second, the best of some copies).
+        of some products) and ``copy_gbytes`` (1e9 bytes read or written per second, when a vector far larger than the
+        cache is changed in place).
     """
     import pandas as pd
 
@@ -45,9 +48,8 @@ def machine(side: int = _SIDE, size: int = _BYTES) -> "pd.DataFrame":
     matrix = jnp.ones((side, side), jnp.float32)
     vector = jnp.ones(size // 4, jnp.float32)
     product = _best_seconds(jax.jit(lambda a: a @ a), matrix)
-
-    copies = jax.jit(lambda a: jax.lax.fori_loop(0, _COPIES, lambda _, a: a + 1, a))
-    copy = _best_seconds(copies, vector) / _COPIES
+    passes = jax.jit(lambda a: jax.lax.fori_loop(0, _PASSES, lambda _, a: a + 1, a))
+    copy = _best_seconds(passes, vector) / (_PASSES + 1)  # and one from the argument, which is kept
     row = {
         "backend": devices[0].platform,
         "device": devices[0].device_kind,
@@ -90,46 +92,49 @@ def roofline(task: str, workers: int, problem: Problem, per_second: float, ceili
 
 
 def commit_limit(case: Any, method: Method, problem: Problem, gradients_per_second: float) -> "pd.DataFrame":
-    """Return what moving the worker's rows leaves of the gradients' rate at most, one row.
+    """Return what moving the workers' rows leaves of the gradients' rate, one row; none where rows are small.
 
-    A commit has to read and to write what its worker keeps: what it read, and the method's vectors. These rows are
-    scattered over arrays of all workers, which are not in the cache; here they are moved as fast as one core of this
-    machine does it, in an order without pattern.
+    A commit reads and writes what its worker keeps (the method's vectors, or the proxy's momentum of those that have
+    none, and a local optimizer's state), and writes what the worker reads; with the gradient that is read again. These
+    rows are scattered over arrays of all workers, which mostly are not in the cache. Here they are read and written as
+    fast as one core does it, in an order without pattern. Workers that share one copy of a version write less.
 
     Returns
     -------
     pandas.DataFrame
-        The case; ``row_mbytes``, 1e6 bytes read or written by a commit; ``row_gbytes``, 1e9 of them per second; and
-        ``replay_limit``, the share of the gradients' rate at which a core would compute gradients and move rows, doing
-        nothing else. Two cores, one for each, could come to ``two_core_limit``.
+        The case; ``commit_mbytes``, 1e6 bytes that a commit reads or writes; ``gbytes_per_second``, at which they are
+        moved; ``in_turn_limit``, the share of the gradients' rate that is left where rows are moved between gradients;
+        and ``overlapped_limit``, where they are moved by another core meanwhile.
     """
     import pandas as pd
 
-    row_bytes = 2 * _memory.expected_bytes(method, problem, 1)
-    bandwidth = row_bandwidth(case.workers, row_bytes // 2)
-    gradient, commit = 1 / gradients_per_second, row_bytes / bandwidth
+    row_bytes = _memory.expected_bytes(method, problem, 1)
+    if row_bytes < _SMALL_ROW:
+        return pd.DataFrame()
+    moved = 2 * row_bytes - 4 * problem.parameter_count
+    bandwidth = row_bandwidth(case.workers, row_bytes)
+    gradient, commit = 1 / gradients_per_second, moved / bandwidth
     row = {
         **case._asdict(),
-        "row_mbytes": row_bytes / 1e6,
-        "row_gbytes": bandwidth / 1e9,
-        "replay_limit": gradient / (gradient + commit),
-        "two_core_limit": min(1.0, gradient / commit),
+        "commit_mbytes": moved / 1e6,
+        "gbytes_per_second": bandwidth / 1e9,
+        "in_turn_limit": gradient / (gradient + commit),
+        "overlapped_limit": min(1.0, gradient / commit),
     }
     return pd.DataFrame([row])
 
 
 def row_bandwidth(rows: int, row_bytes: int) -> float:
-    """Return the bytes read or written per second when rows of an array leave it and come back, in random order."""
+    """Return the bytes read or written per second when rows of an array are changed in place, in random order."""
     rows = min(rows, max(2, _ARRAY // row_bytes))
-    array, scratch = np.ones((rows, row_bytes // 4), np.float32), np.zeros(row_bytes // 4, np.float32)
+    array = np.ones((rows, row_bytes // 4), np.float32)
     order = np.random.default_rng(0).integers(0, rows, max(_FEWEST_ROWS, _MOVED // (2 * row_bytes)))
 
-    def move(order: np.ndarray) -> None:
+    def change(order: np.ndarray) -> None:
         for row in order:
-            np.copyto(scratch, array[row])
-            np.copyto(array[row], scratch)
+            np.negative(array[row], out=array[row])
 
-    return 2 * row_bytes * len(order) / _best_seconds(move, order)
+    return 2 * row_bytes * len(order) / _best_seconds(change, order)
 
 
 def matrix_operations(problem: Problem) -> int:

@@ -40,7 +40,7 @@ def divided(trace, method, problem, count):
 
 
 def combinations():
-    """Two devices; three divide neither the commits of a piece nor the parameters evenly."""
+    """Three devices divide neither the commits of a piece nor the parameters evenly; two, on digits, both."""
     default = {("quadratic", "gem, paper", "read_then_write, two visits", 3)}
     # How a replay is divided depends on the method, and on the slots that a protocol needs; not on both at once.
     by_method = {("quadratic", method, "exchange", 3) for method in METHODS if method != "gem, paper"}

@@ -72,13 +72,12 @@ def test_tensors_add_up_on_several_devices(method, protocol, count):
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "protocol"),
     [
-        ("gem", "read_then_write, two visits"),
         ("downpour", "exchange"),
-        ("lsgd", "exchange"),
+        pytest.param("gem", "read_then_write, two visits", marks=pytest.mark.full),
+        pytest.param("lsgd", "exchange", marks=pytest.mark.full),
     ],
 )
 def test_tensors_add_up_with_one_device_ahead(method, protocol, monkeypatch):
@@ -169,6 +168,7 @@ def test_it_changes_nothing_else(problem, method):
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), max_size=9), min_size=1, max_size=4), st.booleans())
 def test_quantiles_are_those_of_numpy(tensors, has_nan):
+    # The tolerance: round-off of an interpolation between values up to 1e6.
     values = [np.array(own, np.float32) for own in tensors]
     values[0] = np.append(values[0], np.float32(np.nan if has_nan else 1))
     names = [f".{index}" for index in range(len(values))]
@@ -177,6 +177,12 @@ def test_quantiles_are_those_of_numpy(tensors, has_nan):
     expected += [np.median(own.astype(float)) if len(own) else np.nan for own in values]
     assert [row[3] for row in rows] == [*QUANTILES, *[0.5] * len(values)]
     np.testing.assert_allclose([row[4] for row in rows], expected, rtol=1e-12, atol=1e-9)
+
+
+def test_quantiles_of_infinities():
+    up, down = (np.array([sign * np.inf, 1.0, sign * np.inf], np.float32) for sign in (1, -1))
+    rows = diagnostic_rows(0, {"pi": [up, up[:2], down[:2], np.append(up, down)]}, list("abcd"))
+    assert [row[4] for row in rows if row[2]] == pytest.approx([np.inf, np.inf, -np.inf, 1.0])
 
 
 def test_energies_that_are_not_finite():

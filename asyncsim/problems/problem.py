@@ -56,7 +56,8 @@ class Problem:
         said.
     map_on_cpu : bool
         On a CPU, the gradients of several workers are quicker one after the other than as one batch
-        (convolutions: batching over weights makes them grouped).
+        (convolutions: batching over weights makes them grouped), and one gradient is work for all cores, so that none
+        is computed ahead of other commits. On one CPU device larger problems go one after the other in any case.
 
     Raises
     ------
