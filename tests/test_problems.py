@@ -308,7 +308,8 @@ def reference_logits(params, images, kept, dropout):
     return x @ params["dense3"]["weight"] + params["dense3"]["bias"]
 
 
-@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.full), 0.2])
+@pytest.mark.full  # the default run has test_convolution_is_xlas
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_mnist_network_against_xla_convolutions(tiny, dropout):
     problem = mnist(batch_size=12, dropout=dropout, data_dir=tiny[0])
     params, _, batch = inputs(problem, jnp.float64)
