@@ -49,6 +49,8 @@ _CPU_LANES = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=1.0, together=2, ch
 _CPU_AHEAD = Tuning(piece_sizes=(16,), piece_overhead=1.0, together=4, chunk=256)
 #: Commits that a piece must have on average for two devices to be quicker than one, which needs no exchange.
 AHEAD_PIECE = 8
+#: Commits of a replay from which on two devices gain (a tenth) more than their program takes longer to compile (2 s).
+AHEAD_COMMITS = 100_000
 _ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, together=32, chunk=256)
 
 

@@ -21,7 +21,7 @@ from asyncsim.replay_state import ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
-from asyncsim.tuning import AHEAD_PIECE, computes_ahead, current_devices
+from asyncsim.tuning import AHEAD_COMMITS, AHEAD_PIECE, computes_ahead, current_devices
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -150,8 +150,9 @@ class Replay:
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
         plan: Plan | None = None
         if computes_ahead(devices, *size):
-            plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), ahead=True)
-            if plan.mean_piece < AHEAD_PIECE:
+            if len(trace) >= AHEAD_COMMITS:
+                plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), ahead=True)
+            if plan is None or plan.mean_piece < AHEAD_PIECE:
                 plan, devices = None, devices[:1]
         if plan is None:
             plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))

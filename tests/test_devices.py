@@ -150,6 +150,7 @@ def ahead(monkeypatch):
     """Two devices work one ahead of the other, however small the problem and the pieces."""
     monkeypatch.setattr("asyncsim.wave_replay.computes_ahead", lambda *given: True)
     monkeypatch.setattr("asyncsim.wave_replay.AHEAD_PIECE", 0)
+    monkeypatch.setattr("asyncsim.wave_replay.AHEAD_COMMITS", 0)
 
 
 @pytest.mark.parametrize(
