@@ -67,7 +67,8 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide (on a CPU with two: if one can compute gradients ahead of the other's commits).
+        is enough to divide. Of two of a CPU only the first, unless the replay is long and one can compute gradients
+        ahead of the other's commits.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
