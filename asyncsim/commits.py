@@ -54,10 +54,9 @@ def build_commits(method: Method, layout: Layout):
         def one(i, central, server, form, memories):
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
             worker = tree_row(state.workers._replace(learner=()), entry(piece.visit.worker, i))
-            at = division.position(i)
-            row_read, row_update = row(read, at), row(update, at)
+            row_read, row_update = row(read, i), row(update, i)
             origin = method.origin(worker.method, row_read) if method.origin else row_read
-            message, method_state, _ = method.message(worker.method, row_update, row(start, at), form, visit)
+            message, method_state, _ = method.message(worker.method, row_update, row(start, i), form, visit)
             applied = method.apply(server, central, message, worker.memory, visit, *memories)
             proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + row_update
             squares = Squares(*map(division.square, (applied.central - central, applied.central - origin, proxy)))

@@ -22,9 +22,13 @@ Array = jax.Array
 #: Name of the mesh's one axis.
 DEVICES = "devices"
 
+#: Shards of at least so many elements have a multiple of so many. XLA divides loops over long vectors among threads,
+#: and does not vectorize them where they do not divide evenly.
+_LONG, _ALIGNED = 4096, 64
+
 
 class Division(NamedTuple):
-    """What is divided, and how. Rows of a piece have shape ``[piece_size, shard]``, ordered by `position`.
+    """What is divided, and how. Rows of a piece have shape ``[piece_size, shard]``, in the order of commits.
 
     Attributes
     ----------
@@ -50,16 +54,15 @@ class Division(NamedTuple):
     @property
     def shard(self) -> int:
         """Length of the part of a vector that a device holds."""
-        return -(-self.parameters // self.devices) if self.by_parameters else self.parameters
+        if not self.by_parameters:
+            return self.parameters
+        even = -(-self.parameters // self.devices)
+        return even if even < _LONG else -(-even // _ALIGNED) * _ALIGNED
 
     @property
     def padded(self) -> int:
         """Length of a whole vector with what fills up the last shards."""
         return self.shard * self.devices if self.by_parameters else self.parameters
-
-    def position(self, commit: Any) -> Any:
-        """Return where the rows of a piece's commit are: those of one device's lanes are neighbours."""
-        return commit if self.devices == 1 else commit % self.devices * self.lanes + commit // self.devices
 
     def own_count(self, count: Array) -> Array:
         """Return how many of a piece's commits this device computes."""
@@ -77,45 +80,33 @@ class Division(NamedTuple):
 
         return jax.tree.map(lanes, tree)
 
-    def to_lanes(self, rows: Array, count: Array, into: Array) -> Array:
-        """Return whole vectors, ``[lanes, padded]``, for this device's commits; the others as in ``into``."""
+    def to_lanes(self, rows: Array) -> Array:
+        """Return whole vectors, ``[lanes, padded]``, for this device's commits."""
         if self.devices == 1:
             return rows
         if not self.by_parameters:
-            return lax.dynamic_slice_in_dim(rows, lax.axis_index(DEVICES) * self.lanes, self.lanes)
-        shards = lax.all_to_all(rows.reshape(self.devices, self.lanes, self.shard), DEVICES, 0, 0)
+            return self.own(rows)
+        shards = rows.reshape(self.lanes, self.devices, self.shard)
+        return lax.all_to_all(shards, DEVICES, 1, 2, tiled=True).reshape(self.lanes, self.padded)
 
-        # Lane by lane in a loop of unknown length, or XLA divides each index by the shard in all that follows.
-        def join(lane: Array, whole: Array) -> Array:
-            for device in range(self.devices):
-                part = lax.dynamic_index_in_dim(shards[device], lane)
-                whole = lax.dynamic_update_slice(whole, part, (lane, jnp.int32(device * self.shard)))
-            return whole
-
-        return lax.fori_loop(0, self.own_count(count), join, into)
-
-    def to_shards(self, whole: Array, count: Array, into: Array) -> Array:
+    def to_shards(self, whole: Array) -> Array:
         """Return this device's part of the vectors of all lanes, ``[piece_size, shard]``."""
         if self.devices == 1:
             return whole
         if not self.by_parameters:
             return self.of_all(whole)
-
-        def split(lane: Array, shards: Array) -> Array:
-            for device in range(self.devices):
-                part = lax.dynamic_slice(whole, (lane, jnp.int32(device * self.shard)), (1, self.shard))
-                shards = lax.dynamic_update_slice(shards, part[None], (jnp.int32(device), lane, jnp.int32(0)))
-            return shards
-
-        shards = into.reshape(self.devices, self.lanes, self.shard)
-        shards = lax.fori_loop(0, self.own_count(count), split, shards)
-        return lax.all_to_all(shards, DEVICES, 0, 0).reshape(self.piece_size, self.shard)
+        rows = whole.reshape(self.lanes, 1, self.padded)
+        return lax.all_to_all(rows, DEVICES, 2, 1, tiled=True).reshape(self.piece_size, self.shard)
 
     def of_all(self, tree: Any) -> Any:
-        """Return leaves ``[lanes, ...]`` of every device together, ``[piece_size, ...]`` by `position`."""
+        """Return leaves ``[lanes, ...]`` of every device together, ``[piece_size, ...]`` in the order of commits."""
         if self.devices == 1:
             return tree
-        return jax.tree.map(lambda leaf: lax.all_gather(leaf, DEVICES, tiled=True), tree)
+
+        def join(leaf: Array) -> Array:
+            return lax.all_gather(leaf, DEVICES, axis=1).reshape(self.piece_size, *leaf.shape[1:])
+
+        return jax.tree.map(join, tree)
 
     def square(self, vector: Array) -> Array:
         """Return this device's part of a vector's squared norm; of those of an ensemble one for each member."""

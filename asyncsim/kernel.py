@@ -22,20 +22,17 @@ from asyncsim.gradients import build_gradients
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import First, Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
-from asyncsim.rows import copy_blocks, entry, here, read_rows, row, set_row, tree_row, write_rows
+from asyncsim.rows import copy_blocks, entry, read_rows, row, set_row, tree_row, write_rows
 
 
 class Scratch(NamedTuple):
     """Memory that pieces use one after the other: filled anew by each, never cleared.
 
-    Rows of a piece are ordered by `Division.position`; those of ``committed`` by commit. What one device has no use
-    for is ``()`` there.
+    What one device has no use for is ``()`` there.
     """
 
     read: Array
     start: Any
-    lanes: Any
-    shards: Any
     learner: Learner
     results: Any
     committed: Committed
@@ -97,11 +94,9 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
         return state, records(losses, division.total(squares)), first
 
     def records(losses: Array, squares: Squares) -> Records:
-        by_lane = division.of_all(jnp.swapaxes(losses, 0, 1))
-        by_lane = by_lane.reshape(division.devices, division.lanes, *by_lane.shape[1:])
-        in_order = jnp.moveaxis(by_lane, (2, 1, 0), (0, 1, 2))  # pieces, lanes, devices
+        in_order = jnp.swapaxes(division.of_all(jnp.swapaxes(losses, 0, 1)), 0, 1)
         return Records(
-            loss=in_order.reshape(-1, *recorded),
+            loss=in_order,
             update_norm=jnp.sqrt(squares.update),
             central_energy=squares.moved / 2,
             proxy_energy=squares.proxy / 2,
@@ -112,7 +107,6 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
             return jnp.zeros((count, *leaf.shape[1:]), leaf.dtype)
 
         vectors = rows(state.central[None])
-        several = division.devices > 1
         lanes = jnp.zeros((division.lanes, *layout.of_members, division.padded), vectors.dtype)
         learner = jax.tree.map(lambda leaf: rows(leaf, division.lanes), state.workers.learner)
         method_rows, memory, proxy = jax.tree.map(rows, tuple(state.workers[:3]))
@@ -120,8 +114,6 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
         return Scratch(
             read=vectors,
             start=vectors if method.resume else (),
-            lanes=lanes if several and division.by_parameters else (),
-            shards=vectors if several and division.by_parameters else (),
             learner=learner,
             results=gradients.empty(data, key, lanes, learner, jax.tree.map(lambda leaf: leaf[0], pieces)),
             committed=Committed(method_rows, memory, proxy, vectors if layout.keeps_history else (), squares),
@@ -129,27 +121,24 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
 
     def one_piece(state: ReplayState, scratch: Scratch, data: Any, key: Array, piece: Pieces):
         worker, count = piece.visit.worker, piece.size
-        read = read_rows(state.read, piece.slot, count, scratch.read, division.position)
+        read = read_rows(state.read, piece.slot, count, scratch.read)
         start: Any = read
         if method.resume is not None:
-            start = read_starts(method, state.workers.method, read, piece, scratch.start, division.position)
-        lanes = division.to_lanes(start, count, scratch.lanes)
+            start = _read_starts(method, state.workers.method, read, piece, scratch.start)
+        lanes = division.to_lanes(start)
         own = division.own(worker)
         learner = read_rows(state.workers.learner, own, division.own_count(count), scratch.learner)
         results = gradients.run(data, key, lanes, learner, piece, scratch.results)
-        update = division.to_shards(results.update, count, scratch.shards)
+        update = division.to_shards(results.update)
         if method.sees_loss:
-            in_order = division.position(jnp.arange(division.piece_size))
-            piece = with_losses(piece, division.of_all(results.loss)[in_order])
-        state, committed = finish_piece(layout, commits, state, piece, read, start, update, scratch.committed)
+            piece = _with_losses(piece, division.of_all(results.loss))
+        state, committed = _finish_piece(layout, commits, state, piece, read, start, update, scratch.committed)
         learnt = division.of_all(results.learner)
-        learners = write_rows(state.workers.learner, learnt, worker, count, division.position)
+        learners = write_rows(state.workers.learner, learnt, worker, count)
         state = state._replace(workers=state.workers._replace(learner=learners))
         scratch = Scratch(
             read=read,
             start=start if method.resume else (),
-            lanes=lanes if division.by_parameters else (),
-            shards=update if division.by_parameters else (),
             learner=learner,
             results=results if gradients.in_turn else (),
             committed=committed,
@@ -159,7 +148,7 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
     return advance
 
 
-def finish_piece(
+def _finish_piece(
     layout: Layout,
     commits: Callable[..., Any],
     state: ReplayState,
@@ -182,20 +171,17 @@ def finish_piece(
     return ReplayState(central, server, new_read, form, workers), committed
 
 
-def with_losses(piece: Pieces, loss: Array) -> Pieces:
+def _with_losses(piece: Pieces, loss: Array) -> Pieces:
     """Return the piece with the losses of its commits in their visits."""
     return piece._replace(visit=piece.visit._replace(loss=loss.astype(piece.visit.time.dtype)))
 
 
-def read_starts(
-    method: Method, workers: Any, read: Array, piece: Pieces, into: Array, position: Callable[[Any], Any] = here
-) -> Array:
+def _read_starts(method: Method, workers: Any, read: Array, piece: Pieces, into: Array) -> Array:
     """Return where the workers whose replicas live on start from, ordered as what they read."""
     resume: Any = method.resume
 
     def one(i, into):
-        at = position(i)
-        return set_row(into, resume(tree_row(workers, entry(piece.visit.worker, i)), row(read, at)), at)
+        return set_row(into, resume(tree_row(workers, entry(piece.visit.worker, i)), row(read, i)), i)
 
     return jax.lax.fori_loop(0, piece.size, one, into)
 

@@ -15,6 +15,10 @@ from asyncsim.trace import Trace
 from asyncsim.tuning import backend, tuning
 from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 
+#: Share of the room in pieces that commits must fill on average, or one device is quicker than several.
+_FILLED = 0.6
+_NOWHERE = np.empty(0, int)
+
 
 class Plan:
     """The whole trace cut into pieces, and their arrays chunk by chunk.
@@ -31,7 +35,6 @@ class Plan:
         diagnose_every: int,
         dtype: Any,
         devices: int,
-        ahead: bool = False,
     ):
         self.waves = find_waves(trace)
         commits = len(trace)
@@ -47,11 +50,11 @@ class Plan:
         self._reads = separate_reads(read, waves.slot) if waves.reads == "separate" else empty
         self._blocks = trace.read_blocks
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
-        kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
-        self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        self._tuning = tuning(backend(), problem.parameter_count, devices, ahead)
-        self._devices, self._ahead = 1 if ahead else devices, ahead
-        self.piece_size, self._cuts = self._best_cut(kinds, starts)
+        self._kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
+        self._most = max((most_at_one_position(kind) for kind in self._kinds), default=0)
+        self._tuning = tuning(backend(), problem.parameter_count, devices)
+        self._devices = devices
+        self.piece_size, self._cuts = self._best_cut(starts)
         self.stops = stops
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
         # A power of two, so that short traces that differ by a few pieces share what is compiled.
@@ -94,7 +97,6 @@ class Plan:
             separate_forms=self.waves.separate_forms,
             window=self._window,
             proxy_momentum=proxy_momentum,
-            ahead=self._ahead,
             diagnose_energy=diagnose_energy,
             members=self.members,
             read_blocks=self._blocks,
@@ -102,9 +104,9 @@ class Plan:
         )
 
     @property
-    def mean_piece(self) -> float:
-        """Commits of a piece, on average."""
-        return float(self._cuts[-1] / (len(self._cuts) - 1))
+    def fills_devices(self) -> bool:
+        """Whether the pieces that the trace allows keep all devices busy enough to be quicker than one."""
+        return self._devices == 1 or len(self.diagnosed) >= _FILLED * self._room_for_all(self.piece_size)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
         """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays.
@@ -118,17 +120,22 @@ class Plan:
                 starts = self._cuts[at : min(at + self._chunk, end) + 1]
                 yield starts, self._pieces(starts)
 
-    def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray) -> tuple[int, np.ndarray]:
+    def _best_cut(self, starts: np.ndarray) -> tuple[int, np.ndarray]:
         """Choose the size of pieces by the trace alone, so that what is recorded changes no result; then cut."""
-        nowhere = np.empty(0, int)
 
         def cost(size: int) -> float:
-            pieces = len(cut(self.waves, size, kinds, self._reads_of(size), nowhere)) - 1
-            return pieces * (size + self._tuning.piece_overhead)
+            return self._room_for_all(size) * (1 + self._tuning.piece_overhead / size)
 
         sizes = self._tuning.piece_sizes
         size = min(sizes, key=cost) if len(sizes) > 1 else sizes[0]
-        return size, cut(self.waves, size, kinds, self._reads_of(size), starts, self._ahead)
+        return size, self._cut(size, starts)
+
+    def _room_for_all(self, size: int) -> int:
+        """Return the room for commits in all pieces of this size that the trace is cut into."""
+        return (len(self._cut(size)) - 1) * size
+
+    def _cut(self, size: int, starts: np.ndarray = _NOWHERE) -> np.ndarray:
+        return cut(self.waves, size, self._kinds, self._reads_of(size), starts)
 
     def _reads_of(self, size: int) -> int:
         """Return the room for separate reads in a piece of this size."""

@@ -16,7 +16,6 @@ from asyncsim.kernel import build_advance
 from asyncsim.local import build_local
 from asyncsim.members import Members, batched_local, batched_method, batched_state
 from asyncsim.methods.method import Method
-from asyncsim.pipeline import COMMITS, COMPUTES, build_pipeline
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, initial_state, state_specs
 
@@ -34,9 +33,6 @@ class Program(NamedTuple):
         `asyncsim.replay_state.initial_state` less its first two arguments, the result divided over the devices.
     flat : Flat
     devices : tuple of jax.Device
-    central, learner, whole : function
-        From the replay's state to its central variable, to what the workers' local steps have changed besides it, and
-        to all of it as a single device holds it.
     """
 
     advance: Callable[..., Any]
@@ -46,9 +42,6 @@ class Program(NamedTuple):
     initial_state: Callable[..., ReplayState]
     flat: Flat
     devices: tuple[Any, ...]
-    central: Callable[[ReplayState], Any] = lambda state: state.central
-    learner: Callable[[ReplayState], Any] = lambda state: state.workers.learner
-    whole: Callable[[ReplayState], ReplayState] = lambda state: state
 
 
 def compiled(method: Method, problem: Problem, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
@@ -112,8 +105,6 @@ class Same:
 
 @functools.lru_cache(maxsize=32)
 def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
-    if layout.ahead:
-        return _build_ahead(method.value, problem.value, layout, dtype, devices)
     flat = _flatten(problem.value, layout, dtype)
     mesh = Mesh(np.array(devices), (DEVICES,))
     make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
@@ -130,50 +121,6 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
         initial_state=_make_in_place(make) if len(devices) == 1 else _make_divided(make, layout.division, mesh),
         flat=flat,
         devices=devices,
-    )
-
-
-def _build_ahead(method: Method, problem: Problem, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
-    flat = _flatten(problem, layout, dtype)
-    mesh = Mesh(np.array(devices), (DEVICES,))
-
-    def twice(*arguments: Any, **sizes: int) -> ReplayState:
-        state = initial_state(method, flat, *arguments, **sizes)
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (2, *leaf.shape)), state)
-
-    before = build_before(method, layout)
-    committed_before = jax.jit(lambda state, pieces: before(jax.tree.map(lambda leaf: leaf[0], state), pieces))
-
-    def on(tree: Any, device: int) -> Any:
-        """Return what a device holds, with a leading axis of one."""
-        return jax.tree.map(lambda leaf: leaf.addressable_shards[device].data, tree)
-
-    def of(tree: Any, device: int) -> Any:
-        return jax.tree.map(lambda leaf: leaf[0], on(tree, device))
-
-    def learner(state: ReplayState) -> Any:
-        return of(state.workers.learner, COMPUTES)
-
-    def whole(state: ReplayState) -> ReplayState:
-        committed = of(state, COMMITS)
-        learnt = jax.device_put(learner(state), devices[COMMITS])
-        return committed._replace(workers=committed.workers._replace(learner=learnt))
-
-    local = build_local(method, problem, layout.window, flat, layout.windows_differ)
-    diagnose = build_diagnose(method, flat, layout)
-    return Program(
-        advance=build_pipeline(method, local, layout, mesh),
-        before=lambda state, pieces: committed_before(on(state, COMMITS), pieces),
-        diagnose=lambda formed, first, pieces, losses: diagnose(
-            formed, jax.device_put(first, devices[COMMITS]), pieces, jax.device_put(losses, devices[COMMITS])
-        ),
-        evaluate=jax.jit(_evaluation(problem, flat)),
-        initial_state=_make_in_place(twice, out_shardings=NamedSharding(mesh, PartitionSpec(DEVICES))),
-        flat=flat,
-        devices=devices,
-        central=lambda state: of(state.central, COMMITS),
-        learner=learner,
-        whole=whole,
     )
 
 

@@ -29,8 +29,6 @@ class Layout(NamedTuple):
         Local steps of each commit.
     proxy_momentum : float
         Of the proxy that the replay keeps for methods without one.
-    ahead : bool
-        Whether one device computes the gradients of a piece while another commits the piece before.
     diagnose_energy : bool
         Whether the energies are among the diagnostics, weight by weight.
     members : int or None
@@ -50,7 +48,6 @@ class Layout(NamedTuple):
     separate_forms: bool
     window: int
     proxy_momentum: float
-    ahead: bool = False
     diagnose_energy: bool = False
     members: int | None = None
     read_blocks: int = 1

@@ -1,6 +1,5 @@
 """Rows of arrays in a compiled loop, one dynamic slice each: on a CPU gathers and scatters are far slower."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,11 +23,6 @@ def tree_row(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda leaf: row(leaf, index), tree)
 
 
-def here(index: Any) -> Any:
-    """Return the index itself: rows lie in the order of commits."""
-    return index
-
-
 def entry(index: Array, i: Any) -> Array:
     """Return ``index[i]``, of which XLA cannot tell that it is the same in each turn of a loop over ``i``.
 
@@ -38,20 +32,20 @@ def entry(index: Array, i: Any) -> Array:
     return index[i] + jnp.minimum(i, 0)
 
 
-def read_rows(tree: Any, index: Array, count: Array, into: Any, position: Callable[[Any], Any] = here) -> Any:
-    """Read the first ``count`` rows that the index names, to their positions; the others are what ``into`` held."""
+def read_rows(tree: Any, index: Array, count: Array, into: Any) -> Any:
+    """Read the first ``count`` rows that the index names, in its order; the others are what ``into`` held."""
 
     def read(i, rows):
-        return jax.tree.map(lambda all_, leaf: set_row(all_, row(leaf, entry(index, i)), position(i)), rows, tree)
+        return jax.tree.map(lambda all_, leaf: set_row(all_, row(leaf, entry(index, i)), i), rows, tree)
 
     return jax.lax.fori_loop(0, count, read, into)
 
 
-def write_rows(tree: Any, rows: Any, index: Array, count: Array, position: Callable[[Any], Any] = here) -> Any:
-    """Write the first ``count`` rows, found at their positions, to where the index says."""
+def write_rows(tree: Any, rows: Any, index: Array, count: Array) -> Any:
+    """Write the first ``count`` rows to where the index says."""
 
     def write(i, tree):
-        return jax.tree.map(lambda leaf, new: set_row(leaf, row(new, position(i)), index[i]), tree, rows)
+        return jax.tree.map(lambda leaf, new: set_row(leaf, row(new, i), index[i]), tree, rows)
 
     return jax.lax.fori_loop(0, count, write, tree)
 

@@ -74,7 +74,7 @@ class Running:
         first = self._program.devices[0]
         # On one device: the same program there for any number of them.
         central, state, train, test = jax.device_put(
-            (self._program.central(self.state), self._mean_problem_state(), self._train, self._test), first
+            (self.state.central, self._mean_problem_state(), self._train, self._test), first
         )
         values = self._program.evaluate(central, state, train, test)
         return [
@@ -85,12 +85,8 @@ class Running:
 
     def params(self) -> list[Any]:
         """Return the members' central variables in the problem's own tree, as numpy arrays."""
-        central = jax.device_put(self._program.central(self.state), self._program.devices[0])
+        central = jax.device_put(self.state.central, self._program.devices[0])
         return [jax.tree.map(np.asarray, self._program.flat.unravel(own)) for own in self._of_members(central)]
-
-    def whole_state(self) -> ReplayState:
-        """Return the state as a single device holds it."""
-        return self._program.whole(self.state)
 
     def put_state(self, state: ReplayState) -> None:
         """Go on from a state that a single device holds; raise InputError if there are several."""
@@ -122,7 +118,7 @@ class Running:
             return None
         return jax.tree.map(
             lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
-            self._program.learner(self.state).problem,
+            self.state.workers.learner.problem,
         )
 
 

@@ -35,46 +35,26 @@ class Tuning(NamedTuple):
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
 
-#: Parameters of all workers together above which no array is made twice: a gigabyte for three vectors a worker.
-_MUCH_STATE = 90_000_000
+#: From this many parameters on an exchange of vectors between CPU devices takes longer than what it gains.
+_MANY_PARAMETERS = 1_000_000
 
 # CPU: two cores; a quadratic of 16 parameters (few), the perceptron of digits and MNIST's network (many), 10 and 100
 # workers. A batched gradient of many parameters is no quicker there than one after the other, and what a piece holds
 # of several commits leaves the cache: pieces of one are 1.1 to 1.2 times as fast as pieces of two (digits, exchange).
 _CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, together=8, chunk=512)
 _CPU_MANY = Tuning(piece_sizes=(1,), piece_overhead=0.5, together=1, chunk=512)
-#: On each of several devices of a CPU, where a piece has to pay for two exchanges.
-_CPU_LANES = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=1.0, together=2, chunk=512)
-#: On a CPU with one device for the gradients and one for the commits.
-_CPU_AHEAD = Tuning(piece_sizes=(16,), piece_overhead=1.0, together=4, chunk=256)
-#: Commits that a piece must have on average for two devices to be quicker than one, which needs no exchange.
-AHEAD_PIECE = 8
-#: Commits of a replay from which on two devices gain (a tenth) more than their program takes longer to compile (2 s).
-AHEAD_COMMITS = 100_000
 _ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, together=32, chunk=256)
 
 
-def tuning(backend: str, parameters: int, devices: int = 1, ahead: bool = False) -> Tuning:
+def tuning(backend: str, parameters: int, devices: int = 1) -> Tuning:
     """Return the sizes for a JAX backend ("cpu", "gpu", "tpu"), a problem of so many parameters and some devices."""
-    if ahead:
-        return _CPU_AHEAD
     if backend != "cpu":
         sizes = _ACCELERATOR
-    elif devices > 1:
-        sizes = _CPU_LANES
+    elif parameters < _FEW_PARAMETERS:
+        sizes = _CPU_FEW
     else:
-        sizes = _CPU_FEW if parameters < _FEW_PARAMETERS else _CPU_MANY
+        sizes = _CPU_MANY
     return sizes._replace(piece_sizes=tuple(size * devices for size in sizes.piece_sizes))
-
-
-def computes_ahead(devices: tuple[Any, ...], parameters: int, workers: int, in_turn: bool) -> bool:
-    """Return whether one of two devices of a CPU is to compute gradients ahead of the other's commits.
-
-    Not if memory counts, as each device then has room for the vectors of all workers; nor if a single gradient is work
-    for several cores, as of convolutions.
-    """
-    suits = parameters >= _FEW_PARAMETERS and workers * parameters < _MUCH_STATE and not in_turn
-    return suits and len(devices) == 2 and devices[0].platform == "cpu"
 
 
 def batches_members(backend: str, parameters: int) -> bool:
@@ -82,21 +62,22 @@ def batches_members(backend: str, parameters: int) -> bool:
     return backend != "cpu" or parameters < _FEW_PARAMETERS
 
 
-def current_devices(parameters: int, workers: int, in_turn: bool) -> tuple[Any, ...]:
+def current_devices(parameters: int, in_turn: bool) -> tuple[Any, ...]:
     """Return the devices to replay a problem of so many parameters on.
 
     All that JAX has of its default kind; only the chosen one if the user has set a default device, and only the first
-    if there is too little work to divide, or on a CPU with two if neither could be ahead of the other.
+    if there is too little work to divide. The cores of a CPU work on one gradient together in any case; several of its
+    devices gain where one gradient takes long and still does not keep all cores busy, and its vector is short: with
+    small convolutional networks (1.1 to 1.4 times as fast on two cores), not with large perceptrons (0.8).
     """
     # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
     (device,) = jnp.zeros(()).devices()
     config: Any = jax.config
     if config.jax_default_device is not None or parameters < _FEW_PARAMETERS:
         return (device,)
-    devices = tuple(jax.local_devices(backend=device.platform))
-    if len(devices) == 2 and device.platform == "cpu" and not computes_ahead(devices, parameters, workers, in_turn):
+    if device.platform == "cpu" and not (in_turn and parameters < _MANY_PARAMETERS):
         return (device,)
-    return devices
+    return tuple(jax.local_devices(backend=device.platform))
 
 
 def backend() -> str:

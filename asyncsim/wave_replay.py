@@ -21,7 +21,7 @@ from asyncsim.replay_state import ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
-from asyncsim.tuning import AHEAD_COMMITS, AHEAD_PIECE, computes_ahead, current_devices
+from asyncsim.tuning import current_devices
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -67,8 +67,8 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of two of a CPU only the first, unless the replay is long and one can compute gradients
-        ahead of the other's commits.
+        is enough to divide. Of a CPU only the first, unless gradients are costly and vectors short, as with small
+        convolutional networks.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -118,6 +118,8 @@ class Replay:
 
     Attributes
     ----------
+    devices : tuple of jax.Device
+        Those that it uses.
     running : Running
         The loop on the host.
     state : ReplayState
@@ -146,17 +148,19 @@ class Replay:
         trace = self.trace
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
-        size = (problem.parameter_count, trace.workers, problem.map_on_cpu)
-        devices = current_devices(*size) if devices is None else _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
-        plan: Plan | None = None
-        if computes_ahead(devices, *size):
-            if len(trace) >= AHEAD_COMMITS:
-                plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), ahead=True)
-            if plan is None or plan.mean_piece < AHEAD_PIECE:
-                plan, devices = None, devices[:1]
-        if plan is None:
-            plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))
+
+        def planned(count: int) -> Plan:
+            return Plan(trace, problem, seed, stops, diagnose_every, dtype, count)
+
+        if devices is None:
+            devices = current_devices(problem.parameter_count, problem.map_on_cpu)
+            plan = planned(len(devices))
+            if not plan.fills_devices:
+                plan, devices = planned(1), devices[:1]
+        else:
+            devices = _require_devices(devices)
+            plan = planned(len(devices))
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)
@@ -168,12 +172,13 @@ class Replay:
             form_slots=waves.form_slots,
             workers=trace.workers,
         )
+        self.devices = devices
         self.running = Running(problem, plan, program, state, key, dtype, [Recording(trace, tensor_names(params))])
 
     @property
     def state(self) -> ReplayState:
         """The replay between two pieces."""
-        return self.running.whole_state()
+        return self.running.state
 
     @property
     def position(self) -> int:

@@ -104,8 +104,7 @@ def cut(
     reads: tuple[Reads, ...],
     reads_size: int,
     starts: np.ndarray,
-    ahead: bool = False,
-):
+) -> np.ndarray:
     """Cut the trace into pieces, greedily.
 
     Parameters
@@ -117,9 +116,6 @@ def cut(
         Most separate reads of each tuple's entry in a piece.
     starts : int array
         Positions at which a piece has to start.
-    ahead : bool
-        Whether a piece's gradients are computed while the piece before it is committed: it then depends on no commit of
-        that one either, except at ``starts``. Where there is no such commit, a piece is empty.
 
     Returns
     -------
@@ -136,18 +132,9 @@ def cut(
         padded = np.r_[kind.position, np.full(reads_size + 1, commits + 1)]
         end = np.minimum(end, padded[made + reads_size] - 1)
     following = end.tolist()
-    if not ahead:
-        cuts, at = [0], 0
-        while at < commits:
-            at = following[at]
-            cuts.append(at)
-        return np.array(cuts)
-    computable = np.searchsorted(waves.depends_on, position, side="right").tolist()
-    restarts = {0, *forced.tolist()}
-    cuts, before, at = [0], 0, 0
+    cuts, at = [0], 0
     while at < commits:
-        stop = following[at] if at in restarts else min(following[at], computable[before])
-        before, at = at, max(at, stop)
+        at = following[at]
         cuts.append(at)
     return np.array(cuts)
 

@@ -200,7 +200,7 @@ def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
 
 
 def _mark(contender: str) -> Mark:
-    if contender.endswith(" devices"):
+    if contender.endswith((" device", " devices")):
         return Mark(look.BLACK, "-.")
     return _MARKS.get(contender, Mark(look.GREY))
 

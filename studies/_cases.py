@@ -16,6 +16,7 @@ from asyncsim.simulation import simulate
 from asyncsim.study import load_file
 from asyncsim.trace import Trace
 from asyncsim.wave_replay import Replay
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +125,7 @@ class Bench:
                 # The loop before has this package's layers, which are quicker than those that one would write.
                 with_xla = _baselines.UsualLoop(method, _baselines.with_usual_convolutions(self.problem))
                 found.append(self._usual_loop("usual loop, XLA's convolutions", with_xla))
-        found += self._limits()
+        found += self._limits(replaying.devices)
         if usual and self._torch:
             found.append(self._torch_loop(self._torch.TorchLoop(method, self.problem)))
             found.append(self._calibrated("gradients alone, PyTorch", self._torch_gradients.run))
@@ -133,12 +134,15 @@ class Bench:
             found.append(_turns.Contender(f"ensemble of {SEEDS}", ensemble.commits, ensemble.run))
         return replaying, found
 
-    def _limits(self) -> list[Any]:
-        """Return the gradients alone on one device, and on all if there are more."""
+    def _limits(self, used: int) -> list[Any]:
+        """Return the gradients alone on as many devices as the replay uses, and on one or all if that is not so many.
+
+        On the same devices they are its limit.
+        """
         found = []
-        for devices in sorted({1, len(self.gradients.devices)}):
+        for devices in sorted({used, 1, len(self.gradients.devices)}, key=lambda devices: (devices != used, devices)):
             amount = self.gradients.amount(round(self.limit * self.scale.turn), devices=devices)
-            name = "gradients alone" if devices == 1 else f"gradients alone, {devices} devices"
+            name = "gradients alone" if devices == used else f"gradients alone, {counted(devices, 'device')}"
 
             def run(count: int, devices: int = devices) -> float:
                 return self.gradients.run(count, devices=devices)
@@ -177,6 +181,8 @@ class Replaying:
     method : Method
     commits : int
         Of the trace: one per worker before the turn, and the turn's.
+    devices : int
+        That the replay uses.
     trace_seconds, planning_seconds : float
         Of making the trace, and of its plan.
     """
@@ -187,6 +193,7 @@ class Replaying:
         self._first = bench.workers
         self.commits = self._first + bench.commits
         self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
+        self.devices = len(self._replay(self._trace).devices)
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
@@ -194,7 +201,7 @@ class Replaying:
     def run(self, commits: int) -> Any:
         """Replay the trace, with the default diagnostics and without evaluations."""
         began = time.perf_counter()
-        replay = Replay(self._trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))
+        replay = self._replay(self._trace)
         made = time.perf_counter()
         replay.advance(self._first)
         jax.block_until_ready(replay.state)
@@ -212,10 +219,13 @@ class Replaying:
     def run_with_simulation(self, commits: int) -> None:
         """Do all that a user waits for, from the cluster to the last commit."""
         trace = simulate(self._cluster, commits)
-        replay = Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))
+        replay = self._replay(trace)
         replay.advance(self._first)
         replay.advance(commits)
         jax.block_until_ready(replay.state)
+
+    def _replay(self, trace: Trace) -> Replay:
+        return Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, self.commits]))
 
     def costs(self, case: Any, turns: "pd.DataFrame") -> "pd.DataFrame":
         """Return a row with the case, and what is paid once: compiling, the set-up, the trace and its plan (s).

@@ -138,9 +138,9 @@ def ratios(turns: "pd.DataFrame") -> "pd.DataFrame":
 
     rates = turns.pivot(index="turn", columns="contender", values="per_second")
     case = turns[["task", "workers", "method"]].iloc[0].to_list()
-    several = [name for name in rates if name.startswith("gradients alone, ") and name.endswith(" devices")]
+    others = [name for name in rates if name.startswith("gradients alone, ") and name.endswith((" device", " devices"))]
     rows = []
-    pairs = [*RATIOS, *((name, "gradients alone") for name in several), *(("replay", name) for name in several)]
+    pairs = [*RATIOS, *((name, "gradients alone") for name in others), *(("replay", name) for name in others)]
     for above, below in pairs:
         if above in rates and below in rates:
             ratio = rates[above] / rates[below]

@@ -1,9 +1,10 @@
 """How fast simulation and replay are, against loops written by hand and the gradients alone.
 
 All sides of a comparison run in this one process, in turns, several times; the ratios within each turn are what counts.
-The gradients alone, in the best of several batchings and without any update, are the limit of what a replay can reach;
-on a CPU the table commit_limits says what the memory leaves of it: of moving a worker's vectors at each commit. The
-usual loops have the problem's own loss; for the CNN there is one more with the convolutions that one would write.
+The gradients alone, in the best of several batchings, on as many devices as the replay uses and without any update, are
+the limit of what a replay can reach; on a CPU the table commit_limits says what the memory leaves of it: of moving a
+worker's vectors at each commit. The usual loops have the problem's own loss; for the CNN there is one more with the
+convolutions that one would write.
 Prints rates, ratios, costs and how near the machine's ceilings all this comes; writes tables and a figure.
 """
 
@@ -217,7 +218,8 @@ def _measure_replay(task: str, methods: list[str], config: Config, tables: Table
                 _show("memory", tables.add("memory", memory))
             _show("costs", tables.add("costs", costs))
             if ceilings["backend"].iloc[0] == "cpu":  # elsewhere rows do not move through the host's memory
-                limit = machine.commit_limit(case, replaying.method, problem, bench.limit)
+                rate = measured.loc[measured["contender"] == "gradients alone", "per_second"].median()
+                limit = machine.commit_limit(case, replaying.method, problem, float(rate))
                 if len(limit):
                     _show("commit_limits", tables.add("commit_limits", limit))
             tables.add("ratios", turns.ratios(measured))

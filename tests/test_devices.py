@@ -1,5 +1,7 @@
 """The replay divided over several devices: the same numbers as the loop over events."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -16,9 +18,9 @@ from cases import (
 )
 from event_loop import forced_deviation
 
-from asyncsim import InputError, replay
+from asyncsim import InputError, problems, replay
 from asyncsim.division import Division
-from asyncsim.tuning import computes_ahead, current_devices
+from asyncsim.tuning import current_devices
 from asyncsim.wave_replay import Replay
 
 COMMITS = 300
@@ -131,8 +133,8 @@ def test_gems_diagnostics_on_two_devices():
 
 
 def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
-    def current(parameters):
-        return current_devices(parameters, workers=10, in_turn=False)
+    def current(parameters, in_turn=True):
+        return current_devices(parameters, in_turn)
 
     assert current(10_000) == (jax.devices()[0],)  # the tests' choice
     with jax.default_device(jax.devices()[1]):
@@ -140,81 +142,18 @@ def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
     with jax.default_device(None):
         assert current(10_000) == tuple(jax.devices())
         assert len(current(16)) == 1
+        assert len(current(10_000, in_turn=False)) == len(current(5_000_000)) == 1  # exchanges would take longer
 
 
-# One device ahead of the other
-
-
-@pytest.fixture
-def ahead(monkeypatch):
-    """Two devices work one ahead of the other, however small the problem and the pieces."""
-    monkeypatch.setattr("asyncsim.wave_replay.computes_ahead", lambda *given: True)
-    monkeypatch.setattr("asyncsim.wave_replay.AHEAD_PIECE", 0)
-    monkeypatch.setattr("asyncsim.wave_replay.AHEAD_COMMITS", 0)
-
-
-@pytest.mark.parametrize(
-    ("problem", "method", "protocol"),
-    [
-        ("quadratic", "gem, paper", "read_then_write, two visits"),
-        pytest.param("digits", "gem", "exchange", marks=pytest.mark.full),
-        pytest.param("digits", "downpour", "write_then_read", marks=pytest.mark.full),
-        pytest.param("quadratic", "adaptive_staleness", "exchange", marks=pytest.mark.full),
-        pytest.param("quadratic", "dana_zero", "exchange", marks=pytest.mark.full),
-        *(pytest.param("quadratic", "gem", protocol, marks=pytest.mark.full) for protocol in PROTOCOLS),
-    ],
-)
-def test_ahead_is_the_loop_teacher_forced(problem, method, protocol, ahead):
-    running = divided(make_trace(protocol, commits=COMMITS), make_method(method), make_problem(problem), 2)
-    found = forced_deviation(running, EVERY)
-    assert max(found.values()) < FORCED, found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", OWN)
-def test_own_methods_are_the_loop_ahead(case, ahead, lenient):
-    make, protocol, window = OWN[case]
-    trace = make_trace(protocol, window, commits=COMMITS)
-    found = forced_deviation(divided(trace, make(), make_problem("quadratic"), 2), EVERY)
-    assert max(found.values()) < FORCED, found
-
-
-@pytest.mark.full
-def test_a_problem_with_state_ahead(ahead):
-    trace = make_trace(window=3, commits=COMMITS)
-    found = forced_deviation(divided(trace, make_method("gem"), stateful_problem(), 2), EVERY)
-    assert max(found.values()) < FORCED, found
-    assert replay(trace, make_method("gem"), stateful_problem(), devices=devices(2)).status == "finished"
-
-
-@pytest.mark.full
-def test_one_worker_ahead_of_nobody(ahead):
-    """Every commit depends on the one before, so every other piece is empty."""
-    running = divided(make_trace(workers=1, commits=100), make_method("sgd"), make_problem("quadratic"), 2)
-    assert max(forced_deviation(running, EVERY).values()) < FORCED
-
-
-@pytest.mark.full
-def test_ahead_repeats_and_records_as_on_one_device(ahead, monkeypatch):
-    trace, method, problem = make_trace(commits=COMMITS), make_method("downpour"), make_problem("digits")
-    options = {"precision": "float64", "progress": False, "devices": devices(2), "diagnose_every": 3}
-    two, again = (replay(trace, method, problem, **options) for _ in range(2))
-    assert two.commits.equals(again.commits) and two.evaluations.equals(again.evaluations)
-    monkeypatch.undo()
-    one = replay(trace, method, problem, **options | {"devices": devices(1)})
-    for table in ("commits", "evaluations"):
-        numbers = getattr(one, table).select_dtypes("number").columns
-        np.testing.assert_allclose(getattr(two, table)[numbers], getattr(one, table)[numbers], rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.full
-def test_gems_diagnostics_ahead(ahead, monkeypatch):
-    trace, method, problem = make_trace(commits=20), make_method("gem"), make_problem("digits")
-    options = {"precision": "float64", "diagnose_every": 1, "progress": False}
-    two = replay(trace, method, problem, devices=devices(2), **options)
-    monkeypatch.undo()
-    one = replay(trace, method, problem, devices=devices(1), **options)
-    np.testing.assert_allclose(two.diagnostics["value"], one.diagnostics["value"], atol=1e-9)
+def test_one_device_if_there_are_too_few_commits_at_a_time(monkeypatch):
+    """One worker's commits each depend on the one before, so that a second device would have nothing to do."""
+    problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
+    with jax.default_device(None):
+        used = {
+            workers: Replay(make_trace(workers=workers, commits=40), make_method("downpour"), problem).devices
+            for workers in (1, 7)
+        }
+    assert used == {1: tuple(devices(1)), 7: tuple(devices(3))}
 
 
 @pytest.mark.parametrize("given", [[], [3], 2, "cpu"])
@@ -228,18 +167,10 @@ def test_a_device_given_twice():
         replay(make_trace(commits=20), make_method("gem"), make_problem("quadratic"), devices=devices(1) * 2)
 
 
-def test_who_is_ahead():
-    two = devices(2)
-    assert computes_ahead(two, 20_000, 100, in_turn=False)
-    assert not computes_ahead(two, 20_000, 100, in_turn=True)  # a gradient for all cores
-    assert not computes_ahead(two, 16, 100, in_turn=False)  # nothing to gain
-    assert not computes_ahead(two, 5_000_000, 100, in_turn=False)  # gigabytes twice
-    assert not computes_ahead(devices(3), 20_000, 100, in_turn=False)
-
-
-def test_positions_and_shards():
+def test_shards():
     division = Division(devices=3, lanes=2, parameters=10, by_parameters=True)
     assert (division.piece_size, division.shard, division.padded) == (6, 4, 12)
-    assert [division.position(commit) for commit in range(6)] == [0, 2, 4, 1, 3, 5]
     whole = division._replace(by_parameters=False)
     assert (whole.shard, whole.padded) == (10, 10)
+    long = division._replace(parameters=17_226)
+    assert (long.shard % 64, long.shard - 17_226 // 3 < 64) == (0, True)

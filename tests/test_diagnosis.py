@@ -72,23 +72,6 @@ def test_tensors_add_up_on_several_devices(method, protocol, count):
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
-@pytest.mark.parametrize(
-    ("method", "protocol"),
-    [
-        ("downpour", "exchange"),
-        pytest.param("gem", "read_then_write, two visits", marks=pytest.mark.full),
-        pytest.param("lsgd", "exchange", marks=pytest.mark.full),
-    ],
-)
-def test_tensors_add_up_with_one_device_ahead(method, protocol, monkeypatch):
-    monkeypatch.setattr("asyncsim.wave_replay.computes_ahead", lambda *given: True)
-    monkeypatch.setattr("asyncsim.wave_replay.AHEAD_PIECE", 0)
-    monkeypatch.setattr("asyncsim.wave_replay.AHEAD_COMMITS", 0)
-    problem, trace = make_problem("quadratic"), make_trace(protocol, commits=150)
-    run = diagnosed(make_method(method), problem, trace, devices=jax.devices()[:2])
-    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
-
-
 # Against formulas
 
 
