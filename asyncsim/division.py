@@ -17,14 +17,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from asyncsim.tuning import DIVIDED, EVEN
+
 Array = jax.Array
 
 #: Name of the mesh's one axis.
 DEVICES = "devices"
-
-#: Shards of at least so many elements have a multiple of so many. XLA divides loops over long vectors among threads,
-#: and does not vectorize them where they do not divide evenly.
-_LONG, _ALIGNED = 4096, 64
 
 
 class Division(NamedTuple):
@@ -56,8 +54,8 @@ class Division(NamedTuple):
         """Length of the part of a vector that a device holds."""
         if not self.by_parameters:
             return self.parameters
-        even = -(-self.parameters // self.devices)
-        return even if even < _LONG else -(-even // _ALIGNED) * _ALIGNED
+        least = -(-self.parameters // self.devices)
+        return least if least < DIVIDED else -(-least // EVEN) * EVEN
 
     @property
     def padded(self) -> int:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array
 from asyncsim.replay_state import Layout, Pieces
+from asyncsim.rows import set_row, tree_row
 
 
 class Gradients(NamedTuple):
@@ -16,53 +17,41 @@ class Gradients(NamedTuple):
 
     Attributes
     ----------
-    in_turn : bool
-        Whether they come in batches, one after the other, written over the results of the piece before.
     empty : function
-        Returns such results to begin with; ``()`` if not in turn.
+        Returns results to begin with, where gradients come in turn and are written over those of the piece before;
+        else ``()``.
     run : function
     """
 
-    in_turn: bool
     empty: Callable[..., Any]
     run: Callable[..., LocalResult]
 
 
 def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradients:
-    """Return how a device takes the local steps of its lanes, ``layout.together`` at a time."""
-    division, together = layout.division, layout.together
-    in_turn = together < division.lanes or together == 1
-
-    def batch(data: Any, key: Array, arguments: Any) -> LocalResult:
-        if together == 1:
-            one = local(data, key, *jax.tree.map(lambda leaf: leaf[0], arguments))
-            return jax.tree.map(lambda leaf: leaf[None], one)
-        return jax.vmap(lambda *one: local(data, key, *one))(*arguments)
+    """Return how a device takes the local steps of its lanes: one after the other, or all as one batch."""
+    division = layout.division
 
     def arguments(lanes: Array, learner: Learner, piece: Pieces) -> Any:
         return (lanes, learner, *division.own((piece.visit, piece.job, piece.rows)))
 
-    def part(tree: Any, begin: Any) -> Any:
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, begin, together), tree)
+    def one(data: Any, key: Array, given: Any, lane: Any) -> LocalResult:
+        return local(data, key, *tree_row(given, lane))
 
     def empty(data: Any, key: Array, lanes: Array, learner: Learner, piece: Pieces) -> Any:
-        if not in_turn:
+        if not layout.in_turn:
             return ()
-        shapes = jax.eval_shape(lambda *a: batch(data, key, part(arguments(*a), 0)), lanes, learner, piece)
-        return jax.tree.map(lambda leaf: jnp.zeros((division.lanes, *leaf.shape[1:]), leaf.dtype), shapes)
+        shapes = jax.eval_shape(lambda *given: one(data, key, arguments(*given), 0), lanes, learner, piece)
+        return jax.tree.map(lambda leaf: jnp.zeros((division.lanes, *leaf.shape), leaf.dtype), shapes)
 
     def run(data: Any, key: Array, lanes: Array, learner: Learner, piece: Pieces, into: Any) -> LocalResult:
         given = arguments(lanes, learner, piece)
-        if not in_turn:
-            return batch(data, key, given)
+        if not layout.in_turn:
+            return jax.vmap(lambda *own: local(data, key, *own))(*given)
 
-        def next_batch(i, results):
-            made = batch(data, key, part(given, i * together))
-            return jax.tree.map(
-                lambda all_, new: jax.lax.dynamic_update_slice_in_dim(all_, new, i * together, 0), results, made
-            )
+        def next_lane(lane, results):
+            made = one(data, key, given, lane)
+            return jax.tree.map(lambda all_, new: set_row(all_, new, lane), results, made)
 
-        batches = (division.own_count(piece.size) + together - 1) // together
-        return jax.lax.fori_loop(0, batches, next_batch, into)
+        return jax.lax.fori_loop(0, division.own_count(piece.size), next_lane, into)
 
-    return Gradients(in_turn, empty, run)
+    return Gradients(empty, run)

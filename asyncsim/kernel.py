@@ -28,7 +28,7 @@ from asyncsim.rows import copy_blocks, entry, read_rows, row, set_row, tree_row,
 class Scratch(NamedTuple):
     """Memory that pieces use one after the other: filled anew by each, never cleared.
 
-    What one device has no use for is ``()`` there.
+    What a method or its gradients have no use for is ``()`` there.
     """
 
     read: Array
@@ -46,7 +46,7 @@ def build_advance(
     Its arguments: the state (donated), the training data, the key of the problem's randomness, the pieces and their
     count. The number of pieces in ``Pieces`` is part of the compiled shape, ``count`` is not.
     """
-    advance = build_pieces(method, local, layout)
+    advance = _build_pieces(method, local, layout)
     if layout.division.devices == 1:
         return jax.jit(advance, donate_argnums=0)
 
@@ -67,7 +67,7 @@ def build_advance(
     return on_all
 
 
-def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layout):
+def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layout):
     """Return the function of `build_advance` as each device runs it."""
     division = layout.division
     recorded = (division.piece_size, *layout.of_members)
@@ -131,7 +131,8 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
         results = gradients.run(data, key, lanes, learner, piece, scratch.results)
         update = division.to_shards(results.update)
         if method.sees_loss:
-            piece = _with_losses(piece, division.of_all(results.loss))
+            loss = division.of_all(results.loss).astype(piece.visit.time.dtype)
+            piece = piece._replace(visit=piece.visit._replace(loss=loss))
         state, committed = _finish_piece(layout, commits, state, piece, read, start, update, scratch.committed)
         learnt = division.of_all(results.learner)
         learners = write_rows(state.workers.learner, learnt, worker, count)
@@ -140,7 +141,7 @@ def build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layo
             read=read,
             start=start if method.resume else (),
             learner=learner,
-            results=results if gradients.in_turn else (),
+            results=results if layout.in_turn else (),
             committed=committed,
         )
         return state, scratch, results.loss.astype(read.dtype), First(start[0], update[0])
@@ -171,13 +172,8 @@ def _finish_piece(
     return ReplayState(central, server, new_read, form, workers), committed
 
 
-def _with_losses(piece: Pieces, loss: Array) -> Pieces:
-    """Return the piece with the losses of its commits in their visits."""
-    return piece._replace(visit=piece.visit._replace(loss=loss.astype(piece.visit.time.dtype)))
-
-
 def _read_starts(method: Method, workers: Any, read: Array, piece: Pieces, into: Array) -> Array:
-    """Return where the workers whose replicas live on start from, ordered as what they read."""
+    """Return where the workers whose replicas live on start from."""
     resume: Any = method.resume
 
     def one(i, into):

@@ -15,10 +15,6 @@ from asyncsim.trace import Trace
 from asyncsim.tuning import backend, tuning
 from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 
-#: Share of the room in pieces that commits must fill on average, or one device is quicker than several.
-_FILLED = 0.6
-_NOWHERE = np.empty(0, int)
-
 
 class Plan:
     """The whole trace cut into pieces, and their arrays chunk by chunk.
@@ -50,11 +46,11 @@ class Plan:
         self._reads = separate_reads(read, waves.slot) if waves.reads == "separate" else empty
         self._blocks = trace.read_blocks
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
-        self._kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
-        self._most = max((most_at_one_position(kind) for kind in self._kinds), default=0)
+        kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
+        self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
         self._tuning = tuning(backend(), problem.parameter_count, devices)
         self._devices = devices
-        self.piece_size, self._cuts = self._best_cut(starts)
+        self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self.stops = stops
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
         # A power of two, so that short traces that differ by a few pieces share what is compiled.
@@ -81,7 +77,7 @@ class Plan:
                 "read of this trace belongs to a commit; simulate one with Cluster(protocol='exchange')"
             )
         lanes = self.piece_size // self._devices
-        in_turn = problem.map_on_cpu and backend() == "cpu"
+        one_is_quicker = problem.map_on_cpu and backend() == "cpu"
         return Layout(
             division=Division(
                 devices=self._devices,
@@ -90,7 +86,7 @@ class Plan:
                 # The blocks of torn reads are not those that devices would hold.
                 by_parameters=method.elementwise and self._devices > 1 and self._blocks == 1,
             ),
-            together=1 if in_turn else min(lanes, self._tuning.together),
+            in_turn=self._tuning.in_turn or one_is_quicker or lanes == 1,
             reads_size=self._room(self._reads),
             form_reads_size=self._room(self._form_reads),
             reads=self.waves.reads,
@@ -102,11 +98,6 @@ class Plan:
             read_blocks=self._blocks,
             windows_differ=self._windows_differ,
         )
-
-    @property
-    def fills_devices(self) -> bool:
-        """Whether the pieces that the trace allows keep all devices busy enough to be quicker than one."""
-        return self._devices == 1 or len(self.diagnosed) >= _FILLED * self._room_for_all(self.piece_size)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
         """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays.
@@ -120,22 +111,17 @@ class Plan:
                 starts = self._cuts[at : min(at + self._chunk, end) + 1]
                 yield starts, self._pieces(starts)
 
-    def _best_cut(self, starts: np.ndarray) -> tuple[int, np.ndarray]:
+    def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray) -> tuple[int, np.ndarray]:
         """Choose the size of pieces by the trace alone, so that what is recorded changes no result; then cut."""
+        nowhere = np.empty(0, int)
 
         def cost(size: int) -> float:
-            return self._room_for_all(size) * (1 + self._tuning.piece_overhead / size)
+            pieces = len(cut(self.waves, size, kinds, self._reads_of(size), nowhere)) - 1
+            return pieces * (size + self._tuning.piece_overhead)
 
         sizes = self._tuning.piece_sizes
         size = min(sizes, key=cost) if len(sizes) > 1 else sizes[0]
-        return size, self._cut(size, starts)
-
-    def _room_for_all(self, size: int) -> int:
-        """Return the room for commits in all pieces of this size that the trace is cut into."""
-        return (len(self._cut(size)) - 1) * size
-
-    def _cut(self, size: int, starts: np.ndarray = _NOWHERE) -> np.ndarray:
-        return cut(self.waves, size, self._kinds, self._reads_of(size), starts)
+        return size, cut(self.waves, size, kinds, self._reads_of(size), starts)
 
     def _reads_of(self, size: int) -> int:
         """Return the room for separate reads in a piece of this size."""

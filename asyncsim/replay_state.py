@@ -19,8 +19,8 @@ class Layout(NamedTuple):
     ----------
     division : Division
         Of a piece and its vectors over devices.
-    together : int
-        Gradients that a device computes as one batch; divides its lanes.
+    in_turn : bool
+        Whether a device computes its lanes' gradients one after the other, not as one batch.
     reads_size, form_reads_size : int
         Room for separate reads and separate reads for messages in a piece.
     reads : {"after", "before", "separate"}
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
     """
 
     division: Division
-    together: int
+    in_turn: bool
     reads_size: int
     form_reads_size: int
     reads: str

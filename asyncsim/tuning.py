@@ -20,30 +20,36 @@ class Tuning(NamedTuple):
         Commits that a piece may have room for, multiples of the number of devices.
     piece_overhead : float
         What a piece costs beside its commits, in commits.
-    together : int
-        Gradients that a device computes as one batch; a power of two.
+    in_turn : bool
+        Whether a device computes a piece's gradients one after the other, of every problem, not as one batch.
     chunk : int
         Most pieces planned and sent to the devices at once.
     """
 
     piece_sizes: tuple[int, ...]
     piece_overhead: float
-    together: int
+    in_turn: bool
     chunk: int
 
 
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
 
-#: From this many parameters on an exchange of vectors between CPU devices takes longer than what it gains.
-_MANY_PARAMETERS = 1_000_000
+#: From this many parameters on CPU devices lose more by exchanging vectors than they gain: on two cores MNIST's network
+#: (163,790 parameters) is 1.2 to 1.4 times as fast on two devices as on one, the transformer of characters (111,545)
+#: 1.3, CIFAR-10's small network (122,570) and residual one (269,722) 1.1 and 1.2; its AlexNet (1,026,666) 0.9, the
+#: perceptron of the thesis (4,798,010) 0.8.
+_LONG_VECTOR = 1_000_000
+#: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
+#: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.
+DIVIDED, EVEN = 4096, 64
 
 # CPU: two cores; a quadratic of 16 parameters (few), the perceptron of digits and MNIST's network (many), 10 and 100
 # workers. A batched gradient of many parameters is no quicker there than one after the other, and what a piece holds
 # of several commits leaves the cache: pieces of one are 1.1 to 1.2 times as fast as pieces of two (digits, exchange).
-_CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, together=8, chunk=512)
-_CPU_MANY = Tuning(piece_sizes=(1,), piece_overhead=0.5, together=1, chunk=512)
-_ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, together=32, chunk=256)
+_CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, in_turn=False, chunk=512)
+_CPU_MANY = Tuning(piece_sizes=(1,), piece_overhead=0.5, in_turn=True, chunk=512)
+_ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, in_turn=False, chunk=256)
 
 
 def tuning(backend: str, parameters: int, devices: int = 1) -> Tuning:
@@ -62,22 +68,23 @@ def batches_members(backend: str, parameters: int) -> bool:
     return backend != "cpu" or parameters < _FEW_PARAMETERS
 
 
-def current_devices(parameters: int, in_turn: bool) -> tuple[Any, ...]:
+def current_devices(parameters: int, workers: int, in_turn: bool) -> tuple[Any, ...]:
     """Return the devices to replay a problem of so many parameters on.
 
     All that JAX has of its default kind; only the chosen one if the user has set a default device, and only the first
-    if there is too little work to divide. The cores of a CPU work on one gradient together in any case; several of its
-    devices gain where one gradient takes long and still does not keep all cores busy, and its vector is short: with
-    small convolutional networks (1.1 to 1.4 times as fast on two cores), not with large perceptrons (0.8).
+    if there is too little work to divide. The cores of a CPU work on one gradient together in any case. Several of its
+    devices gain where gradients come in turn, as one of these takes long and still does not keep all cores busy, and
+    vectors are short; but no more of them than workers, whose commits each depend on the one before.
     """
     # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
     (device,) = jnp.zeros(()).devices()
     config: Any = jax.config
     if config.jax_default_device is not None or parameters < _FEW_PARAMETERS:
         return (device,)
-    if device.platform == "cpu" and not (in_turn and parameters < _MANY_PARAMETERS):
-        return (device,)
-    return tuple(jax.local_devices(backend=device.platform))
+    devices = tuple(jax.local_devices(backend=device.platform))
+    if device.platform != "cpu":
+        return devices
+    return devices[:workers] if in_turn and parameters < _LONG_VECTOR else (device,)
 
 
 def backend() -> str:

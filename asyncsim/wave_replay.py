@@ -67,8 +67,8 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first, unless gradients are costly and vectors short, as with small
-        convolutional networks.
+        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu`` and has less than a million
+        parameters.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -148,19 +148,11 @@ class Replay:
         trace = self.trace
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
-        stops = np.unique(np.r_[len(trace) if stops is None else stops])
-
-        def planned(count: int) -> Plan:
-            return Plan(trace, problem, seed, stops, diagnose_every, dtype, count)
-
         if devices is None:
-            devices = current_devices(problem.parameter_count, problem.map_on_cpu)
-            plan = planned(len(devices))
-            if not plan.fills_devices:
-                plan, devices = planned(1), devices[:1]
-        else:
-            devices = _require_devices(devices)
-            plan = planned(len(devices))
+            devices = current_devices(problem.parameter_count, trace.workers, problem.map_on_cpu)
+        devices = _require_devices(devices)
+        stops = np.unique(np.r_[len(trace) if stops is None else stops])
+        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)

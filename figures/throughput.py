@@ -200,8 +200,10 @@ def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
 
 
 def _mark(contender: str) -> Mark:
-    if contender.endswith((" device", " devices")):
+    if contender.endswith(" devices"):
         return Mark(look.BLACK, "-.")
+    if contender.endswith(" device"):
+        return Mark(look.BLACK, ":")
     return _MARKS.get(contender, Mark(look.GREY))
 
 

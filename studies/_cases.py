@@ -15,6 +15,7 @@ from asyncsim.problems import Problem, quadratic
 from asyncsim.simulation import simulate
 from asyncsim.study import load_file
 from asyncsim.trace import Trace
+from asyncsim.tuning import current_devices
 from asyncsim.wave_replay import Replay
 from asyncsim.wording import counted
 
@@ -193,7 +194,8 @@ class Replaying:
         self._first = bench.workers
         self.commits = self._first + bench.commits
         self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
-        self.devices = len(self._replay(self._trace).devices)
+        problem = bench.problem
+        self.devices = len(current_devices(problem.parameter_count, bench.workers, problem.map_on_cpu))
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
@@ -201,7 +203,7 @@ class Replaying:
     def run(self, commits: int) -> Any:
         """Replay the trace, with the default diagnostics and without evaluations."""
         began = time.perf_counter()
-        replay = self._replay(self._trace)
+        replay = self._replay(self._trace, commits)
         made = time.perf_counter()
         replay.advance(self._first)
         jax.block_until_ready(replay.state)
@@ -219,16 +221,16 @@ class Replaying:
     def run_with_simulation(self, commits: int) -> None:
         """Do all that a user waits for, from the cluster to the last commit."""
         trace = simulate(self._cluster, commits)
-        replay = self._replay(trace)
+        replay = self._replay(trace, commits)
         replay.advance(self._first)
         replay.advance(commits)
         jax.block_until_ready(replay.state)
 
-    def _replay(self, trace: Trace) -> Replay:
-        return Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, self.commits]))
+    def _replay(self, trace: Trace, commits: int) -> Replay:
+        return Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))
 
     def costs(self, case: Any, turns: "pd.DataFrame") -> "pd.DataFrame":
-        """Return a row with the case, and what is paid once: compiling, the set-up, the trace and its plan (s).
+        """Return a row with the case and its devices, and what is paid once: compiling, set-up, trace and plan (s).
 
         Compiling takes less where JAX's cache has the program from an earlier start.
         """
@@ -238,6 +240,7 @@ class Replaying:
         row = {
             **case._asdict(),
             "commits": self.commits,
+            "devices": self.devices,
             "compile_seconds": first - float(np.median(warm)),
             "setup_seconds": turns.loc[turns["contender"] == "replay", "setup_seconds"].median(),
             "trace_seconds": self.trace_seconds,

@@ -97,14 +97,14 @@ def commit_limit(case: Any, method: Method, problem: Problem, gradients_per_seco
     A commit reads and writes what its worker keeps (the method's vectors, or the proxy's momentum of those that have
     none, and a local optimizer's state), and writes what the worker reads; with the gradient that is read again. These
     rows are scattered over arrays of all workers, which mostly are not in the cache. Here they are read and written as
-    fast as one core does it, in an order without pattern. Workers that share one copy of a version write less.
+    fast as one core does it, between gradients and in an order without pattern. Workers that share one copy of a
+    version write less.
 
     Returns
     -------
     pandas.DataFrame
         The case; ``commit_mbytes``, 1e6 bytes that a commit reads or writes; ``gbytes_per_second``, at which they are
-        moved; ``in_turn_limit``, the share of the gradients' rate that is left where rows are moved between gradients;
-        and ``overlapped_limit``, where they are moved by another core meanwhile.
+        moved; and ``share_left``, of the gradients' rate on one device.
     """
     import pandas as pd
 
@@ -118,8 +118,7 @@ def commit_limit(case: Any, method: Method, problem: Problem, gradients_per_seco
         **case._asdict(),
         "commit_mbytes": moved / 1e6,
         "gbytes_per_second": bandwidth / 1e9,
-        "in_turn_limit": gradient / (gradient + commit),
-        "overlapped_limit": min(1.0, gradient / commit),
+        "share_left": gradient / (gradient + commit),
     }
     return pd.DataFrame([row])
 

@@ -218,8 +218,7 @@ def _measure_replay(task: str, methods: list[str], config: Config, tables: Table
                 _show("memory", tables.add("memory", memory))
             _show("costs", tables.add("costs", costs))
             if ceilings["backend"].iloc[0] == "cpu":  # elsewhere rows do not move through the host's memory
-                rate = measured.loc[measured["contender"] == "gradients alone", "per_second"].median()
-                limit = machine.commit_limit(case, replaying.method, problem, float(rate))
+                limit = machine.commit_limit(case, replaying.method, problem, bench.limit)
                 if len(limit):
                     _show("commit_limits", tables.add("commit_limits", limit))
             tables.add("ratios", turns.ratios(measured))

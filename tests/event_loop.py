@@ -128,7 +128,7 @@ class EventLoop:
         """Go on from where a replay is: teacher forcing, so that a difference of one commit does not grow over many."""
         stop, waves = replay.position, find_waves(replay.trace)
         held, size = replay.state.central.size, self.central.size
-        # A copy, since the replay's next advance reuses the memory; a replay may pad its vectors with zeros.
+        # A copy, since the replay's next advance reuses the memory; a replay may fill up its vectors.
         state = jax.tree.map(np.array, replay.state)
         state = jax.tree.map(lambda leaf: leaf[..., :size] if leaf.shape[-1:] == (held,) else leaf, state)
         self.central, self.server, rows = state.central, state.server, state.workers

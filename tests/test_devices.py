@@ -1,6 +1,7 @@
 """The replay divided over several devices: the same numbers as the loop over events."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -17,13 +18,17 @@ from cases import (
     stateful_problem,
 )
 from event_loop import forced_deviation
+from jax.sharding import Mesh, PartitionSpec
 
+import asyncsim.plan
 from asyncsim import InputError, problems, replay
-from asyncsim.division import Division
+from asyncsim.division import DEVICES, Division
 from asyncsim.tuning import current_devices
 from asyncsim.wave_replay import Replay
 
 COMMITS = 300
+#: Plain, with replicas that live on, with losses that the server sees, with replies.
+LANES = ("gem", "aeasgd", "lsgd", "dana_zero")
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +139,7 @@ def test_gems_diagnostics_on_two_devices():
 
 def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
     def current(parameters, in_turn=True):
-        return current_devices(parameters, in_turn)
+        return current_devices(parameters, 10, in_turn)
 
     assert current(10_000) == (jax.devices()[0],)  # the tests' choice
     with jax.default_device(jax.devices()[1]):
@@ -145,15 +150,15 @@ def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
         assert len(current(10_000, in_turn=False)) == len(current(5_000_000)) == 1  # exchanges would take longer
 
 
-def test_one_device_if_there_are_too_few_commits_at_a_time(monkeypatch):
+def test_no_more_devices_of_a_cpu_than_workers():
     """One worker's commits each depend on the one before, so that a second device would have nothing to do."""
     problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
     with jax.default_device(None):
         used = {
             workers: Replay(make_trace(workers=workers, commits=40), make_method("downpour"), problem).devices
-            for workers in (1, 7)
+            for workers in (1, 2, 7)
         }
-    assert used == {1: tuple(devices(1)), 7: tuple(devices(3))}
+    assert used == {1: tuple(devices(1)), 2: tuple(devices(2)), 7: tuple(devices(3))}
 
 
 @pytest.mark.parametrize("given", [[], [3], 2, "cpu"])
@@ -167,10 +172,49 @@ def test_a_device_given_twice():
         replay(make_trace(commits=20), make_method("gem"), make_problem("quadratic"), devices=devices(1) * 2)
 
 
+@pytest.mark.parametrize("by_parameters", [True, False])
+@pytest.mark.parametrize("parameters", [11, 12])
+def test_rows_change_hands_and_come_back_in_order(by_parameters, parameters):
+    division = Division(devices=3, lanes=2, parameters=parameters, by_parameters=by_parameters)
+    rows = np.arange(6 * division.padded, dtype=float).reshape(6, -1)
+
+    def there_and_back(rows):
+        whole = division.to_lanes(rows)
+        return whole, division.to_shards(whole), division.of_all(division.own(jax.numpy.arange(6)))
+
+    split = PartitionSpec(None, DEVICES) if by_parameters else PartitionSpec()
+    outputs = (PartitionSpec(DEVICES), split, PartitionSpec())
+    mapped = jax.shard_map(
+        there_and_back, mesh=Mesh(devices(3), DEVICES), in_specs=(split,), out_specs=outputs, check_vma=False
+    )
+    whole, back, commits = mapped(rows)
+    np.testing.assert_array_equal(whole, rows[[0, 3, 1, 4, 2, 5]])  # the lanes of one device after the other's
+    np.testing.assert_array_equal(back, rows)
+    np.testing.assert_array_equal(commits, np.arange(6))
+
+
+@pytest.mark.parametrize(
+    ("method", "in_turn", "elementwise"),
+    [
+        ("gem", False, True),
+        *(pytest.param(*case, True, marks=pytest.mark.full) for case in itertools.product(LANES, [False, True])),
+        *(pytest.param(method, False, False, marks=pytest.mark.full) for method in LANES),
+    ],
+)
+def test_several_lanes_on_each_device_are_the_loop(method, in_turn, elementwise, monkeypatch):
+    """Pieces of eight commits of seven workers: never full; shards that are filled up."""
+    usual, sizes = asyncsim.plan.tuning, {"piece_sizes": (8,), "in_turn": in_turn}
+    monkeypatch.setattr("asyncsim.plan.tuning", lambda *given: usual(*given)._replace(**sizes))
+    monkeypatch.setattr("asyncsim.division.DIVIDED", 1)
+    rule = make_method(method)._replace(elementwise=elementwise)
+    running = divided(make_trace(commits=COMMITS), rule, make_problem("quadratic"), 2)
+    found = forced_deviation(running, EVERY)
+    assert max(found.values()) < FORCED, found
+
+
 def test_shards():
     division = Division(devices=3, lanes=2, parameters=10, by_parameters=True)
     assert (division.piece_size, division.shard, division.padded) == (6, 4, 12)
     whole = division._replace(by_parameters=False)
     assert (whole.shard, whole.padded) == (10, 10)
-    long = division._replace(parameters=17_226)
-    assert (long.shard % 64, long.shard - 17_226 // 3 < 64) == (0, True)
+    assert division._replace(parameters=17_226).shard == 5_760  # 90 times 64, the first from 5,742 on

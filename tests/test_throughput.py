@@ -202,11 +202,10 @@ def test_moving_rows_leaves_a_share_of_the_gradients_rate():
     (row,) = machine.commit_limit(case, METHODS["gem"], problem, 1e-3).to_dict("records")
     # Momentum and what was pulled, read and written, and what is read next, written.
     assert row["commit_mbytes"] == pytest.approx(5 * 4 * problem.parameter_count / 1e6)
-    assert 0.99 < row["in_turn_limit"] <= 1 == row["overlapped_limit"]
+    assert 0.99 < row["share_left"] < 1
     (row,) = machine.commit_limit(case, METHODS["gem"], problem, 1e9).to_dict("records")
-    assert row["in_turn_limit"] < row["overlapped_limit"] < 0.01
-    moved_per_second = row["overlapped_limit"] * 1e9 * row["commit_mbytes"] / 1e3
-    assert row["gbytes_per_second"] == pytest.approx(moved_per_second)
+    commits_per_second = 1e3 * row["gbytes_per_second"] / row["commit_mbytes"]
+    assert row["share_left"] == pytest.approx(1 / (1 + 1e9 / commits_per_second))
     assert machine.commit_limit(case, METHODS["gem"], PROBLEMS["quadratic"](), 1e3).empty
 
 
@@ -276,14 +275,14 @@ def hand_made_turns(rates: dict[str, list[float]], task="cnn", workers=100, meth
     return pd.DataFrame(rows, columns=list(turns.TURN_COLUMNS))
 
 
-def test_ratios_are_of_the_same_turn():
-    table = hand_made_turns(
-        {"replay": [9.0, 20.0, 10.0], "gradients alone": [10.0, 20.0, 40.0], "gradients alone, 2 devices": [20.0] * 3}
-    )
+@pytest.mark.parametrize("devices", ["1 device", "2 devices"])
+def test_ratios_are_of_the_same_turn(devices):
+    other = f"gradients alone, {devices}"
+    table = hand_made_turns({"replay": [9.0, 20.0, 10.0], "gradients alone": [10.0, 20.0, 40.0], other: [20.0] * 3})
     found = turns.ratios(table).set_index("ratio")[["median", "min", "max"]]
     assert list(found.loc["replay / gradients alone"]) == [0.9, 0.25, 1.0]
-    assert list(found.loc["gradients alone, 2 devices / gradients alone"]) == [1.0, 0.5, 2.0]
-    assert list(found.loc["replay / gradients alone, 2 devices"]) == [0.5, 0.45, 1.0]
+    assert list(found.loc[f"{other} / gradients alone"]) == [1.0, 0.5, 2.0]
+    assert list(found.loc[f"replay / {other}"]) == [0.5, 0.45, 1.0]
     assert len(found) == 3
 
 
@@ -468,7 +467,7 @@ def test_what_is_left_out_is_said_aloud(capsys, monkeypatch):
 
 
 def ten_rows() -> pd.DataFrame:
-    names = ["gradients alone", "gradients alone, PyTorch", "replay", "usual loop", "gradients alone, 2 devices"]
+    names = ["gradients alone", "gradients alone, PyTorch", "replay", "usual loop", "gradients alone, 1 device"]
     rows = [
         ("digits", workers, "gem", name, 10, rate * workers, 0.9 * rate * workers, 1.2 * rate * workers)
         for workers in (10, 100)
