@@ -13,6 +13,7 @@ import ast
 import importlib.util
 import itertools
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -27,6 +28,8 @@ from asyncsim.errors import InputError, require_choice
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 _COMMAND = "python -m asyncsim.study"
+#: Numbers with commas between them, with or without the option's name.
+_NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
 _NO_CACHE = "--no-compilation-cache"
 _USAGE = f"""usage: {_COMMAND} NAME [options]
        {_COMMAND} NAME --help
@@ -159,6 +162,7 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
         There is no study of that name, or its file is not one.
     """
     study = load(name)
+    options = _split_numbers(options)
     import tyro
 
     config = tyro.cli(
@@ -170,6 +174,17 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     return study, config
+
+
+def _split_numbers(options: Sequence[str]) -> list[str]:
+    """Split numbers that were given with commas between them, as names may be."""
+    split: list[str] = []
+    for option in options:
+        found = _NUMBERS.fullmatch(option)
+        name, values = found.groups() if found else ("", option)
+        split += [name] if name else []
+        split += values.split(",") if found else [values]
+    return split
 
 
 def _default(study: ModuleType, options: Sequence[str]) -> Any:

@@ -151,6 +151,21 @@ def test_methods_with_spaces_or_commas(given):
     assert [method.name for method in config.make_methods()] == ["gem", "downpour"]
 
 
+@pytest.mark.parametrize(
+    ("study_name", "given", "field", "values"),
+    [
+        ("throughput", "--workers 10,100", "workers", (10, 100)),
+        ("throughput", "--workers=10,100", "workers", (10, 100)),
+        ("throughput", "--workers 10 100", "workers", (10, 100)),
+        ("best_momentum", "--server-momentum -0.5,0.5,1e-3", "server_momentum", (-0.5, 0.5, 1e-3)),
+        ("staleness", "--compute gamma(1,0.2)", "compute", "gamma(1,0.2)"),
+    ],
+)
+def test_numbers_with_spaces_or_commas(study_name, given, field, values):
+    _, config = study.configure(study_name, given.split(" "))
+    assert getattr(config, field) == values
+
+
 def test_methods_from_python_may_be_one_name():
     assert [method.name for method in Config(methods="gem").make_methods()] == ["gem"]
 
