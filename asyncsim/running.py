@@ -54,18 +54,21 @@ class Running:
         if stop not in self._plan.stops:
             raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
         pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
-        for starts, pieces in self._plan.chunks(self.position, stop):
-            # While the devices work on a chunk, the host plans the next and looks at the one before.
+        chunks = self._plan.chunks(self.position, stop)
+        chunk = next(chunks, None)
+        while chunk is not None and not self.over:
+            starts, pieces = chunk
             formed = self._program.before(self.state, pieces) if self._plan.diagnosed[starts[0]] else None
             self.state, records, first = self._program.advance(
                 self.state, self._train, self._key, pieces, np.int32(len(starts) - 1)
             )
-            diagnostics = {} if formed is None else self._program.diagnose(formed, first, pieces, records.loss)
+            # While the devices work on a chunk, the host plans the next and looks at the one before. Then only the
+            # diagnostics: if there are several CPU devices, starting these waits for the chunk.
+            chunk = next(chunks, None)
             if pending is not None:
                 self._take(*pending)
+            diagnostics = {} if formed is None else self._program.diagnose(formed, first, pieces, records.loss)
             pending = (starts, records, diagnostics)
-            if self.over:
-                return
         if pending is not None:
             self._take(*pending)
 
