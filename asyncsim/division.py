@@ -66,6 +66,10 @@ class Division(NamedTuple):
         """Return how many of a piece's commits this device computes."""
         return count if self.devices == 1 else (count - lax.axis_index(DEVICES) + self.devices - 1) // self.devices
 
+    def lanes_of(self, count: Array) -> Array:
+        """Return how many lanes a piece's commits take, on the device that has most of them."""
+        return (count + self.devices - 1) // self.devices
+
     def own(self, tree: Any) -> Any:
         """Return this device's lanes of leaves ``[piece_size, ...]`` in the order of commits."""
         if self.devices == 1:

@@ -52,6 +52,8 @@ def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradie
             made = one(data, key, given, lane)
             return jax.tree.map(lambda all_, new: set_row(all_, new, lane), results, made)
 
-        return jax.lax.fori_loop(0, division.own_count(piece.size), next_lane, into)
+        # Also on devices without a commit in the last lane: they would only wait for the others, and XLA ends a process
+        # where one waits for a minute.
+        return jax.lax.fori_loop(0, division.lanes_of(piece.size), next_lane, into)
 
     return Gradients(empty, run)

@@ -68,7 +68,7 @@ def replay(
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
         is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu`` and has less than a million
-        parameters.
+        parameters, and all commits have as many local steps.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -149,7 +149,9 @@ class Replay:
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
         if devices is None:
-            devices = current_devices(problem.parameter_count, trace.workers, problem.map_on_cpu)
+            # CPU devices wait for each other, so local steps should be as many on each.
+            in_step = problem.map_on_cpu and not trace.windows_differ
+            devices = current_devices(problem.parameter_count, trace.workers, in_step)
         devices = _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
         plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))

@@ -215,6 +215,7 @@ def test_several_lanes_on_each_device_are_the_loop(method, in_turn, elementwise,
 def test_shards():
     division = Division(devices=3, lanes=2, parameters=10, by_parameters=True)
     assert (division.piece_size, division.shard, division.padded) == (6, 4, 12)
+    assert [division.lanes_of(count) for count in (1, 3, 4, 6)] == [1, 1, 2, 2]
     whole = division._replace(by_parameters=False)
     assert (whole.shard, whole.padded) == (10, 10)
     assert division._replace(parameters=17_226).shard == 5_760  # 90 times 64, the first from 5,742 on
