@@ -148,11 +148,7 @@ class Replay:
         trace = self.trace
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
-        if devices is None:
-            # CPU devices wait for each other, so local steps should be as many on each.
-            in_step = problem.map_on_cpu and not trace.windows_differ
-            devices = current_devices(problem.parameter_count, trace.workers, in_step)
-        devices = _require_devices(devices)
+        devices = default_devices(trace, problem) if devices is None else _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
         plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
@@ -209,6 +205,13 @@ class Replay:
         """Return what has been replayed so far as a Run."""
         (params,) = self.running.params()
         return self.running.recordings[0].run(self.method, self.problem, params, self._config)
+
+
+def default_devices(trace: Trace, problem: Problem) -> tuple[Any, ...]:
+    """Return the devices on which a replay takes place unless others are given."""
+    # CPU devices wait for each other, so local steps should be as many on each.
+    in_step = problem.map_on_cpu and not trace.windows_differ
+    return current_devices(problem.parameter_count, trace.workers, in_step)
 
 
 def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> None:

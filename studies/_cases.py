@@ -15,8 +15,7 @@ from asyncsim.problems import Problem, quadratic
 from asyncsim.simulation import simulate
 from asyncsim.study import load_file
 from asyncsim.trace import Trace
-from asyncsim.tuning import current_devices
-from asyncsim.wave_replay import Replay
+from asyncsim.wave_replay import Replay, default_devices
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -194,8 +193,7 @@ class Replaying:
         self._first = bench.workers
         self.commits = self._first + bench.commits
         self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
-        problem = bench.problem
-        self.devices = len(current_devices(problem.parameter_count, bench.workers, problem.map_on_cpu))
+        self.devices = len(default_devices(self._trace, bench.problem))
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
