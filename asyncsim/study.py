@@ -171,7 +171,6 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
         prog=f"{_COMMAND} {name}",
         description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
         args=options,
-        config=(tyro.conf.FlagCreatePairsOff,),
     )
     return study, config
 

@@ -1,28 +1,23 @@
 """The trace: who visited the server when, and how stale each message was; however it was made."""
 
 import functools
-import json
 import os
 import platform
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asyncsim.cluster import Cluster
-from asyncsim.errors import InputError, require_free, require_path
+from asyncsim.errors import InputError
 from asyncsim.policy import Policy, asynchronous
-from asyncsim.results import write_whole
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Raised by one whenever an older asyncsim could not read the files any more.
-FORMAT = 1
-_METADATA = b"asyncsim"
 #: What can become of a message.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
 #: The outcomes of messages that the server takes up.
@@ -89,7 +84,8 @@ class Source:
     versions: dict[str, str] = field(default_factory=lambda: dict(package_versions()))
 
 
-def _no_open_reads() -> "pd.DataFrame":
+def no_open_reads() -> "pd.DataFrame":
+    """Return an empty table of open reads."""
     import pandas as pd
 
     counts = {name: np.zeros(0, np.int64) for name in ("worker", "job", "read_version")}
@@ -97,7 +93,8 @@ def _no_open_reads() -> "pd.DataFrame":
     return pd.DataFrame({**counts, **times})
 
 
-def _nobody_present() -> "pd.DataFrame":
+def nobody_present() -> "pd.DataFrame":
+    """Return an empty table of visits present at the end."""
     import pandas as pd
 
     return pd.DataFrame({"worker": np.zeros(0, np.int64), "arrive_time": np.zeros(0)})
@@ -153,8 +150,8 @@ class Trace:
 
     frame: "pd.DataFrame"
     source: Source
-    open_reads: "pd.DataFrame" = field(default_factory=_no_open_reads)
-    present: "pd.DataFrame" = field(default_factory=_nobody_present)
+    open_reads: "pd.DataFrame" = field(default_factory=no_open_reads)
+    present: "pd.DataFrame" = field(default_factory=nobody_present)
 
     def __post_init__(self) -> None:
         missing = [name for name in COLUMNS if name not in self.frame]
@@ -276,17 +273,12 @@ class Trace:
         InputError
             There is such a file already, or it cannot be written.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        from asyncsim.trace_file import save
 
-        path = require_free("path", path)
-        table = pa.Table.from_pandas(self.frame[list(COLUMNS)], preserve_index=False)
-        header = json.dumps(self._header(), sort_keys=True).encode()
-        table = table.replace_schema_metadata({_METADATA: header})
-        return write_whole(path, lambda partial: pq.write_table(table, partial))
+        return save(self, path)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> "Trace":
+    @staticmethod
+    def load(path: str | os.PathLike) -> "Trace":
         """Read a trace that `save` wrote.
 
         Raises
@@ -294,30 +286,9 @@ class Trace:
         InputError
             No such file; a truncated or damaged one; not a trace; or a trace of another format.
         """
-        import pandas as pd
+        from asyncsim.trace_file import load
 
-        path = require_path("path", path)
-        table = _read_table(path)
-        header = _read_header(path, table.schema.metadata)
-        try:
-            frame = table.replace_schema_metadata(None).to_pandas()
-            frame["outcome"] = pd.Categorical(frame["outcome"], OUTCOMES)
-            cluster = header["source"].pop("cluster")
-            source = Source(**header["source"], cluster=None if cluster is None else Cluster.from_dict(cluster))
-            rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items()}
-            return cls(frame, source, **rest)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"path = {str(path)!r}: a damaged trace ({error}); copy it again or make it again"
-            ) from error
-
-    def _header(self) -> dict[str, Any]:
-        """Return what the file holds besides the rows: plain values."""
-        source = {entry.name: getattr(self.source, entry.name) for entry in fields(Source)}
-        if self.cluster is not None:
-            source["cluster"] = self.cluster.to_dict()
-        sides = {name: getattr(self, name).to_dict("list") for name in _SIDE_TABLES}
-        return {"kind": "trace", "format": FORMAT, "units": COLUMNS, "source": source, **sides}
+        return load(path)
 
 
 def _rules(frame: "pd.DataFrame", workers: int) -> list[tuple[str, np.ndarray, str]]:
@@ -341,47 +312,3 @@ def _rules(frame: "pd.DataFrame", workers: int) -> list[tuple[str, np.ndarray, s
         ("staleness", column["staleness"] == before - column["read_version"], "must count the versions since the read"),
         ("commit_time", np.diff(time, prepend=0.0) >= 0, "must not be before the row before's, nor before 0"),
     ]
-
-
-#: Small tables that travel in the file's header, by name, with what makes an empty one.
-_SIDE_TABLES = {"open_reads": _no_open_reads, "present": _nobody_present}
-
-
-def _unpack(columns: dict[str, list], empty: "pd.DataFrame") -> "pd.DataFrame":
-    """Return a side table with the types it had."""
-    import pandas as pd
-
-    return pd.DataFrame({name: np.asarray(columns[name], empty[name].dtype) for name in empty})
-
-
-def _read_table(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if not path.exists():
-        raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.read()
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            f"path = {str(path)!r}: cannot be read as parquet ({error}); it may be truncated or of "
-            "another kind: copy it again, make it again, or give a file that Trace.save wrote"
-        ) from error
-
-
-def _read_header(path: Path, stored: dict[bytes, bytes] | None) -> dict[str, Any]:
-    try:
-        header = json.loads((stored or {})[_METADATA])
-        kind, version = header["kind"], header["format"]
-    except (KeyError, TypeError, ValueError):
-        kind, version = None, None
-    if kind != "trace":
-        raise InputError(f"path = {str(path)!r}: not a trace; give a file that Trace.save wrote")
-    if version != FORMAT:
-        made_by = header.get("source", {}).get("versions", {}).get("asyncsim", "unknown")
-        raise InputError(
-            f"path = {str(path)!r}: a trace of format {version!r}, made by asyncsim {made_by}; this one reads "
-            f"format {FORMAT}: use that version, or simulate again"
-        )
-    return header

@@ -80,6 +80,11 @@ class Config(SweepConfig):
         require_fraction("local_momentum", self.local_momentum)
         require_nonnegative("weight_decay", self.weight_decay)
         require_positive("target", self.target)
+        if self.optimizer is not None and (self.local_momentum or self.weight_decay):
+            raise InputError(
+                f"optimizer = {self.optimizer!r}: local_momentum = {self.local_momentum:g} and weight_decay = "
+                f"{self.weight_decay:g} are of plain steps; set both to 0, or leave the optimizer out"
+            )
         for window in self.window:
             if self.gradients % window:
                 raise InputError(f"window = {window}: must divide gradients = {self.gradients}")

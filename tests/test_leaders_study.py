@@ -151,6 +151,7 @@ def test_the_study_runs_lsgd_with_and_without_groups(tmp_path, capsys):
         ({"group_size": 0}, "group_size = 0"),
         ({"local_momentum": 1.0}, "local_momentum = 1"),
         ({"weight_decay": -1.0}, "weight_decay = -1"),
+        ({"optimizer": "adam", "local_momentum": 0.5}, "optimizer = 'adam': local_momentum = 0.5 and weight_decay = 0"),
         ({"target": 0.0}, "target = 0"),
     ],
 )

@@ -145,6 +145,15 @@ def test_every_option_is_described():
 # Options
 
 
+def test_switches_can_be_said_either_way():
+    for scale, by_default in (("small", True), ("paper", False)):
+        for option, limits in (("--limits", True), ("--no-limits", False)):
+            _, config = study.configure("stability", ["--scale", scale, option])
+            assert config.limits is limits
+        _, config = study.configure("stability", ["--scale", scale])
+        assert config.limits is by_default
+
+
 @pytest.mark.parametrize("given", ["gem,downpour", "gem downpour", "gem, downpour", "gem ,downpour,"])
 def test_methods_with_spaces_or_commas(given):
     _, config = study.configure("staleness", ["--methods", *given.split(" ")])
