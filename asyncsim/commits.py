@@ -29,9 +29,35 @@ class Committed(NamedTuple):
     squares: Squares
 
 
+def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Callable[..., Array]]:
+    """Return the function that makes one commit, and the one that tells what its worker reads at that visit.
+
+    The first goes from the central variable, the server's state, the worker's row, its read, start and update, the
+    central variable that the message is formed with, the visit and, if the method sees them, the memories of all
+    workers to the central variable and the server's state after it, and what else it leaves.
+    """
+    division = layout.division
+
+    def commit(central, server, worker, read, start, update, form, visit, *memories):
+        origin = method.origin(worker.method, read) if method.origin else read
+        message, method_state, _ = method.message(worker.method, update, start, form, visit)
+        applied = method.apply(server, central, message, worker.memory, visit, *memories)
+        proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + update
+        squares = Squares(*map(division.square, (applied.central - central, applied.central - origin, proxy)))
+        kept = () if method.proxy else proxy
+        after = applied.central if layout.keeps_history else ()
+        return applied.central, applied.server, Committed(method_state, applied.memory, kept, after, squares)
+
+    def reply(server, central, memory, visit):
+        return central if method.reply is None else method.reply(server, central, memory, visit)
+
+    return commit, reply
+
+
 def build_commits(method: Method, layout: Layout):
     """Return the function that commits a piece's updates, one after the other."""
     division = layout.division
+    commit, reply = build_commit(method, layout)
 
     def commits(state: ReplayState, piece: Pieces, read: Array, start: Array, update: Array, scratch: Committed):
         def form(i: Array, central: Array, committed: Committed) -> Array:
@@ -51,37 +77,18 @@ def build_commits(method: Method, layout: Layout):
             worker = jnp.where(there, piece.visit.worker, piece.visit.workers)
             return (Memories(state.workers.memory, committed.memory, worker),)
 
-        def one(i, central, server, form, memories):
-            visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
-            worker = tree_row(state.workers._replace(learner=()), entry(piece.visit.worker, i))
-            row_read, row_update = row(read, i), row(update, i)
-            origin = method.origin(worker.method, row_read) if method.origin else row_read
-            message, method_state, _ = method.message(worker.method, row_update, row(start, i), form, visit)
-            applied = method.apply(server, central, message, worker.memory, visit, *memories)
-            proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + row_update
-            squares = Squares(*map(division.square, (applied.central - central, applied.central - origin, proxy)))
-            kept = () if method.proxy else proxy
-            after = applied.central if layout.keeps_history else ()
-            return applied.central, applied.server, Committed(method_state, applied.memory, kept, after, squares)
-
-        def reply(i: Array, central: Array, server: Any, memory: Callable[[], Any]) -> Array:
-            """Return what worker ``i`` of the piece reads at its visit."""
-            if method.reply is None:
-                return central
-            return method.reply(server, central, memory(), jax.tree.map(lambda leaf: leaf[i], piece.visit))
-
         def step(i, carry):
             before, server_before, new_read, all_committed = carry
-            told = form(i, before, all_committed), memories(i, all_committed)
-            central, server, committed = one(i, before, server_before, *told)
+            visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
+            worker = tree_row(state.workers._replace(learner=()), entry(piece.visit.worker, i))
+            own = worker, row(read, i), row(start, i), row(update, i), form(i, before, all_committed)
+            told = memories(i, all_committed)
+            central, server, committed = commit(before, server_before, *own, visit, *told)
             # The worker's own read, atomic with its commit.
             if layout.reads == "after":
-                new_read = set_row(new_read, reply(i, central, server, lambda: committed.memory), piece.slot[i])
+                new_read = set_row(new_read, reply(server, central, committed.memory, visit), piece.slot[i])
             elif layout.reads == "before":
-                seen = reply(
-                    i, before, server_before, lambda: tree_row(state.workers.memory, entry(piece.visit.worker, i))
-                )
-                new_read = set_row(new_read, seen, piece.slot[i])
+                new_read = set_row(new_read, reply(server_before, before, worker.memory, visit), piece.slot[i])
             all_committed = jax.tree.map(lambda all_, new: set_row(all_, new, i), all_committed, committed)
             return central, server, new_read, all_committed
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.diagnosis import build_before, build_diagnose
+from asyncsim.dispatched import Dispatched
 from asyncsim.division import DEVICES, Division
 from asyncsim.flat import Flat, flatten
 from asyncsim.kernel import build_advance
@@ -31,6 +32,10 @@ class Program(NamedTuple):
         From the central variable, the problem's state, training and test data to a dict of numbers.
     initial_state : function
         `asyncsim.replay_state.initial_state` less its first two arguments, the result divided over the devices.
+    whole : function
+        From a state to the same as a `ReplayState`.
+    taken : function
+        From a `ReplayState` to a state that can be gone on from, copied.
     flat : Flat
     devices : tuple of jax.Device
     """
@@ -39,7 +44,9 @@ class Program(NamedTuple):
     before: Callable[..., Any]
     diagnose: Callable[..., Any]
     evaluate: Callable[..., Any]
-    initial_state: Callable[..., ReplayState]
+    initial_state: Callable[..., Any]
+    whole: Callable[[Any], ReplayState]
+    taken: Callable[[ReplayState], Any]
     flat: Flat
     devices: tuple[Any, ...]
 
@@ -72,6 +79,8 @@ def compiled_ensemble(
         diagnose=build_diagnose(method, every, layout),
         evaluate=jax.jit(evaluate_all),
         initial_state=_make_in_place(functools.partial(batched_state, members, flat)),
+        whole=_as_it_is,
+        taken=functools.partial(_copied, device=device),
         flat=flat,
         devices=(device,),
     )
@@ -106,22 +115,43 @@ class Same:
 @functools.lru_cache(maxsize=32)
 def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
     flat = _flatten(problem.value, layout, dtype)
+    local = build_local(method.value, problem.value, layout.window, flat, layout.windows_differ)
+    evaluate = jax.jit(_evaluation(problem.value, flat))
+    if layout.dispatched:
+        apart = Dispatched(method.value, local, flat, layout, devices)
+        return Program(
+            advance=apart.advance,
+            before=apart.before,
+            diagnose=apart.diagnose,
+            evaluate=evaluate,
+            initial_state=apart.initial_state,
+            whole=apart.whole,
+            taken=apart.apart,
+            flat=flat,
+            devices=devices,
+        )
     mesh = Mesh(np.array(devices), (DEVICES,))
     make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
     return Program(
-        advance=build_advance(
-            method.value,
-            build_local(method.value, problem.value, layout.window, flat, layout.windows_differ),
-            layout,
-            mesh,
-        ),
+        advance=build_advance(method.value, local, layout, mesh),
         before=build_before(method.value, layout),
         diagnose=build_diagnose(method.value, flat, layout),
-        evaluate=jax.jit(_evaluation(problem.value, flat)),
+        evaluate=evaluate,
         initial_state=_make_in_place(make) if len(devices) == 1 else _make_divided(make, layout.division, mesh),
+        whole=_as_it_is,
+        taken=functools.partial(_copied, device=devices[0]),
         flat=flat,
         devices=devices,
     )
+
+
+def _as_it_is(state: ReplayState) -> ReplayState:
+    return state
+
+
+def _copied(state: ReplayState, device: Any) -> ReplayState:
+    # A state is donated when it is gone on from.
+    return jax.tree.map(lambda leaf: jnp.array(leaf, device=device), state)
 
 
 def _make_in_place(make: Callable[..., ReplayState], **options: Any) -> Callable[..., ReplayState]:

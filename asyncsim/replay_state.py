@@ -38,6 +38,8 @@ class Layout(NamedTuple):
         Blocks of the parameters that are read one after the other; 1 if reads are whole.
     windows_differ : bool
         Whether some commits have fewer local steps than the window.
+    dispatched : bool
+        Whether each commit is dispatched on its own, by `asyncsim.dispatched` and not `asyncsim.kernel`.
     """
 
     division: Division
@@ -52,6 +54,7 @@ class Layout(NamedTuple):
     members: int | None = None
     read_blocks: int = 1
     windows_differ: bool = False
+    dispatched: bool = False
 
     @property
     def of_members(self) -> tuple[int, ...]:

@@ -21,8 +21,6 @@ class Running:
 
     Attributes
     ----------
-    state : ReplayState
-        After ``position`` commits.
     position : int
     recordings : list of Recording
         One for each member.
@@ -33,16 +31,21 @@ class Running:
         problem: Problem,
         plan: Plan,
         program: Program,
-        state: ReplayState,
+        state: Any,
         key: jax.Array,
         dtype: Any,
         recordings: Sequence[Recording],
     ):
-        self.trace, self.state, self.recordings = recordings[0].trace, state, recordings
+        self.trace, self._held, self.recordings = recordings[0].trace, state, recordings
         self.position = 0
         self._problem, self._plan, self._program, self._key = problem, plan, program, key
         self._train, self._test = on_devices(problem, dtype, program.devices)
         self._batched = plan.members is not None
+
+    @property
+    def state(self) -> ReplayState:
+        """The replay after ``position`` commits."""
+        return self._program.whole(self._held)
 
     @property
     def over(self) -> bool:
@@ -58,9 +61,9 @@ class Running:
         chunk = next(chunks, None)
         while chunk is not None and not self.over:
             starts, pieces = chunk
-            formed = self._program.before(self.state, pieces) if self._plan.diagnosed[starts[0]] else None
-            self.state, records, first = self._program.advance(
-                self.state, self._train, self._key, pieces, np.int32(len(starts) - 1)
+            formed = self._program.before(self._held, pieces) if self._plan.diagnosed[starts[0]] else None
+            self._held, records, first = self._program.advance(
+                self._held, self._train, self._key, pieces, np.int32(len(starts) - 1)
             )
             # While the devices work on a chunk, the host plans the next and looks at the one before. Then only the
             # diagnostics: if there are several CPU devices, starting these waits for the chunk.
@@ -77,7 +80,7 @@ class Running:
         first = self._program.devices[0]
         # On one device: the same program there for any number of them.
         central, state, train, test = jax.device_put(
-            (self.state.central, self._mean_problem_state(), self._train, self._test), first
+            (self._held.central, self._mean_problem_state(), self._train, self._test), first
         )
         values = self._program.evaluate(central, state, train, test)
         return [
@@ -88,15 +91,18 @@ class Running:
 
     def params(self) -> list[Any]:
         """Return the members' central variables in the problem's own tree, as numpy arrays."""
-        central = jax.device_put(self.state.central, self._program.devices[0])
+        central = jax.device_put(self._held.central, self._program.devices[0])
         return [jax.tree.map(np.asarray, self._program.flat.unravel(own)) for own in self._of_members(central)]
+
+    def wait(self) -> None:
+        """Wait until the devices have made all commits so far."""
+        jax.block_until_ready(self._held)
 
     def put_state(self, state: ReplayState) -> None:
         """Go on from a state that a single device holds; raise InputError if there are several."""
         if len(self._program.devices) > 1:
             raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
-        # Copies: the state is donated.
-        self.state = jax.tree.map(lambda leaf: jnp.array(leaf, device=self._program.devices[0]), state)
+        self._held = self._program.taken(state)
 
     def _take(self, starts: np.ndarray, records: Records, diagnostics: dict[str, Any]) -> None:
         records = jax.tree.map(np.asarray, records)

@@ -35,11 +35,8 @@ class Tuning(NamedTuple):
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
 
-#: From this many parameters on CPU devices lose more by exchanging vectors than they gain: on two cores MNIST's network
-#: (163,790 parameters) is 1.2 to 1.4 times as fast on two devices as on one, the transformer of characters (111,545)
-#: 1.3, CIFAR-10's small network (122,570) and residual one (269,722) 1.1 and 1.2; its AlexNet (1,026,666) 0.9, the
-#: perceptron of the thesis (4,798,010) 0.8.
-_LONG_VECTOR = 1_000_000
+#: From this many parameters on a CPU's commits are dispatched one by one.
+_LONG_VECTOR = 100_000
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
 #: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.
 DIVIDED, EVEN = 4096, 64
@@ -68,13 +65,18 @@ def batches_members(backend: str, parameters: int) -> bool:
     return backend != "cpu" or parameters < _FEW_PARAMETERS
 
 
-def current_devices(parameters: int, workers: int, in_turn: bool) -> tuple[Any, ...]:
+def dispatches(backend: str, parameters: int) -> bool:
+    """Return whether commits are dispatched one by one (`asyncsim.dispatched`), not turns of a compiled loop."""
+    return backend == "cpu" and parameters >= _LONG_VECTOR
+
+
+def current_devices(parameters: int, workers: int, side_by_side: bool) -> tuple[Any, ...]:
     """Return the devices to replay a problem of so many parameters on.
 
     All that JAX has of its default kind; only the chosen one if the user has set a default device, and only the first
     if there is too little work to divide. The cores of a CPU work on one gradient together in any case. Several of its
-    devices gain where gradients come in turn, as one of these takes long and still does not keep all cores busy, and
-    vectors are short; but no more of them than workers, whose commits each depend on the one before.
+    devices gain where gradients are computed ``side_by_side`` and one of them does not keep all cores busy; but no more
+    devices than workers, whose commits each depend on the one before.
     """
     # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
     (device,) = jnp.zeros(()).devices()
@@ -84,7 +86,7 @@ def current_devices(parameters: int, workers: int, in_turn: bool) -> tuple[Any, 
     devices = tuple(jax.local_devices(backend=device.platform))
     if device.platform != "cpu":
         return devices
-    return devices[:workers] if in_turn and parameters < _LONG_VECTOR else (device,)
+    return devices[:workers] if side_by_side else (device,)
 
 
 def backend() -> str:

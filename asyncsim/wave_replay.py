@@ -21,7 +21,7 @@ from asyncsim.replay_state import ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
-from asyncsim.tuning import current_devices
+from asyncsim.tuning import backend, current_devices, dispatches
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -67,8 +67,7 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu`` and has less than a million
-        parameters, and all commits have as many local steps.
+        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu`` and has 100,000 parameters.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -123,7 +122,7 @@ class Replay:
     running : Running
         The loop on the host.
     state : ReplayState
-        After ``position`` commits. The next `advance` reuses its memory: copy what is to be kept.
+        After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept.
     position : int
     diverged_at : int or None
     """
@@ -148,9 +147,10 @@ class Replay:
         trace = self.trace
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
-        devices = default_devices(trace, problem) if devices is None else _require_devices(devices)
+        devices = default_devices(trace, method, problem) if devices is None else _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
-        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices))
+        apart = _dispatched(trace, method, problem)
+        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), apart)
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)
@@ -184,6 +184,10 @@ class Replay:
         """Replay up to ``stop`` commits, or to the first commit of which a value is not finite."""
         self.running.advance(stop)
 
+    def wait(self) -> None:
+        """Wait until the devices have made all commits so far."""
+        self.running.wait()
+
     def go_on_from(self, state: ReplayState) -> None:
         """Go on from another state, as if the commits so far had led there: one that real processes were in, say.
 
@@ -207,11 +211,16 @@ class Replay:
         return self.running.recordings[0].run(self.method, self.problem, params, self._config)
 
 
-def default_devices(trace: Trace, problem: Problem) -> tuple[Any, ...]:
+def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
     """Return the devices on which a replay takes place unless others are given."""
-    # CPU devices wait for each other, so local steps should be as many on each.
-    in_step = problem.map_on_cpu and not trace.windows_differ
-    return current_devices(problem.parameter_count, trace.workers, in_step)
+    side_by_side = problem.map_on_cpu and _dispatched(trace, method, problem)
+    return current_devices(problem.parameter_count, trace.workers, side_by_side)
+
+
+def _dispatched(trace: Trace, method: Method, problem: Problem) -> bool:
+    # Blocks of reads, and the memories of all workers, are parts of arrays of all rows.
+    apart = trace.read_blocks == 1 and not method.sees_memories
+    return apart and dispatches(backend(), problem.parameter_count)
 
 
 def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
 
 from asyncsim.ensemble import replay_ensemble
@@ -193,7 +192,7 @@ class Replaying:
         self._first = bench.workers
         self.commits = self._first + bench.commits
         self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
-        self.devices = len(default_devices(self._trace, bench.problem))
+        self.devices = len(default_devices(self._trace, method, bench.problem))
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
@@ -204,10 +203,10 @@ class Replaying:
         replay = self._replay(self._trace, commits)
         made = time.perf_counter()
         replay.advance(self._first)
-        jax.block_until_ready(replay.state)
+        replay.wait()
         started = time.perf_counter()
         replay.advance(commits)
-        jax.block_until_ready(replay.state)
+        replay.wait()
         ended = time.perf_counter()
         self.whole_seconds.append(ended - began)
         share = 1 - self._first / commits
@@ -222,7 +221,7 @@ class Replaying:
         replay = self._replay(trace, commits)
         replay.advance(self._first)
         replay.advance(commits)
-        jax.block_until_ready(replay.state)
+        replay.wait()
 
     def _replay(self, trace: Trace, commits: int) -> Replay:
         return Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))

@@ -75,7 +75,7 @@ def child(text: str) -> None:
     before, _ = _resident_and_peak(device)
     replay = Replay(trace, method, problem)
     replay.advance(asked["commits"])
-    jax.block_until_ready(replay.state)
+    replay.wait()
     _, peak = _resident_and_peak(device)
     memory = {"peak_bytes": peak, "replay_bytes": peak - before}
     print(json.dumps({**memory, "expected_bytes": expected_bytes(method, problem, asked["workers"])}))

@@ -21,6 +21,7 @@ from event_loop import forced_deviation
 from jax.sharding import Mesh, PartitionSpec
 
 import asyncsim.plan
+import asyncsim.tuning
 from asyncsim import InputError, problems, replay
 from asyncsim.division import DEVICES, Division
 from asyncsim.tuning import current_devices
@@ -138,8 +139,8 @@ def test_gems_diagnostics_on_two_devices():
 
 
 def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
-    def current(parameters, in_turn=True):
-        return current_devices(parameters, 10, in_turn)
+    def current(parameters, side_by_side=True):
+        return current_devices(parameters, 10, side_by_side)
 
     assert current(10_000) == (jax.devices()[0],)  # the tests' choice
     with jax.default_device(jax.devices()[1]):
@@ -147,12 +148,13 @@ def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
     with jax.default_device(None):
         assert current(10_000) == tuple(jax.devices())
         assert len(current(16)) == 1
-        assert len(current(10_000, in_turn=False)) == len(current(5_000_000)) == 1  # exchanges would take longer
+        assert len(current(10_000, side_by_side=False)) == 1
 
 
-def test_no_more_devices_of_a_cpu_than_workers():
+def test_no_more_devices_of_a_cpu_than_workers(monkeypatch):
     """One worker's commits each depend on the one before, so that a second device would have nothing to do."""
     problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
+    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", problem.parameter_count)
     with jax.default_device(None):
         used = {
             workers: Replay(make_trace(workers=workers, commits=40), make_method("downpour"), problem).devices

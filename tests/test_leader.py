@@ -35,7 +35,7 @@ def rest(method, replicas):
         running = Replay(trace, method, double_well(), precision="float64", diagnose_every=0)
         workers = running.state.workers
         written = workers._replace(method=replicas(workers.method, jnp.array(STARTS)[:, None]))
-        running.running.state = running.state._replace(workers=written)
+        running.go_on_from(running.state._replace(workers=written))
         running.advance(len(trace))
         own = jax.vmap(method.resume, in_axes=(0, None))(running.state.workers.method, running.state.central)
         return np.asarray(own)[:, 0], float(running.state.central[0])

@@ -1,0 +1,302 @@
+"""Commits dispatched one by one, each as two compiled programs: for long vectors on a CPU.
+
+There it takes long to move rows of the ``[workers, parameters]`` arrays of `asyncsim.kernel`. Here every vector is an
+array of its own, and what is only passed on is not copied: a worker reads the central variable itself. Gradients
+are dispatched somewhat ahead of their turn to be committed, once all that they start from is, so that those on several
+devices run side by side; commits are made on the first device.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.commits import build_commit
+from asyncsim.diagnosis import Applying, Formed, build_diagnose
+from asyncsim.flat import Flat
+from asyncsim.local import LocalResult
+from asyncsim.methods.method import Array, Method, State
+from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
+
+
+class Apart(NamedTuple):
+    """`ReplayState` with an array of its own for each row: a list for each axis of slots or workers."""
+
+    central: Array
+    server: State
+    read: list[Array]
+    form: list[Array]
+    workers: list[WorkerRow]
+
+
+class Made(NamedTuple):
+    """What a gradient's program returns.
+
+    Attributes
+    ----------
+    start : Array
+        Where its local steps started; ``()`` if that is what the worker read.
+    result : LocalResult
+    """
+
+    start: Any
+    result: LocalResult
+
+
+#: In the place of gradients that were committed: their memory is used for others.
+_GONE: Any = None
+
+
+class Dispatched:
+    """The functions of `asyncsim.programs.Program` for a state whose rows are apart. Pieces have one commit each."""
+
+    def __init__(
+        self, method: Method, local: Callable[..., LocalResult], flat: Flat, layout: Layout, devices: Sequence[Any]
+    ):
+        self._method, self._layout, self._flat, self._devices = method, layout, flat, devices
+        self._diagnose = build_diagnose(method, flat, layout)
+        self._there: dict[str, Any] = {}  # the training data and the key on each device
+        # Gradients that are begun by the turn of the first of them.
+        self._ahead = 1 if len(devices) == 1 else len(devices) + 1
+
+        @jax.jit
+        def gradient(data: Any, key: Array, read: Array, worker: State, learner: State, planned: Any, i: Array):
+            visit, job, rows = jax.tree.map(lambda leaf: leaf[i, 0], planned)
+            start = read if method.resume is None else method.resume(worker, read)
+            return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
+
+        self._gradient = gradient
+        self._commit = _Passing(_build_whole_commit(method, layout), replaced={1: 1, 2: 2}, used_up=(5,))
+
+    def advance(
+        self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32
+    ) -> tuple[Apart, Records, First]:
+        """Run the first ``count`` of some planned pieces, as the function of `asyncsim.kernel.build_advance` does."""
+        now = Apart(state.central, state.server, list(state.read), list(state.form), list(state.workers))
+        chunk = self._chunk(data, key, pieces)
+        begun: list[Made] = []
+        numbers: list[Array] = []
+        first: Any = None
+        commits = int(count)
+        for i in range(commits):
+            while len(begun) < min(i + self._ahead, commits) and chunk.ready(i, len(begun)):
+                begun.append(self._begin(now, chunk, len(begun)))
+            made, begun[i] = begun[i], _GONE
+            if i == 0:
+                # A copy of the update, as the commit reuses its memory.
+                first = First(self._start(now, chunk, 0, made), jnp.array(made.result.update))
+            now, recorded = self._finish(now, chunk, i, made)
+            numbers.append(recorded)
+        return now, _records(numbers), first
+
+    def before(self, state: Apart, pieces: Pieces) -> Formed:
+        """Copy what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does."""
+        row = state.workers[pieces.visit.worker[0, 0]]
+        apart = self._layout.separate_forms and pieces.form_offset[0, 0] < 0
+        central = state.form[pieces.form_slot[0, 0]] if apart else state.central
+        applied: Any = ()
+        if self._layout.diagnose_energy:
+            read = state.read[pieces.slot[0, 0]]
+            applied = Applying(state.server, state.central, row.memory, read, row.proxy, ())
+        return jax.tree.map(jnp.array, Formed(row.method, central, applied))
+
+    def diagnose(self, formed: Formed, first: First, pieces: Pieces, losses: "_Column") -> dict[str, list[Array]]:
+        """Return the diagnostics of the first commit, as the function of `asyncsim.diagnosis.build_diagnose` does."""
+        return self._diagnose(formed, first, pieces, losses.first)
+
+    def initial_state(self, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> Apart:
+        """Return the state at version zero."""
+        one = initial_state(self._method, self._flat, params, problem_state, 1, 1, 1)
+        one = jax.device_put(one, self._devices[0])
+        row = jax.tree.map(lambda leaf: leaf[0], one.workers)
+        # Each worker's own, as a commit reuses the memory of what it replaces.
+        rows = [jax.tree.map(jnp.array, row) for _ in range(workers)]
+        return Apart(one.central, one.server, [one.central] * slots, [one.central] * form_slots, rows)
+
+    def whole(self, state: Apart) -> ReplayState:
+        """Return the state with all rows in one array, copied."""
+        empty = jnp.zeros((0, *state.central.shape), state.central.dtype)
+        read, form = (jnp.stack(rows) if rows else empty for rows in (state.read, state.form))
+        workers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *state.workers)
+        return ReplayState(state.central, jax.tree.map(jnp.array, state.server), read, form, workers)
+
+    def apart(self, state: ReplayState) -> Apart:
+        """Return a state whose rows are in one array with its rows apart, copied."""
+        state = jax.tree.map(lambda leaf: jnp.array(leaf, device=self._devices[0]), state)
+        workers = len(jax.tree.leaves(state.workers)[0]) if jax.tree.leaves(state.workers) else 0
+        rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.workers) for i in range(workers)]
+        return Apart(state.central, state.server, list(state.read), list(state.form), rows)
+
+    def _chunk(self, data: Any, key: Array, pieces: Pieces) -> "_Chunk":
+        planned = [jax.device_put((pieces.visit, pieces.job, pieces.rows), device) for device in self._devices]
+        slots, workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
+        return _Chunk(pieces, slots, workers, self._on_each("data", data), self._on_each("key", key), planned)
+
+    def _begin(self, now: Apart, chunk: "_Chunk", i: int) -> Made:
+        """Dispatch the gradient of a commit; the devices take turns."""
+        device = i % len(self._devices)
+        row = now.workers[chunk.workers[i]]
+        given = now.read[chunk.slots[i]], row.method if self._method.resume else (), row.learner
+        if device > 0:
+            given = jax.device_put(given, self._devices[device])
+        made = self._gradient(chunk.data[device], chunk.key[device], *given, chunk.planned[device], np.int32(i))
+        return jax.device_put(made, self._devices[0]) if device > 0 else made
+
+    def _start(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> Array:
+        return now.read[chunk.slots[i]] if self._method.resume is None else made.start
+
+    def _finish(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> tuple[Apart, Array]:
+        """Dispatch a commit and make the reads that follow it; return the state after it and what is recorded."""
+        pieces, worker, slot = chunk.pieces, chunk.workers[i], chunk.slots[i]
+        form: Any = ()
+        if self._layout.separate_forms:
+            before = pieces.form_offset[i, 0] < 0
+            form = now.form[pieces.form_slot[i, 0]] if before else now.central
+        central, server, row, reply, recorded = self._commit(
+            now.central,
+            now.server,
+            now.workers[worker]._replace(learner=()),
+            now.read[slot],
+            self._start(now, chunk, i, made),
+            made.result.update,
+            form,
+            made.result.loss,
+            chunk.planned[0][0],
+            np.int32(i),
+        )
+        now.workers[worker] = row._replace(learner=made.result.learner)
+        if self._layout.reads != "separate":
+            now.read[slot] = reply
+        for rows, reads in ((now.read, pieces.reads), (now.form, pieces.form_reads)):
+            for place in reads.slot[i, : reads.size[i]]:  # a piece of one commit has no reads but those after it
+                rows[place] = central
+        return now._replace(central=central, server=server), recorded
+
+    def _on_each(self, name: str, value: Any) -> list[Any]:
+        """Return the value on each device, moved there once."""
+        known = self._there.get(name)
+        if known is None or known[0] is not value:
+            self._there[name] = known = (value, [jax.device_put(value, device) for device in self._devices])
+        return known[1]
+
+
+class _Chunk(NamedTuple):
+    """Some planned pieces, and what their gradients need on each device."""
+
+    pieces: Pieces
+    slots: list[int]
+    workers: list[int]
+    data: list[Any]
+    key: list[Array]
+    planned: list[Any]
+
+    def ready(self, now: int, then: int) -> bool:
+        """Return whether commit ``then`` starts from nothing that commits from ``now`` on change."""
+        slot, worker, reads = self.slots[then], self.workers[then], self.pieces.reads
+        between = range(now, then)
+        return all(
+            self.workers[i] != worker and self.slots[i] != slot and slot not in reads.slot[i, : reads.size[i]]
+            for i in between
+        )
+
+
+def _build_whole_commit(method: Method, layout: Layout) -> Callable[..., Any]:
+    commit, reply = build_commit(method, layout)
+
+    def whole(central, server, row, read, start, update, form, loss, visits, i):
+        visit = jax.tree.map(lambda leaf: leaf[i, 0], visits)
+        if method.sees_loss:
+            visit = visit._replace(loss=loss.astype(visit.time.dtype))
+        formed = form if layout.separate_forms else central
+        after, server_after, made = commit(central, server, row, read, start, update, formed, visit)
+        if layout.reads == "after":
+            seen: Any = reply(server_after, after, made.memory, visit)
+        else:
+            seen = reply(server, central, row.memory, visit) if layout.reads == "before" else ()
+        squares = made.squares
+        numbers = loss.astype(central.dtype), jnp.sqrt(squares.update), squares.moved / 2, squares.proxy / 2
+        return after, server_after, WorkerRow(made.method, made.memory, made.proxy, ()), seen, jnp.stack(numbers)
+
+    return whole
+
+
+class _Passing:
+    """A compiled function that does not copy what it only passes on, and reuses the memory of what it replaces.
+
+    Parameters
+    ----------
+    function : function
+    replaced : mapping of int to int
+        Places of arguments that are what the function returned before at some place. An array that it computes there
+        belongs to nobody else, so the next call may use its memory; one that it passes on may have other owners.
+    used_up : tuple of int
+        Places of arguments that belong to nobody else.
+    """
+
+    def __init__(self, function: Callable[..., Any], replaced: Mapping[int, int], used_up: tuple[int, ...]):
+        self._function, self._replaced, self._used_up = function, replaced, used_up
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        leaves, structure = jax.tree.flatten(arguments)
+        if structure not in self._compiled:
+            self._compiled[structure] = self._compile(arguments)
+        run, sources, returned = self._compiled[structure]
+        there = [*leaves, *run(*leaves)]
+        return jax.tree.unflatten(returned, [there[source] for source in sources])
+
+    def _compile(self, arguments: tuple[Any, ...]) -> tuple[Any, list[int], Any]:
+        """Return the compiled function of leaves, and where among these and its results each returned leaf is."""
+        structure = jax.tree.structure(arguments)
+        jaxpr, shapes = jax.make_jaxpr(self._function, return_shape=True)(*arguments)
+        place_of = {id(variable): place for place, variable in enumerate(jaxpr.jaxpr.invars)}
+        count = len(place_of)
+        made: list[int] = []
+        for leaf, variable in enumerate(jaxpr.jaxpr.outvars):
+            if id(variable) not in place_of:  # the first of those that are the same
+                place_of[id(variable)] = count + len(made)
+                made.append(leaf)
+        sources = [place_of[id(variable)] for variable in jaxpr.jaxpr.outvars]
+        given, returned = _numbered(arguments), _numbered(shapes)
+        reused = [place for one in self._used_up for place in jax.tree.leaves(given[one]) if place not in sources]
+        alone = [source >= count and sources.count(source) == 1 for source in sources]
+        for one, before in self._replaced.items():
+            places = zip(jax.tree.leaves(given[one]), jax.tree.leaves(returned[before]), strict=True)
+            reused += [place for place, output in places if alone[output] and place not in sources]
+
+        @functools.partial(jax.jit, donate_argnums=tuple(reused))
+        def run(*leaves: Any) -> list[Any]:
+            results = jax.tree.leaves(self._function(*jax.tree.unflatten(structure, leaves)))
+            return [results[i] for i in made]
+
+        return run, sources, jax.tree.structure(shapes)
+
+
+def _numbered(tree: Any) -> Any:
+    """Return the tree with its leaves' places among them."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, range(len(leaves)))
+
+
+class _Column:
+    """A number of each commit, ``[commits, 1]``, that is waited for when it is asked for."""
+
+    def __init__(self, numbers: Sequence[Array], place: int):
+        self._numbers, self._place = numbers, place
+
+    @property
+    def first(self) -> Array:
+        """That of the first commit, ``[1, 1]``."""
+        return self._numbers[0][self._place].reshape(1, 1)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        column = np.array([np.asarray(number)[self._place] for number in self._numbers], dtype)
+        return column.reshape(-1, 1)
+
+
+def _records(numbers: Sequence[Array]) -> Records:
+    columns: Any = [_Column(numbers, place) for place in range(len(Records._fields))]
+    return Records(*columns)

@@ -1,0 +1,190 @@
+"""Commits that are dispatched one by one: the same numbers as the loop over events, and no copies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import (
+    COMMITS,
+    EVERY,
+    FORCED,
+    METHODS,
+    NEEDS,
+    OWN,
+    PROTOCOLS,
+    make_method,
+    make_problem,
+    make_trace,
+    stateful_problem,
+)
+from event_loop import forced_deviation
+
+import asyncsim.tuning
+from asyncsim import methods, replay
+from asyncsim.dispatched import Apart, _Passing
+from asyncsim.wave_replay import Replay
+
+STEPS = 300
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """Dispatch the commits of small problems, too."""
+    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
+
+
+def dispatched(trace, method, problem, devices=1, diagnose_every=0):
+    stops = np.arange(EVERY, len(trace) + 1, EVERY)
+    running = Replay(
+        trace,
+        method,
+        problem,
+        precision="float64",
+        stops=stops,
+        diagnose_every=diagnose_every,
+        devices=jax.devices()[:devices],
+    )
+    assert isinstance(running.running._held, Apart)
+    return running
+
+
+def combinations():
+    default = {("gem", protocol, "quadratic", 2) for protocol in PROTOCOLS} | {
+        ("dana_zero", "exchange", "quadratic", 1)
+    }
+    by_method = {(method, NEEDS.get(method, "exchange"), "quadratic", 2) for method in METHODS if method != "lsgd"}
+    by_protocol = {("downpour", protocol, "digits", 2) for protocol in PROTOCOLS}
+    for case in sorted(default | by_method | by_protocol):
+        yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(map(str, case)))
+
+
+@pytest.mark.parametrize(("method", "protocol", "problem", "devices"), list(combinations()))
+def test_dispatched_commits_are_the_loop_teacher_forced(method, protocol, problem, devices):
+    trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=STEPS)
+    if make_method(method).sees_memories:
+        pytest.skip("methods that see the memories of all workers are replayed by the kernel")
+    found = forced_deviation(dispatched(trace, make_method(method), make_problem(problem), devices), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", OWN)
+def test_own_methods(case, lenient):
+    make, protocol, window = OWN[case]
+    method, trace = make(), make_trace(protocol, window, commits=STEPS)
+    if method.sees_memories:
+        pytest.skip("methods that see the memories of all workers are replayed by the kernel")
+    found = forced_deviation(dispatched(trace, method, make_problem("quadratic"), 3), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_problem_with_state(devices):
+    trace = make_trace(window=3, commits=STEPS)
+    found = forced_deviation(dispatched(trace, make_method("gem"), stateful_problem(), devices), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
+    trace, method, problem = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
+
+    def run(devices):
+        chosen = jax.devices()[:devices]
+        options = {"diagnose_every": 3, "diagnose_energy": True, "progress": False, "devices": chosen}
+        return replay(trace, method, problem, precision=precision, **options)
+
+    two, again = run(2), run(2)
+    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", COMMITS**3)
+    kernel = run(1)
+    assert len(kernel.diagnostics) > 0
+    for table in ("commits", "evaluations", "diagnostics"):
+        found, expected = getattr(two, table), getattr(kernel, table)
+        assert found.equals(getattr(again, table))
+        assert found.dtypes.equals(expected.dtypes)
+        numbers = expected.select_dtypes("number").columns
+        tolerance = 1e-4 if precision == "float32" else 1e-10  # DOWNPOUR does not amplify round-off
+        np.testing.assert_allclose(found[numbers], expected[numbers], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_gems_diagnostics(devices, monkeypatch):
+    trace, method, problem = (
+        make_trace("read_then_write, two visits", commits=100),
+        methods.gem(),
+        make_problem("digits"),
+    )
+
+    def run(count):
+        chosen = jax.devices()[:count]
+        return replay(trace, method, problem, precision="float64", diagnose_every=1, progress=False, devices=chosen)
+
+    found = run(devices)
+    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", COMMITS**3)
+    np.testing.assert_allclose(found.diagnostics["value"], run(1).diagnostics["value"], atol=1e-9)
+
+
+def test_what_is_read_is_the_central_variable_and_no_copy():
+    running = dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
+    running.advance(EVERY)
+    held = running.running._held
+    last = int(running.trace.frame["worker"].iloc[-1])
+    assert held.read[last] is held.central
+    # What a worker pulled before its commit is what the one before it left and read.
+    before = int(running.trace.frame["worker"].iloc[-2])
+    assert held.workers[last].method.pulled is held.read[before]
+
+
+def test_a_state_can_be_gone_on_from():
+    trace, method, problem = make_trace(commits=2 * EVERY), make_method("aeasgd"), make_problem("quadratic")
+    one, other = dispatched(trace, method, problem), dispatched(trace, method, problem)
+    one.advance(EVERY)
+    other.advance(EVERY)
+    state = one.state
+    moved = state._replace(central=state.central + 1)
+    one.go_on_from(moved)
+    other.go_on_from(moved)
+    one.advance(2 * EVERY)
+    other.advance(2 * EVERY)
+    assert np.array_equal(one.state.central, other.state.central)
+    assert np.array_equal(moved.central, state.central + 1)  # what was given is still there
+
+
+def test_numbers_of_workers_share_what_is_compiled():
+    method, problem = make_method("downpour"), make_problem("digits")
+    for workers in (3, 5, 7):
+        running = dispatched(make_trace(workers=workers, commits=2 * EVERY), method, problem)
+        running.advance(EVERY)
+        compiled = running.running._program.advance.__self__
+        assert (compiled._gradient._cache_size(), len(compiled._commit._compiled)) == (1, 1)
+
+
+def test_what_cannot_be_apart_is_left_to_the_kernel():
+    problem = make_problem("quadratic")
+    for trace, method in (
+        (make_trace(commits=EVERY), make_method("lsgd")),
+        (make_trace("exchange", commits=EVERY), methods.ringleader()),
+    ):
+        held = Replay(trace, method, problem, precision="float64").running._held
+        assert isinstance(held, Apart) is not method.sees_memories
+
+
+def test_passing_on_and_reusing():
+    def function(kept, replaced, used):
+        return kept + used, {"same": kept, "new": replaced["new"] * 2}, kept + used
+
+    call = _Passing(function, replaced={1: 1}, used_up=(2,))
+    kept, used = jnp.arange(3.0), jnp.ones(3)
+    state = {"same": jnp.zeros(3), "new": jnp.ones(3)}
+    total, after, twice = call(kept, state, used)
+    assert total.tolist() == [1, 2, 3] and after["new"].tolist() == [2, 2, 2]
+    assert after["same"] is kept
+    assert used.is_deleted() and state["new"].is_deleted()
+    assert not kept.is_deleted() and not state["same"].is_deleted()  # the second may have other owners
+    assert twice.tolist() == total.tolist()
