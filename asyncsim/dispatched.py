@@ -1,8 +1,8 @@
 """Commits dispatched one by one, each as two compiled programs: for long vectors on a CPU.
 
 There it takes long to move rows of the ``[workers, parameters]`` arrays of `asyncsim.kernel`. Here every vector is an
-array of its own, and what is only passed on is not copied: a worker reads the central variable itself. Gradients
-are dispatched somewhat ahead of their turn to be committed, once all that they start from is, so that those on several
+array of its own, and what is only passed on is not copied: a worker reads the central variable itself. Gradients are
+dispatched somewhat ahead of their turn to be committed, once all that they start from is, so that those on several
 devices run side by side; commits are made on the first device.
 """
 
@@ -58,7 +58,6 @@ class Dispatched:
     ):
         self._method, self._layout, self._flat, self._devices = method, layout, flat, devices
         self._diagnose = build_diagnose(method, flat, layout)
-        self._there: dict[str, Any] = {}  # the training data and the key on each device
         # Gradients that are begun by the turn of the first of them.
         self._ahead = 1 if len(devices) == 1 else len(devices) + 1
 
@@ -126,23 +125,25 @@ class Dispatched:
     def apart(self, state: ReplayState) -> Apart:
         """Return a state whose rows are in one array with its rows apart, copied."""
         state = jax.tree.map(lambda leaf: jnp.array(leaf, device=self._devices[0]), state)
-        workers = len(jax.tree.leaves(state.workers)[0]) if jax.tree.leaves(state.workers) else 0
-        rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.workers) for i in range(workers)]
+        workers = range(len(jax.tree.leaves(state.workers)[0]))
+        rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.workers) for i in workers]
         return Apart(state.central, state.server, list(state.read), list(state.form), rows)
 
     def _chunk(self, data: Any, key: Array, pieces: Pieces) -> "_Chunk":
-        planned = [jax.device_put((pieces.visit, pieces.job, pieces.rows), device) for device in self._devices]
         slots, workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
-        return _Chunk(pieces, slots, workers, self._on_each("data", data), self._on_each("key", key), planned)
+        planned = (pieces.visit, pieces.job, pieces.rows)
+        given = [(_copy_on(device, data), *jax.device_put((key, planned), device)) for device in self._devices]
+        return _Chunk(pieces, slots, workers, given)
 
     def _begin(self, now: Apart, chunk: "_Chunk", i: int) -> Made:
         """Dispatch the gradient of a commit; the devices take turns."""
         device = i % len(self._devices)
         row = now.workers[chunk.workers[i]]
-        given = now.read[chunk.slots[i]], row.method if self._method.resume else (), row.learner
+        own = now.read[chunk.slots[i]], row.method if self._method.resume else (), row.learner
         if device > 0:
-            given = jax.device_put(given, self._devices[device])
-        made = self._gradient(chunk.data[device], chunk.key[device], *given, chunk.planned[device], np.int32(i))
+            own = jax.device_put(own, self._devices[device])
+        data, key, planned = chunk.given[device]
+        made = self._gradient(data, key, *own, planned, np.int32(i))
         return jax.device_put(made, self._devices[0]) if device > 0 else made
 
     def _start(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> Array:
@@ -151,6 +152,7 @@ class Dispatched:
     def _finish(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> tuple[Apart, Array]:
         """Dispatch a commit and make the reads that follow it; return the state after it and what is recorded."""
         pieces, worker, slot = chunk.pieces, chunk.workers[i], chunk.slots[i]
+        _, _, (visits, *_) = chunk.given[0]
         form: Any = ()
         if self._layout.separate_forms:
             before = pieces.form_offset[i, 0] < 0
@@ -164,7 +166,7 @@ class Dispatched:
             made.result.update,
             form,
             made.result.loss,
-            chunk.planned[0][0],
+            visits,
             np.int32(i),
         )
         now.workers[worker] = row._replace(learner=made.result.learner)
@@ -175,13 +177,6 @@ class Dispatched:
                 rows[place] = central
         return now._replace(central=central, server=server), recorded
 
-    def _on_each(self, name: str, value: Any) -> list[Any]:
-        """Return the value on each device, moved there once."""
-        known = self._there.get(name)
-        if known is None or known[0] is not value:
-            self._there[name] = known = (value, [jax.device_put(value, device) for device in self._devices])
-        return known[1]
-
 
 class _Chunk(NamedTuple):
     """Some planned pieces, and what their gradients need on each device."""
@@ -189,9 +184,7 @@ class _Chunk(NamedTuple):
     pieces: Pieces
     slots: list[int]
     workers: list[int]
-    data: list[Any]
-    key: list[Array]
-    planned: list[Any]
+    given: list[tuple[Any, Array, Any]]  # the training data, the key, and what is planned
 
     def ready(self, now: int, then: int) -> bool:
         """Return whether commit ``then`` starts from nothing that commits from ``now`` on change."""
@@ -201,6 +194,16 @@ class _Chunk(NamedTuple):
             self.workers[i] != worker and self.slots[i] != slot and slot not in reads.slot[i, : reads.size[i]]
             for i in between
         )
+
+
+def _copy_on(device: Any, tree: Any) -> Any:
+    """Return the copy that a device has of arrays that are on several."""
+
+    def copy(leaf: Array) -> Array:
+        (found,) = (shard.data for shard in leaf.addressable_shards if shard.device == device)
+        return found
+
+    return jax.tree.map(copy, tree)
 
 
 def _build_whole_commit(method: Method, layout: Layout) -> Callable[..., Any]:

@@ -67,7 +67,7 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu`` and has 100,000 parameters.
+        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu``.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -213,7 +213,8 @@ class Replay:
 
 def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
     """Return the devices on which a replay takes place unless others are given."""
-    side_by_side = problem.map_on_cpu and _dispatched(trace, method, problem)
+    # Unless commits are dispatched devices wait for each other, so local steps should be as many on each.
+    side_by_side = problem.map_on_cpu and (_dispatched(trace, method, problem) or not trace.windows_differ)
     return current_devices(problem.parameter_count, trace.workers, side_by_side)
 
 

@@ -21,7 +21,6 @@ from event_loop import forced_deviation
 from jax.sharding import Mesh, PartitionSpec
 
 import asyncsim.plan
-import asyncsim.tuning
 from asyncsim import InputError, problems, replay
 from asyncsim.division import DEVICES, Division
 from asyncsim.tuning import current_devices
@@ -151,10 +150,9 @@ def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
         assert len(current(10_000, side_by_side=False)) == 1
 
 
-def test_no_more_devices_of_a_cpu_than_workers(monkeypatch):
+def test_no_more_devices_of_a_cpu_than_workers():
     """One worker's commits each depend on the one before, so that a second device would have nothing to do."""
     problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
-    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", problem.parameter_count)
     with jax.default_device(None):
         used = {
             workers: Replay(make_trace(workers=workers, commits=40), make_method("downpour"), problem).devices

@@ -55,12 +55,11 @@ def dispatched(trace, method, problem, devices=1, diagnose_every=0):
 
 
 def combinations():
-    default = {("gem", protocol, "quadratic", 2) for protocol in PROTOCOLS} | {
-        ("dana_zero", "exchange", "quadratic", 1)
-    }
+    default = {("gem", protocol, "quadratic", 2) for protocol in ("exchange", "read_then_write, two visits")}
+    by_gem = {("gem", protocol, "quadratic", 2) for protocol in PROTOCOLS}
     by_method = {(method, NEEDS.get(method, "exchange"), "quadratic", 2) for method in METHODS if method != "lsgd"}
     by_protocol = {("downpour", protocol, "digits", 2) for protocol in PROTOCOLS}
-    for case in sorted(default | by_method | by_protocol):
+    for case in sorted(by_gem | by_method | by_protocol):
         yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(map(str, case)))
 
 
@@ -84,20 +83,20 @@ def test_own_methods(case, lenient):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_problem_with_state(devices):
     trace = make_trace(window=3, commits=STEPS)
     found = forced_deviation(dispatched(trace, make_method("gem"), stateful_problem(), devices), EVERY)
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.full)])
 def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
     trace, method, problem = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
 
     def run(devices):
         chosen = jax.devices()[:devices]
-        options = {"diagnose_every": 3, "diagnose_energy": True, "progress": False, "devices": chosen}
+        options = {"diagnose_every": 10, "diagnose_energy": True, "progress": False, "devices": chosen}
         return replay(trace, method, problem, precision=precision, **options)
 
     two, again = run(2), run(2)
@@ -113,6 +112,7 @@ def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
         np.testing.assert_allclose(found[numbers], expected[numbers], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("devices", [1, 2])
 def test_gems_diagnostics(devices, monkeypatch):
     trace, method, problem = (

@@ -56,9 +56,8 @@ class Problem:
         said.
     map_on_cpu : bool
         On a CPU, the gradients of several workers are quicker one after the other than as one batch
-        (convolutions: batching over weights makes them grouped). Problems of 2,000 to a million parameters that say so
-        are replayed on all CPU devices that JAX has; of others from 2,000 parameters on gradients come one after the
-        other in any case, on one device.
+        (convolutions: batching over weights makes them grouped). Problems from 2,000 parameters on that say so are
+        replayed on all CPU devices that JAX has; of others gradients come one after the other in any case, on one.
 
     Raises
     ------
