@@ -51,8 +51,8 @@ class Config(RealConfig):
         "gem",
     )
     """Methods to record, by their names or as FILE.py:FUNCTION (see the README)."""
-    seeds: int = 1
-    """Number of seeds: 0, 1, ... Each method is recorded once with each."""
+    runs: int = 1
+    """Recordings of each method, with the seeds 0, 1, ..."""
     extrapolate: bool = False
     """Record also twice as many workers, which the simulator predicts from the first recording."""
     resume: Path | None = None
@@ -66,7 +66,7 @@ class Config(RealConfig):
         InputError
             A count or a law that cannot be used.
         """
-        require_count("seeds", self.seeds)
+        require_count("runs", self.runs)
         super().check()
 
     def twice(self) -> "Config":
@@ -131,7 +131,7 @@ def _run(config: Config, methods: "list[Method]", folder: Path) -> Result:
     tasks = [
         Task(folder / _RECORDINGS / f"{method.name}-seed{seed}", method, seed)
         for method in methods
-        for seed in range(config.seeds)
+        for seed in range(config.runs)
     ]
     rows: list[dict[str, Any]] = []
     processes = (1 + config.extrapolate) * config.workers + 1
