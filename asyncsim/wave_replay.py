@@ -149,7 +149,7 @@ class Replay:
         dtype = jnp.dtype(precision)
         devices = default_devices(trace, method, problem) if devices is None else _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
-        apart = _dispatched(trace, method, problem)
+        apart = _dispatched(trace, method, problem, len(devices))
         plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), apart)
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
@@ -214,14 +214,14 @@ class Replay:
 def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
     """Return the devices on which a replay takes place unless others are given."""
     # Unless commits are dispatched devices wait for each other, so local steps should be as many on each.
-    side_by_side = problem.map_on_cpu and (_dispatched(trace, method, problem) or not trace.windows_differ)
-    return current_devices(problem.parameter_count, trace.workers, side_by_side)
+    side_by_side = _dispatched(trace, method, problem, devices=2) or not trace.windows_differ
+    return current_devices(problem.parameter_count, trace.workers, problem.map_on_cpu and side_by_side)
 
 
-def _dispatched(trace: Trace, method: Method, problem: Problem) -> bool:
+def _dispatched(trace: Trace, method: Method, problem: Problem, devices: int) -> bool:
     # Blocks of reads, and the memories of all workers, are parts of arrays of all rows.
     apart = trace.read_blocks == 1 and not method.sees_memories
-    return apart and dispatches(backend(), problem.parameter_count)
+    return apart and dispatches(backend(), problem.parameter_count, devices)
 
 
 def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> None:

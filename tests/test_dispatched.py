@@ -37,6 +37,7 @@ def float64():
 def always(monkeypatch):
     """Dispatch the commits of small problems, too."""
     monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
+    monkeypatch.setattr(asyncsim.tuning, "_VERY_LONG_VECTOR", 0)
 
 
 def dispatched(trace, method, problem, devices=1, diagnose_every=0):
@@ -100,7 +101,7 @@ def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
         return replay(trace, method, problem, precision=precision, **options)
 
     two, again = run(2), run(2)
-    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", COMMITS**3)
+    monkeypatch.setattr(asyncsim.tuning, "_VERY_LONG_VECTOR", COMMITS**3)
     kernel = run(1)
     assert len(kernel.diagnostics) > 0
     for table in ("commits", "evaluations", "diagnostics"):
@@ -126,7 +127,7 @@ def test_gems_diagnostics(devices, monkeypatch):
         return replay(trace, method, problem, precision="float64", diagnose_every=1, progress=False, devices=chosen)
 
     found = run(devices)
-    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", COMMITS**3)
+    monkeypatch.setattr(asyncsim.tuning, "_VERY_LONG_VECTOR", COMMITS**3)
     np.testing.assert_allclose(found.diagnostics["value"], run(1).diagnostics["value"], atol=1e-9)
 
 
