@@ -35,8 +35,8 @@ class Tuning(NamedTuple):
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
 
-#: Parameters from which on a CPU's commits are dispatched one by one, on several devices and on one. On two cores that is
-#: 1.4 times the rate of the kernel for the perceptron of the thesis (4,798,010 of them), and for MNIST's network (163,790)
+#: Parameters from which on a CPU's commits are dispatched one by one, on several devices and on one. On two cores that
+#: is 1.4 times the rate of the kernel for the perceptron of the thesis (4,798,010), and for MNIST's network (163,790)
 #: 1.03 to 1.05 times on two devices, but 0.93 times on one.
 _LONG_VECTOR, _VERY_LONG_VECTOR = 100_000, 1_000_000
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
