@@ -68,7 +68,7 @@ class Dispatched:
             return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
 
         self._gradient = gradient
-        self._commit = _Passing(_build_whole_commit(method, layout), replaced={1: 1, 2: 2}, used_up=(5,))
+        self._commit = _Passing(_build_commit_and_reply(method, layout), _REPLACED, _USED_UP)
 
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32
@@ -94,8 +94,8 @@ class Dispatched:
     def before(self, state: Apart, pieces: Pieces) -> Formed:
         """Copy what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does."""
         row = state.workers[pieces.visit.worker[0, 0]]
-        apart = self._layout.separate_forms and pieces.form_offset[0, 0] < 0
-        central = state.form[pieces.form_slot[0, 0]] if apart else state.central
+        read_before = self._layout.separate_forms and pieces.form_offset[0, 0] < 0
+        central = state.form[pieces.form_slot[0, 0]] if read_before else state.central
         applied: Any = ()
         if self._layout.diagnose_energy:
             read = state.read[pieces.slot[0, 0]]
@@ -121,6 +121,10 @@ class Dispatched:
         read, form = (jnp.stack(rows) if rows else empty for rows in (state.read, state.form))
         workers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *state.workers)
         return ReplayState(state.central, jax.tree.map(jnp.array, state.server), read, form, workers)
+
+    def problem_states(self, state: Apart) -> Any:
+        """Return the problem's non-trained state of all workers, in one array a leaf."""
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row.learner.problem for row in state.workers))
 
     def apart(self, state: ReplayState) -> Apart:
         """Return a state whose rows are in one array with its rows apart, copied."""
@@ -179,7 +183,7 @@ class Dispatched:
 
 
 class _Chunk(NamedTuple):
-    """Some planned pieces, and what their gradients need on each device."""
+    """Some planned pieces: the slots and the workers of their commits, and what gradients need on each device."""
 
     pieces: Pieces
     slots: list[int]
@@ -187,13 +191,12 @@ class _Chunk(NamedTuple):
     given: list[tuple[Any, Array, Any]]  # the training data, the key, and what is planned
 
     def ready(self, now: int, then: int) -> bool:
-        """Return whether commit ``then`` starts from nothing that commits from ``now`` on change."""
+        """Return whether commit ``then`` starts from nothing that commits from ``now`` on change.
+
+        Atomic reads wait in their workers' slots; separate ones are all among the pieces' reads.
+        """
         slot, worker, reads = self.slots[then], self.workers[then], self.pieces.reads
-        between = range(now, then)
-        return all(
-            self.workers[i] != worker and self.slots[i] != slot and slot not in reads.slot[i, : reads.size[i]]
-            for i in between
-        )
+        return all(self.workers[i] != worker and slot not in reads.slot[i, : reads.size[i]] for i in range(now, then))
 
 
 def _copy_on(device: Any, tree: Any) -> Any:
@@ -206,10 +209,16 @@ def _copy_on(device: Any, tree: Any) -> Any:
     return jax.tree.map(copy, tree)
 
 
-def _build_whole_commit(method: Method, layout: Layout) -> Callable[..., Any]:
+#: For `_Passing`: in the function below the server's state and the worker's row take the place of those before, and the
+#: update is its own. The central variable and what was read or pulled of it have other owners.
+_REPLACED, _USED_UP = {1: 1, 2: 2}, (5,)
+
+
+def _build_commit_and_reply(method: Method, layout: Layout) -> Callable[..., Any]:
+    """Return the function that makes a commit and its worker's read; the order of its arguments is that above."""
     commit, reply = build_commit(method, layout)
 
-    def whole(central, server, row, read, start, update, form, loss, visits, i):
+    def commit_and_reply(central, server, row, read, start, update, form, loss, visits, i):
         visit = jax.tree.map(lambda leaf: leaf[i, 0], visits)
         if method.sees_loss:
             visit = visit._replace(loss=loss.astype(visit.time.dtype))
@@ -223,7 +232,7 @@ def _build_whole_commit(method: Method, layout: Layout) -> Callable[..., Any]:
         numbers = loss.astype(central.dtype), jnp.sqrt(squares.update), squares.moved / 2, squares.proxy / 2
         return after, server_after, WorkerRow(made.method, made.memory, made.proxy, ()), seen, jnp.stack(numbers)
 
-    return whole
+    return commit_and_reply
 
 
 class _Passing:

@@ -27,15 +27,16 @@ class Program(NamedTuple):
     Attributes
     ----------
     advance, before, diagnose : function
-        See `asyncsim.kernel.build_advance` and `asyncsim.diagnosis`.
+        See `asyncsim.kernel.build_advance` and `asyncsim.diagnosis`, or `asyncsim.dispatched.Dispatched`, which has a
+        kind of state of its own.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     initial_state : function
         `asyncsim.replay_state.initial_state` less its first two arguments, the result divided over the devices.
-    whole : function
-        From a state to the same as a `ReplayState`.
-    taken : function
-        From a `ReplayState` to a state that can be gone on from, copied.
+    whole, from_whole : function
+        From a state to the same as a `ReplayState`; and from that to a state that can be gone on from, copied.
+    problem_states : function
+        From a state to the problem's non-trained state, its leaves with leading axis ``workers``.
     flat : Flat
     devices : tuple of jax.Device
     """
@@ -46,7 +47,8 @@ class Program(NamedTuple):
     evaluate: Callable[..., Any]
     initial_state: Callable[..., Any]
     whole: Callable[[Any], ReplayState]
-    taken: Callable[[ReplayState], Any]
+    from_whole: Callable[[ReplayState], Any]
+    problem_states: Callable[[Any], Any]
     flat: Flat
     devices: tuple[Any, ...]
 
@@ -80,7 +82,8 @@ def compiled_ensemble(
         evaluate=jax.jit(evaluate_all),
         initial_state=_make_in_place(functools.partial(batched_state, members, flat)),
         whole=_as_it_is,
-        taken=functools.partial(_copied, device=device),
+        from_whole=functools.partial(_copied, device=device),
+        problem_states=_problem_states,
         flat=flat,
         devices=(device,),
     )
@@ -118,15 +121,16 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     local = build_local(method.value, problem.value, layout.window, flat, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
     if layout.dispatched:
-        apart = Dispatched(method.value, local, flat, layout, devices)
+        one_by_one = Dispatched(method.value, local, flat, layout, devices)
         return Program(
-            advance=apart.advance,
-            before=apart.before,
-            diagnose=apart.diagnose,
+            advance=one_by_one.advance,
+            before=one_by_one.before,
+            diagnose=one_by_one.diagnose,
             evaluate=evaluate,
-            initial_state=apart.initial_state,
-            whole=apart.whole,
-            taken=apart.apart,
+            initial_state=one_by_one.initial_state,
+            whole=one_by_one.whole,
+            from_whole=one_by_one.apart,
+            problem_states=one_by_one.problem_states,
             flat=flat,
             devices=devices,
         )
@@ -139,10 +143,15 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
         evaluate=evaluate,
         initial_state=_make_in_place(make) if len(devices) == 1 else _make_divided(make, layout.division, mesh),
         whole=_as_it_is,
-        taken=functools.partial(_copied, device=devices[0]),
+        from_whole=functools.partial(_copied, device=devices[0]),
+        problem_states=_problem_states,
         flat=flat,
         devices=devices,
     )
+
+
+def _problem_states(state: ReplayState) -> Any:
+    return state.workers.learner.problem
 
 
 def _as_it_is(state: ReplayState) -> ReplayState:

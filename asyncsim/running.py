@@ -102,7 +102,7 @@ class Running:
         """Go on from a state that a single device holds; raise InputError if there are several."""
         if len(self._program.devices) > 1:
             raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
-        self._held = self._program.taken(state)
+        self._held = self._program.from_whole(state)
 
     def _take(self, starts: np.ndarray, records: Records, diagnostics: dict[str, Any]) -> None:
         records = jax.tree.map(np.asarray, records)
@@ -127,7 +127,7 @@ class Running:
             return None
         return jax.tree.map(
             lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
-            self.state.workers.learner.problem,
+            self._program.problem_states(self._held),
         )
 
 

@@ -38,7 +38,7 @@ _FEW_PARAMETERS = 2_000
 #: Parameters from which on a CPU's commits are dispatched one by one, on several devices and on one. On two cores that
 #: is 1.4 times the rate of the kernel for the perceptron of the thesis (4,798,010), and for MNIST's network (163,790)
 #: 1.03 to 1.05 times on two devices, but 0.93 times on one.
-_LONG_VECTOR, _VERY_LONG_VECTOR = 100_000, 1_000_000
+_LONG_VECTOR, VERY_LONG_VECTOR = 100_000, 1_000_000
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
 #: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.
 DIVIDED, EVEN = 4096, 64
@@ -69,7 +69,7 @@ def batches_members(backend: str, parameters: int) -> bool:
 
 def dispatches(backend: str, parameters: int, devices: int) -> bool:
     """Return whether commits are dispatched one by one (`asyncsim.dispatched`), not turns of a compiled loop."""
-    return backend == "cpu" and parameters >= (_VERY_LONG_VECTOR if devices == 1 else _LONG_VECTOR)
+    return backend == "cpu" and parameters >= (VERY_LONG_VECTOR if devices == 1 else _LONG_VECTOR)
 
 
 def current_devices(parameters: int, workers: int, side_by_side: bool) -> tuple[Any, ...]:

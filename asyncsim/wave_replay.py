@@ -21,7 +21,7 @@ from asyncsim.replay_state import ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
-from asyncsim.tuning import backend, current_devices, dispatches
+from asyncsim.tuning import VERY_LONG_VECTOR, backend, current_devices, dispatches
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -67,7 +67,8 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu``.
+        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu``: then no more than workers,
+        and only the first if their local steps differ in number and commits are not dispatched one by one.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -122,7 +123,8 @@ class Replay:
     running : Running
         The loop on the host.
     state : ReplayState
-        After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept.
+        After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept. Where commits are
+        dispatched one by one it is made anew each time it is asked for.
     position : int
     diverged_at : int or None
     """
@@ -149,8 +151,8 @@ class Replay:
         dtype = jnp.dtype(precision)
         devices = default_devices(trace, method, problem) if devices is None else _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
-        apart = _dispatched(trace, method, problem, len(devices))
-        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), apart)
+        one_by_one = _dispatched(trace, method, problem, len(devices))
+        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), one_by_one)
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)
@@ -213,15 +215,17 @@ class Replay:
 
 def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
     """Return the devices on which a replay takes place unless others are given."""
-    # Unless commits are dispatched devices wait for each other, so local steps should be as many on each.
-    side_by_side = _dispatched(trace, method, problem, devices=2) or not trace.windows_differ
-    return current_devices(problem.parameter_count, trace.workers, problem.map_on_cpu and side_by_side)
+    # Unless commits are dispatched devices wait for each other, so local steps should be as many on each, and vectors
+    # change hands, so they should be short.
+    in_step = not trace.windows_differ and problem.parameter_count < VERY_LONG_VECTOR
+    side_by_side = problem.map_on_cpu and (in_step or _dispatched(trace, method, problem, devices=2))
+    return current_devices(problem.parameter_count, trace.workers, side_by_side)
 
 
 def _dispatched(trace: Trace, method: Method, problem: Problem, devices: int) -> bool:
     # Blocks of reads, and the memories of all workers, are parts of arrays of all rows.
-    apart = trace.read_blocks == 1 and not method.sees_memories
-    return apart and dispatches(backend(), problem.parameter_count, devices)
+    has_rows_apart = trace.read_blocks == 1 and not method.sees_memories
+    return has_rows_apart and dispatches(backend(), problem.parameter_count, devices)
 
 
 def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> None:

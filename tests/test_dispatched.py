@@ -20,7 +20,7 @@ from cases import (
 from event_loop import forced_deviation
 
 import asyncsim.tuning
-from asyncsim import methods, replay
+from asyncsim import Cluster, Exponential, Gamma, barrier, methods, replay, simulate
 from asyncsim.dispatched import Apart, _Passing
 from asyncsim.wave_replay import Replay
 
@@ -37,7 +37,7 @@ def float64():
 def always(monkeypatch):
     """Dispatch the commits of small problems, too."""
     monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
-    monkeypatch.setattr(asyncsim.tuning, "_VERY_LONG_VECTOR", 0)
+    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0)
 
 
 def dispatched(trace, method, problem, devices=1, diagnose_every=0):
@@ -67,8 +67,6 @@ def combinations():
 @pytest.mark.parametrize(("method", "protocol", "problem", "devices"), list(combinations()))
 def test_dispatched_commits_are_the_loop_teacher_forced(method, protocol, problem, devices):
     trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=STEPS)
-    if make_method(method).sees_memories:
-        pytest.skip("methods that see the memories of all workers are replayed by the kernel")
     found = forced_deviation(dispatched(trace, make_method(method), make_problem(problem), devices), EVERY)
     assert max(found.values()) < FORCED, found
 
@@ -78,10 +76,41 @@ def test_dispatched_commits_are_the_loop_teacher_forced(method, protocol, proble
 def test_own_methods(case, lenient):
     make, protocol, window = OWN[case]
     method, trace = make(), make_trace(protocol, window, commits=STEPS)
-    if method.sees_memories:
-        pytest.skip("methods that see the memories of all workers are replayed by the kernel")
     found = forced_deviation(dispatched(trace, method, make_problem("quadratic"), 3), EVERY)
     assert max(found.values()) < FORCED, found
+
+
+def shared_reads(workers=6):
+    """Workers that all go on from the version that a barrier made."""
+    return make_trace(workers=workers, commits=STEPS, policy=barrier())
+
+
+def differing_windows():
+    return simulate(Cluster(6, Gamma(1.0, cv=0.5), Exponential(0.05), window=[1, 2, 4, 1, 2, 4]), STEPS, 0)
+
+
+@pytest.mark.parametrize(
+    ("make_rule", "trace"),
+    [
+        (methods.easgd, shared_reads),
+        pytest.param(methods.lgd, shared_reads, marks=pytest.mark.full),
+        pytest.param(methods.aeasgd, differing_windows, marks=pytest.mark.full),
+    ],
+)
+def test_shared_reads_losses_and_differing_windows(make_rule, trace):
+    found = forced_deviation(dispatched(trace(), make_rule(), make_problem("quadratic"), 2), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+def test_gradients_are_begun_ahead_also_of_workers_that_share_a_read(monkeypatch):
+    running = dispatched(shared_reads(), methods.easgd(), make_problem("quadratic"), 2)
+    one_by_one = running.running._program.advance.__self__
+    done: list[str] = []
+    for name in ("_begin", "_finish"):
+        usual = getattr(one_by_one, name)
+        monkeypatch.setattr(one_by_one, name, lambda *given, n=name, u=usual: (done.append(n), u(*given))[1])
+    running.advance(EVERY)
+    assert done[:4] == ["_begin"] * 3 + ["_finish"]
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.full), 2])
@@ -101,7 +130,7 @@ def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
         return replay(trace, method, problem, precision=precision, **options)
 
     two, again = run(2), run(2)
-    monkeypatch.setattr(asyncsim.tuning, "_VERY_LONG_VECTOR", COMMITS**3)
+    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", COMMITS**3)
     kernel = run(1)
     assert len(kernel.diagnostics) > 0
     for table in ("commits", "evaluations", "diagnostics"):
@@ -127,7 +156,7 @@ def test_gems_diagnostics(devices, monkeypatch):
         return replay(trace, method, problem, precision="float64", diagnose_every=1, progress=False, devices=chosen)
 
     found = run(devices)
-    monkeypatch.setattr(asyncsim.tuning, "_VERY_LONG_VECTOR", COMMITS**3)
+    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", COMMITS**3)
     np.testing.assert_allclose(found.diagnostics["value"], run(1).diagnostics["value"], atol=1e-9)
 
 

@@ -57,7 +57,8 @@ class Problem:
     map_on_cpu : bool
         On a CPU, the gradients of several workers are quicker one after the other than as one batch
         (convolutions: batching over weights makes them grouped). Problems from 2,000 parameters on that say so are
-        replayed on all CPU devices that JAX has; of others gradients come one after the other in any case, on one.
+        replayed on all CPU devices that JAX has, if these need not wait long for each other (see `replay`); of others
+        gradients come one after the other in any case, on one.
 
     Raises
     ------
