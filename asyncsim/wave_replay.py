@@ -67,8 +67,9 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu``: then no more than workers,
-        and only the first if their local steps differ in number and commits are not dispatched one by one.
+        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu`` and has less than a million
+        parameters: then no more than workers, and only the first if their local steps differ in number and commits are
+        not dispatched one by one.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -215,10 +216,11 @@ class Replay:
 
 def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
     """Return the devices on which a replay takes place unless others are given."""
-    # Unless commits are dispatched devices wait for each other, so local steps should be as many on each, and vectors
-    # change hands, so they should be short.
-    in_step = not trace.windows_differ and problem.parameter_count < VERY_LONG_VECTOR
-    side_by_side = problem.map_on_cpu and (in_step or _dispatched(trace, method, problem, devices=2))
+    # Very long vectors take longer from device to device than a second one gains. And unless commits are dispatched
+    # devices wait for each other, so that local steps should be as many on each.
+    short = problem.parameter_count < VERY_LONG_VECTOR
+    apart = not trace.windows_differ or _dispatched(trace, method, problem, devices=2)
+    side_by_side = problem.map_on_cpu and short and apart
     return current_devices(problem.parameter_count, trace.workers, side_by_side)
 
 

@@ -21,6 +21,7 @@ from event_loop import forced_deviation
 from jax.sharding import Mesh, PartitionSpec
 
 import asyncsim.plan
+import asyncsim.wave_replay
 from asyncsim import InputError, problems, replay
 from asyncsim.division import DEVICES, Division
 from asyncsim.tuning import current_devices
@@ -159,6 +160,13 @@ def test_no_more_devices_of_a_cpu_than_workers():
             for workers in (1, 2, 7)
         }
     assert used == {1: tuple(devices(1)), 2: tuple(devices(2)), 7: tuple(devices(3))}
+
+
+def test_very_long_vectors_keep_to_one_device_of_a_cpu(monkeypatch):
+    problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
+    monkeypatch.setattr(asyncsim.wave_replay, "VERY_LONG_VECTOR", problem.parameter_count)
+    with jax.default_device(None):
+        assert Replay(make_trace(commits=40), make_method("gem"), problem).devices == tuple(devices(1))
 
 
 @pytest.mark.parametrize("given", [[], [3], 2, "cpu"])

@@ -56,7 +56,7 @@ def dispatched(trace, method, problem, devices=1, diagnose_every=0):
 
 
 def combinations():
-    default = {("gem", protocol, "quadratic", 2) for protocol in ("exchange", "read_then_write, two visits")}
+    default = {("gem", "read_then_write, two visits", "quadratic", 2)}
     by_gem = {("gem", protocol, "quadratic", 2) for protocol in PROTOCOLS}
     by_method = {(method, NEEDS.get(method, "exchange"), "quadratic", 2) for method in METHODS if method != "lsgd"}
     by_protocol = {("downpour", protocol, "digits", 2) for protocol in PROTOCOLS}
@@ -120,7 +120,8 @@ def test_a_problem_with_state(devices):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
     trace, method, problem = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
 
