@@ -6,8 +6,7 @@ dispatched somewhat ahead of their turn to be committed, once all that they star
 devices run side by side; commits are made on the first device.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from asyncsim.diagnosis import Applying, Formed, build_diagnose
 from asyncsim.flat import Flat
 from asyncsim.local import LocalResult
 from asyncsim.methods.method import Array, Method, State
+from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
 
 
@@ -68,7 +68,7 @@ class Dispatched:
             return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
 
         self._gradient = gradient
-        self._commit = _Passing(_build_commit_and_reply(method, layout), _REPLACED, _USED_UP)
+        self._commit = Passing(_build_commit_and_reply(method, layout), _REPLACED, _USED_UP)
 
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32
@@ -92,15 +92,23 @@ class Dispatched:
         return now, _records(numbers), first
 
     def before(self, state: Apart, pieces: Pieces) -> Formed:
-        """Copy what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does."""
+        """Return what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does.
+
+        Copied where a commit reuses the memory.
+        """
+
+        def copied(tree: Any) -> Any:
+            return jax.tree.map(jnp.array, tree)
+
         row = state.workers[pieces.visit.worker[0, 0]]
         read_before = self._layout.separate_forms and pieces.form_offset[0, 0] < 0
         central = state.form[pieces.form_slot[0, 0]] if read_before else state.central
         applied: Any = ()
         if self._layout.diagnose_energy:
             read = state.read[pieces.slot[0, 0]]
-            applied = Applying(state.server, state.central, row.memory, read, row.proxy, ())
-        return jax.tree.map(jnp.array, Formed(row.method, central, applied))
+            server, memory, proxy = copied((state.server, row.memory, row.proxy))
+            applied = Applying(server, state.central, memory, read, proxy, ())
+        return Formed(copied(row.method), central, applied)
 
     def diagnose(self, formed: Formed, first: First, pieces: Pieces, losses: "_Column") -> dict[str, list[Array]]:
         """Return the diagnostics of the first commit, as the function of `asyncsim.diagnosis.build_diagnose` does."""
@@ -209,7 +217,7 @@ def _copy_on(device: Any, tree: Any) -> Any:
     return jax.tree.map(copy, tree)
 
 
-#: For `_Passing`: in the function below the server's state and the worker's row take the place of those before, and the
+#: For `Passing`: in the function below the server's state and the worker's row take the place of those before, and the
 #: update is its own. The central variable and what was read or pulled of it have other owners.
 _REPLACED, _USED_UP = {1: 1, 2: 2}, (5,)
 
@@ -233,64 +241,6 @@ def _build_commit_and_reply(method: Method, layout: Layout) -> Callable[..., Any
         return after, server_after, WorkerRow(made.method, made.memory, made.proxy, ()), seen, jnp.stack(numbers)
 
     return commit_and_reply
-
-
-class _Passing:
-    """A compiled function that does not copy what it only passes on, and reuses the memory of what it replaces.
-
-    Parameters
-    ----------
-    function : function
-    replaced : mapping of int to int
-        Places of arguments that are what the function returned before at some place. An array that it computes there
-        belongs to nobody else, so the next call may use its memory; one that it passes on may have other owners.
-    used_up : tuple of int
-        Places of arguments that belong to nobody else.
-    """
-
-    def __init__(self, function: Callable[..., Any], replaced: Mapping[int, int], used_up: tuple[int, ...]):
-        self._function, self._replaced, self._used_up = function, replaced, used_up
-        self._compiled: dict[Any, Any] = {}
-
-    def __call__(self, *arguments: Any) -> Any:
-        leaves, structure = jax.tree.flatten(arguments)
-        if structure not in self._compiled:
-            self._compiled[structure] = self._compile(arguments)
-        run, sources, returned = self._compiled[structure]
-        there = [*leaves, *run(*leaves)]
-        return jax.tree.unflatten(returned, [there[source] for source in sources])
-
-    def _compile(self, arguments: tuple[Any, ...]) -> tuple[Any, list[int], Any]:
-        """Return the compiled function of leaves, and where among these and its results each returned leaf is."""
-        structure = jax.tree.structure(arguments)
-        jaxpr, shapes = jax.make_jaxpr(self._function, return_shape=True)(*arguments)
-        place_of = {id(variable): place for place, variable in enumerate(jaxpr.jaxpr.invars)}
-        count = len(place_of)
-        made: list[int] = []
-        for leaf, variable in enumerate(jaxpr.jaxpr.outvars):
-            if id(variable) not in place_of:  # the first of those that are the same
-                place_of[id(variable)] = count + len(made)
-                made.append(leaf)
-        sources = [place_of[id(variable)] for variable in jaxpr.jaxpr.outvars]
-        given, returned = _numbered(arguments), _numbered(shapes)
-        reused = [place for one in self._used_up for place in jax.tree.leaves(given[one]) if place not in sources]
-        alone = [source >= count and sources.count(source) == 1 for source in sources]
-        for one, before in self._replaced.items():
-            places = zip(jax.tree.leaves(given[one]), jax.tree.leaves(returned[before]), strict=True)
-            reused += [place for place, output in places if alone[output] and place not in sources]
-
-        @functools.partial(jax.jit, donate_argnums=tuple(reused))
-        def run(*leaves: Any) -> list[Any]:
-            results = jax.tree.leaves(self._function(*jax.tree.unflatten(structure, leaves)))
-            return [results[i] for i in made]
-
-        return run, sources, jax.tree.structure(shapes)
-
-
-def _numbered(tree: Any) -> Any:
-    """Return the tree with its leaves' places among them."""
-    leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, range(len(leaves)))
 
 
 class _Column:

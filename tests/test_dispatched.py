@@ -21,7 +21,8 @@ from event_loop import forced_deviation
 
 import asyncsim.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, replay, simulate
-from asyncsim.dispatched import Apart, _Passing
+from asyncsim.dispatched import Apart
+from asyncsim.passing import Passing
 from asyncsim.wave_replay import Replay
 
 STEPS = 300
@@ -210,7 +211,7 @@ def test_passing_on_and_reusing():
     def function(kept, replaced, used):
         return kept + used, {"same": kept, "new": replaced["new"] * 2}, kept + used
 
-    call = _Passing(function, replaced={1: 1}, used_up=(2,))
+    call = Passing(function, replaced={1: 1}, used_up=(2,))
     kept, used = jnp.arange(3.0), jnp.ones(3)
     state = {"same": jnp.zeros(3), "new": jnp.ones(3)}
     total, after, twice = call(kept, state, used)
