@@ -2,8 +2,7 @@
 
 There it takes long to move rows of the ``[workers, parameters]`` arrays of `asyncsim.kernel`. Here every vector is an
 array of its own, and what is only passed on is not copied: a worker reads the central variable itself. Gradients are
-dispatched somewhat ahead of their turn to be committed, once all that they start from is, so that those on several
-devices run side by side; commits are made on the first device.
+dispatched somewhat ahead of their turn to be committed, once all that they start from is, and computed side by side.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from asyncsim.local import LocalResult
 from asyncsim.methods.method import Array, Method, State
 from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
+from asyncsim.side_by_side import SideBySide
 
 
 class Apart(NamedTuple):
@@ -51,23 +51,31 @@ _GONE: Any = None
 
 
 class Dispatched:
-    """The functions of `asyncsim.programs.Program` for a state whose rows are apart. Pieces have one commit each."""
+    """The functions of `asyncsim.programs.Program` for a state whose rows are apart. Pieces have one commit each.
+
+    At most ``side_by_side`` gradients are computed at a time.
+    """
 
     def __init__(
-        self, method: Method, local: Callable[..., LocalResult], flat: Flat, layout: Layout, devices: Sequence[Any]
+        self,
+        method: Method,
+        local: Callable[..., LocalResult],
+        flat: Flat,
+        layout: Layout,
+        device: Any,
+        side_by_side: int,
     ):
-        self._method, self._layout, self._flat, self._devices = method, layout, flat, devices
+        self._method, self._layout, self._flat, self._device = method, layout, flat, device
         self._diagnose = build_diagnose(method, flat, layout)
         # Gradients that are begun by the turn of the first of them.
-        self._ahead = 1 if len(devices) == 1 else len(devices) + 1
+        self._ahead = 1 if side_by_side == 1 else side_by_side + 1
 
-        @jax.jit
         def gradient(data: Any, key: Array, read: Array, worker: State, learner: State, planned: Any, i: Array):
             visit, job, rows = jax.tree.map(lambda leaf: leaf[i, 0], planned)
             start = read if method.resume is None else method.resume(worker, read)
             return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
 
-        self._gradient = gradient
+        self._gradient = SideBySide(gradient, side_by_side)
         self._commit = Passing(_build_commit_and_reply(method, layout), _REPLACED, _USED_UP)
 
     def advance(
@@ -75,15 +83,15 @@ class Dispatched:
     ) -> tuple[Apart, Records, First]:
         """Run the first ``count`` of some planned pieces, as the function of `asyncsim.kernel.build_advance` does."""
         now = Apart(state.central, state.server, list(state.read), list(state.form), list(state.workers))
-        chunk = self._chunk(data, key, pieces)
-        begun: list[Made] = []
+        chunk = self._chunk(now, data, key, pieces)
+        begun: list[Callable[[], Made]] = []
         numbers: list[Array] = []
         first: Any = None
         commits = int(count)
         for i in range(commits):
             while len(begun) < min(i + self._ahead, commits) and chunk.ready(i, len(begun)):
                 begun.append(self._begin(now, chunk, len(begun)))
-            made, begun[i] = begun[i], _GONE
+            made, begun[i] = begun[i](), _GONE
             if i == 0:
                 # A copy of the update, as the commit reuses its memory.
                 first = First(self._start(now, chunk, 0, made), jnp.array(made.result.update))
@@ -117,7 +125,7 @@ class Dispatched:
     def initial_state(self, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> Apart:
         """Return the state at version zero."""
         one = initial_state(self._method, self._flat, params, problem_state, 1, 1, 1)
-        one = jax.device_put(one, self._devices[0])
+        one = jax.device_put(one, self._device)
         row = jax.tree.map(lambda leaf: leaf[0], one.workers)
         # Each worker's own, as a commit reuses the memory of what it replaces.
         rows = [jax.tree.map(jnp.array, row) for _ in range(workers)]
@@ -136,27 +144,32 @@ class Dispatched:
 
     def apart(self, state: ReplayState) -> Apart:
         """Return a state whose rows are in one array with its rows apart, copied."""
-        state = jax.tree.map(lambda leaf: jnp.array(leaf, device=self._devices[0]), state)
+        state = jax.tree.map(lambda leaf: jnp.array(leaf, device=self._device), state)
         workers = range(len(jax.tree.leaves(state.workers)[0]))
         rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.workers) for i in workers]
         return Apart(state.central, state.server, list(state.read), list(state.form), rows)
 
-    def _chunk(self, data: Any, key: Array, pieces: Pieces) -> "_Chunk":
+    def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces) -> "_Chunk":
         slots, workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
-        planned = (pieces.visit, pieces.job, pieces.rows)
-        given = [(_copy_on(device, data), *jax.device_put((key, planned), device)) for device in self._devices]
-        return _Chunk(pieces, slots, workers, given)
+        key, planned = jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
+        first = self._given(now, workers[0], slots[0])
+        gradient = self._gradient.compiled_for(data, key, *first, planned, np.int32(0))
+        # A piece of one commit has no reads but those after it.
+        reads, form_reads = (
+            [slots[:size] for slots, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
+            for kind in (pieces.reads, pieces.form_reads)
+        )
+        return _Chunk(pieces, slots, workers, reads, form_reads, gradient, (data, key), planned)
 
-    def _begin(self, now: Apart, chunk: "_Chunk", i: int) -> Made:
-        """Dispatch the gradient of a commit; the devices take turns."""
-        device = i % len(self._devices)
-        row = now.workers[chunk.workers[i]]
-        own = now.read[chunk.slots[i]], row.method if self._method.resume else (), row.learner
-        if device > 0:
-            own = jax.device_put(own, self._devices[device])
-        data, key, planned = chunk.given[device]
-        made = self._gradient(data, key, *own, planned, np.int32(i))
-        return jax.device_put(made, self._devices[0]) if device > 0 else made
+    def _given(self, now: Apart, worker: int, slot: int) -> tuple[Any, ...]:
+        """Return the worker's part of what a gradient is computed from."""
+        row = now.workers[worker]
+        return now.read[slot], row.method if self._method.resume else (), row.learner
+
+    def _begin(self, now: Apart, chunk: "_Chunk", i: int) -> Callable[[], Made]:
+        """Dispatch the gradient of a commit; return what returns it."""
+        own = self._given(now, chunk.workers[i], chunk.slots[i])
+        return self._gradient.start(i, chunk.gradient, *chunk.shared, *own, chunk.planned, np.int32(i))
 
     def _start(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> Array:
         return now.read[chunk.slots[i]] if self._method.resume is None else made.start
@@ -164,7 +177,7 @@ class Dispatched:
     def _finish(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> tuple[Apart, Array]:
         """Dispatch a commit and make the reads that follow it; return the state after it and what is recorded."""
         pieces, worker, slot = chunk.pieces, chunk.workers[i], chunk.slots[i]
-        _, _, (visits, *_) = chunk.given[0]
+        visits, *_ = chunk.planned
         form: Any = ()
         if self._layout.separate_forms:
             before = pieces.form_offset[i, 0] < 0
@@ -184,37 +197,32 @@ class Dispatched:
         now.workers[worker] = row._replace(learner=made.result.learner)
         if self._layout.reads != "separate":
             now.read[slot] = reply
-        for rows, reads in ((now.read, pieces.reads), (now.form, pieces.form_reads)):
-            for place in reads.slot[i, : reads.size[i]]:  # a piece of one commit has no reads but those after it
-                rows[place] = central
+        for place in chunk.reads[i]:
+            now.read[place] = central
+        for place in chunk.form_reads[i]:
+            now.form[place] = central
         return now._replace(central=central, server=server), recorded
 
 
 class _Chunk(NamedTuple):
-    """Some planned pieces: the slots and the workers of their commits, and what gradients need on each device."""
+    """Some planned pieces: of each commit slot, worker and the slots of reads after it; and what all gradients need."""
 
     pieces: Pieces
     slots: list[int]
     workers: list[int]
-    given: list[tuple[Any, Array, Any]]  # the training data, the key, and what is planned
+    reads: list[list[int]]
+    form_reads: list[list[int]]
+    gradient: Callable[..., Made]  # compiled
+    shared: tuple[Any, Array]  # the training data and the key
+    planned: Any  # visits, jobs and rows, on the device
 
     def ready(self, now: int, then: int) -> bool:
         """Return whether commit ``then`` starts from nothing that commits from ``now`` on change.
 
         Atomic reads wait in their workers' slots; separate ones are all among the pieces' reads.
         """
-        slot, worker, reads = self.slots[then], self.workers[then], self.pieces.reads
-        return all(self.workers[i] != worker and slot not in reads.slot[i, : reads.size[i]] for i in range(now, then))
-
-
-def _copy_on(device: Any, tree: Any) -> Any:
-    """Return the copy that a device has of arrays that are on several."""
-
-    def copy(leaf: Array) -> Array:
-        (found,) = (shard.data for shard in leaf.addressable_shards if shard.device == device)
-        return found
-
-    return jax.tree.map(copy, tree)
+        slot, worker = self.slots[then], self.workers[then]
+        return all(self.workers[i] != worker and slot not in self.reads[i] for i in range(now, then))
 
 
 #: For `Passing`: in the function below the server's state and the worker's row take the place of those before, and the

@@ -19,6 +19,7 @@ from asyncsim.members import Members, batched_local, batched_method, batched_sta
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, initial_state, state_specs
+from asyncsim.tuning import gradients_side_by_side
 
 
 class Program(NamedTuple):
@@ -121,7 +122,7 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     local = build_local(method.value, problem.value, layout.window, flat, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
     if layout.dispatched:
-        one_by_one = Dispatched(method.value, local, flat, layout, devices)
+        one_by_one = Dispatched(method.value, local, flat, layout, devices[0], gradients_side_by_side())
         return Program(
             advance=one_by_one.advance,
             before=one_by_one.before,

@@ -5,6 +5,7 @@ Those for the CPU are measured; an accelerator's are a guess until somebody meas
 A size changes the order of floating-point sums, so these are constants: one machine, one result.
 """
 
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -35,10 +36,13 @@ class Tuning(NamedTuple):
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
 
-#: Parameters from which on a CPU's commits are dispatched one by one, on several devices and on one. On two cores that
-#: is 1.4 times the rate of the kernel for the perceptron of the thesis (4,798,010), and for MNIST's network (163,790)
-#: 1.03 to 1.05 times on two devices, but 0.93 times on one.
-_LONG_VECTOR, VERY_LONG_VECTOR = 100_000, 1_000_000
+#: Parameters from which on a CPU's commits are dispatched one by one. On two cores that is 1.3 times the rate of the
+#: kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the perceptron of the thesis (4,798,010).
+_LONG_VECTOR = 100_000
+#: Gradients that are then computed at a time, if there are cores for them; each takes room. Measured on two cores only.
+_MOST_SIDE_BY_SIDE = 4
+#: Parameters from which on several devices of a CPU gain nothing: vectors take too long from one to the other.
+VERY_LONG_VECTOR = 1_000_000
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
 #: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.
 DIVIDED, EVEN = 4096, 64
@@ -67,9 +71,15 @@ def batches_members(backend: str, parameters: int) -> bool:
     return backend != "cpu" or parameters < _FEW_PARAMETERS
 
 
-def dispatches(backend: str, parameters: int, devices: int) -> bool:
+def dispatches(platform: str, parameters: int) -> bool:
     """Return whether commits are dispatched one by one (`asyncsim.dispatched`), not turns of a compiled loop."""
-    return backend == "cpu" and parameters >= (VERY_LONG_VECTOR if devices == 1 else _LONG_VECTOR)
+    return platform == "cpu" and parameters >= _LONG_VECTOR
+
+
+def gradients_side_by_side() -> int:
+    """Return how many gradients are computed at a time where commits are dispatched one by one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST_SIDE_BY_SIDE)
 
 
 def current_devices(parameters: int, workers: int, side_by_side: bool) -> tuple[Any, ...]:
@@ -77,8 +87,8 @@ def current_devices(parameters: int, workers: int, side_by_side: bool) -> tuple[
 
     All that JAX has of its default kind; only the chosen one if the user has set a default device, and only the first
     if there is too little work to divide. The cores of a CPU work on one gradient together in any case. Several of its
-    devices gain where gradients are computed ``side_by_side`` and one of them does not keep all cores busy; but no more
-    devices than workers, whose commits each depend on the one before.
+    devices gain where they compute gradients ``side_by_side`` and one gradient does not keep all cores busy; but no
+    more devices than workers, whose commits each depend on the one before.
     """
     # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
     (device,) = jnp.zeros(()).devices()

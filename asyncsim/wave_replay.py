@@ -21,7 +21,7 @@ from asyncsim.replay_state import ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
-from asyncsim.tuning import VERY_LONG_VECTOR, backend, current_devices, dispatches
+from asyncsim.tuning import VERY_LONG_VECTOR, current_devices, dispatches, gradients_side_by_side
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -67,9 +67,9 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first, unless the problem says ``map_on_cpu`` and has less than a million
-        parameters: then no more than workers, and only the first if their local steps differ in number and commits are
-        not dispatched one by one.
+        is enough to divide. Of a CPU only the first, which from 100,000 parameters on computes gradients side by side.
+        Where it cannot (fewer parameters, torn reads, a method that sees all memories) all, but no more than workers,
+        if the problem says ``map_on_cpu`` and has less than a million parameters, and local steps are equally many.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -152,7 +152,7 @@ class Replay:
         dtype = jnp.dtype(precision)
         devices = default_devices(trace, method, problem) if devices is None else _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
-        one_by_one = _dispatched(trace, method, problem, len(devices))
+        one_by_one = _dispatched(trace, method, problem, devices)
         plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), one_by_one)
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
@@ -216,18 +216,25 @@ class Replay:
 
 def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
     """Return the devices on which a replay takes place unless others are given."""
-    # Very long vectors take longer from device to device than a second one gains. And unless commits are dispatched
-    # devices wait for each other, so that local steps should be as many on each.
+    undivided = current_devices(problem.parameter_count, trace.workers, side_by_side=False)
+    if _dispatched(trace, method, problem, undivided):
+        return undivided
+    # Devices of a CPU wait for each other, so that local steps should be as many on each.
     short = problem.parameter_count < VERY_LONG_VECTOR
-    apart = not trace.windows_differ or _dispatched(trace, method, problem, devices=2)
-    side_by_side = problem.map_on_cpu and short and apart
+    side_by_side = problem.map_on_cpu and short and not trace.windows_differ
     return current_devices(problem.parameter_count, trace.workers, side_by_side)
 
 
-def _dispatched(trace: Trace, method: Method, problem: Problem, devices: int) -> bool:
+def gradients_at_once(trace: Trace, method: Method, problem: Problem) -> int:
+    """Return at how many places a replay on its default devices computes gradients at a time."""
+    devices = default_devices(trace, method, problem)
+    return gradients_side_by_side() if _dispatched(trace, method, problem, devices) else len(devices)
+
+
+def _dispatched(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> bool:
     # Blocks of reads, and the memories of all workers, are parts of arrays of all rows.
     has_rows_apart = trace.read_blocks == 1 and not method.sees_memories
-    return has_rows_apart and dispatches(backend(), problem.parameter_count, devices)
+    return has_rows_apart and len(devices) == 1 and dispatches(devices[0].platform, problem.parameter_count)
 
 
 def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> None:

@@ -200,10 +200,10 @@ def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
 
 
 def _mark(contender: str) -> Mark:
-    if contender.endswith(" devices"):
-        return Mark(look.BLACK, "-.")
-    if contender.endswith(" device"):
+    if contender.endswith(" 1 at a time"):
         return Mark(look.BLACK, ":")
+    if contender.endswith(" at a time"):
+        return Mark(look.BLACK, "-.")
     return _MARKS.get(contender, Mark(look.GREY))
 
 

@@ -14,8 +14,7 @@ from asyncsim.problems import Problem, quadratic
 from asyncsim.simulation import simulate
 from asyncsim.study import load_file
 from asyncsim.trace import Trace
-from asyncsim.wave_replay import Replay, default_devices
-from asyncsim.wording import counted
+from asyncsim.wave_replay import Replay, default_devices, gradients_at_once
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +123,7 @@ class Bench:
                 # The loop before has this package's layers, which are quicker than those that one would write.
                 with_xla = _baselines.UsualLoop(method, _baselines.with_usual_convolutions(self.problem))
                 found.append(self._usual_loop("usual loop, XLA's convolutions", with_xla))
-        found += self._limits(replaying.devices)
+        found += self._limits(replaying.at_once)
         if usual and self._torch:
             found.append(self._torch_loop(self._torch.TorchLoop(method, self.problem)))
             found.append(self._calibrated("gradients alone, PyTorch", self._torch_gradients.run))
@@ -134,17 +133,17 @@ class Bench:
         return replaying, found
 
     def _limits(self, used: int) -> list[Any]:
-        """Return the gradients alone on as many devices as the replay uses, and on one or all if that is not so many.
+        """Return the gradients alone, as many pieces at a time as the replay has; and one, or as many as devices.
 
-        On the same devices they are its limit.
+        With as many as the replay they are its limit.
         """
         found = []
-        for devices in sorted({used, 1, len(self.gradients.devices)}, key=lambda devices: (devices != used, devices)):
-            amount = self.gradients.amount(round(self.limit * self.scale.turn), devices=devices)
-            name = "gradients alone" if devices == used else f"gradients alone, {counted(devices, 'device')}"
+        for at_once in sorted({used, 1, len(self.gradients.devices)}, key=lambda at_once: (at_once != used, at_once)):
+            amount = self.gradients.amount(round(self.limit * self.scale.turn), at_once=at_once)
+            name = "gradients alone" if at_once == used else f"gradients alone, {at_once} at a time"
 
-            def run(count: int, devices: int = devices) -> float:
-                return self.gradients.run(count, devices=devices)
+            def run(count: int, at_once: int = at_once) -> float:
+                return self.gradients.run(count, at_once=at_once)
 
             found.append(_turns.Contender(name, amount, run))
         return found
@@ -182,6 +181,8 @@ class Replaying:
         Of the trace: one per worker before the turn, and the turn's.
     devices : int
         That the replay uses.
+    at_once : int
+        Pieces whose gradients it computes at a time.
     trace_seconds, planning_seconds : float
         Of making the trace, and of its plan.
     """
@@ -193,6 +194,7 @@ class Replaying:
         self.commits = self._first + bench.commits
         self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
         self.devices = len(default_devices(self._trace, method, bench.problem))
+        self.at_once = gradients_at_once(self._trace, method, bench.problem)
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
@@ -227,7 +229,7 @@ class Replaying:
         return Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))
 
     def costs(self, case: Any, turns: "pd.DataFrame") -> "pd.DataFrame":
-        """Return a row with the case and its devices, and what is paid once: compiling, set-up, trace and plan (s).
+        """Return a row with the case, its devices, and what is paid once: compiling, set-up, trace and plan (s).
 
         Compiling takes less where JAX's cache has the program from an earlier start.
         """
@@ -238,6 +240,7 @@ class Replaying:
             **case._asdict(),
             "commits": self.commits,
             "devices": self.devices,
+            "at_once": self.at_once,
             "compile_seconds": first - float(np.median(warm)),
             "setup_seconds": turns.loc[turns["contender"] == "replay", "setup_seconds"].median(),
             "trace_seconds": self.trace_seconds,

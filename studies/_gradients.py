@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -63,20 +64,26 @@ class GradientsAlone:
         self._programs: dict[Batching, tuple[Any, list[Jobs]]] = {}
         self.best = Batching(1, "map")
 
-    def run(self, count: int, batching: Batching | None = None, devices: int = 1) -> Any:
-        """Compute about ``count`` gradients, on so many devices at once; return the sum of their losses.
+    def run(self, count: int, batching: Batching | None = None, at_once: int = 1) -> float:
+        """Compute about ``count`` gradients, so many pieces at a time; return the sum of their losses.
 
-        The amount is rounded to whole pieces on each device; `amount` says what it becomes.
+        Each part is started from a thread of its own (see `asyncsim.side_by_side`), on the next device if there are
+        several. The amount is rounded to whole pieces for each; `amount` says what it becomes.
         """
         batching = batching or self.best
         program, jobs = self._program(batching)
-        pieces = np.int32(self.amount(count, batching, devices) // batching.size // devices)
-        totals = [program(self._params[i], self._data[i], self._key[i], jobs[i], pieces) for i in range(devices)]
-        return sum(float(total) for total in jax.block_until_ready(totals))
+        pieces = np.int32(self.amount(count, batching, at_once) // batching.size // at_once)
 
-    def amount(self, count: int, batching: Batching | None = None, devices: int = 1) -> int:
+        def part(i: int) -> float:
+            on = i % len(self.devices)
+            return float(program(self._params[on], self._data[on], self._key[on], jobs[on], pieces))
+
+        with ThreadPoolExecutor(at_once) as threads:
+            return sum(threads.map(part, range(at_once)))
+
+    def amount(self, count: int, batching: Batching | None = None, at_once: int = 1) -> int:
         """Return how many gradients `run` computes for a ``count``."""
-        size = (batching or self.best).size * devices
+        size = (batching or self.best).size * at_once
         return max(1, round(count / size)) * size
 
     def gradients(self, batching: Batching) -> tuple[Jobs, Any]:

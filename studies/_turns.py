@@ -138,7 +138,7 @@ def ratios(turns: "pd.DataFrame") -> "pd.DataFrame":
 
     rates = turns.pivot(index="turn", columns="contender", values="per_second")
     case = turns[["task", "workers", "method"]].iloc[0].to_list()
-    others = [name for name in rates if name.startswith("gradients alone, ") and name.endswith((" device", " devices"))]
+    others = [name for name in rates if name.startswith("gradients alone, ") and name.endswith(" at a time")]
     rows = []
     pairs = [*RATIOS, *((name, "gradients alone") for name in others), *(("replay", name) for name in others)]
     for above, below in pairs:

@@ -1,5 +1,7 @@
 """Commits that are dispatched one by one: the same numbers as the loop over events, and no copies."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,10 +21,12 @@ from cases import (
 )
 from event_loop import forced_deviation
 
+import asyncsim.programs
 import asyncsim.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, replay, simulate
 from asyncsim.dispatched import Apart
 from asyncsim.passing import Passing
+from asyncsim.side_by_side import SideBySide
 from asyncsim.wave_replay import Replay
 
 STEPS = 300
@@ -35,49 +39,44 @@ def float64():
 
 
 @pytest.fixture(autouse=True)
-def always(monkeypatch):
-    """Dispatch the commits of small problems, too."""
+def at_once(request, monkeypatch):
+    """Dispatch the commits of small problems, too; two gradients at a time, unless a test says how many."""
+    count = getattr(request, "param", 2)
     monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
-    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0)
+    monkeypatch.setattr(asyncsim.programs, "gradients_side_by_side", lambda: count)
+    return count
 
 
-def dispatched(trace, method, problem, devices=1, diagnose_every=0):
+def dispatched(trace, method, problem, diagnose_every=0):
     stops = np.arange(EVERY, len(trace) + 1, EVERY)
-    running = Replay(
-        trace,
-        method,
-        problem,
-        precision="float64",
-        stops=stops,
-        diagnose_every=diagnose_every,
-        devices=jax.devices()[:devices],
-    )
+    running = Replay(trace, method, problem, precision="float64", stops=stops, diagnose_every=diagnose_every)
     assert isinstance(running.running._held, Apart)
     return running
 
 
 def combinations():
-    default = {("gem", "read_then_write, two visits", "quadratic", 2)}
-    by_gem = {("gem", protocol, "quadratic", 2) for protocol in PROTOCOLS}
-    by_method = {(method, NEEDS.get(method, "exchange"), "quadratic", 2) for method in METHODS if method != "lsgd"}
-    by_protocol = {("downpour", protocol, "digits", 2) for protocol in PROTOCOLS}
+    default = {("gem", "read_then_write, two visits", "quadratic")}
+    by_gem = {("gem", protocol, "quadratic") for protocol in PROTOCOLS}
+    by_method = {(method, NEEDS.get(method, "exchange"), "quadratic") for method in METHODS if method != "lsgd"}
+    by_protocol = {("downpour", protocol, "digits") for protocol in PROTOCOLS}
     for case in sorted(by_gem | by_method | by_protocol):
         yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(map(str, case)))
 
 
-@pytest.mark.parametrize(("method", "protocol", "problem", "devices"), list(combinations()))
-def test_dispatched_commits_are_the_loop_teacher_forced(method, protocol, problem, devices):
+@pytest.mark.parametrize(("method", "protocol", "problem"), list(combinations()))
+def test_dispatched_commits_are_the_loop_teacher_forced(method, protocol, problem):
     trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=STEPS)
-    found = forced_deviation(dispatched(trace, make_method(method), make_problem(problem), devices), EVERY)
+    found = forced_deviation(dispatched(trace, make_method(method), make_problem(problem)), EVERY)
     assert max(found.values()) < FORCED, found
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("at_once", [3], indirect=True)
 @pytest.mark.parametrize("case", OWN)
 def test_own_methods(case, lenient):
     make, protocol, window = OWN[case]
     method, trace = make(), make_trace(protocol, window, commits=STEPS)
-    found = forced_deviation(dispatched(trace, method, make_problem("quadratic"), 3), EVERY)
+    found = forced_deviation(dispatched(trace, method, make_problem("quadratic")), EVERY)
     assert max(found.values()) < FORCED, found
 
 
@@ -99,12 +98,12 @@ def differing_windows():
     ],
 )
 def test_shared_reads_losses_and_differing_windows(make_rule, trace):
-    found = forced_deviation(dispatched(trace(), make_rule(), make_problem("quadratic"), 2), EVERY)
+    found = forced_deviation(dispatched(trace(), make_rule(), make_problem("quadratic")), EVERY)
     assert max(found.values()) < FORCED, found
 
 
 def test_gradients_are_begun_ahead_also_of_workers_that_share_a_read(monkeypatch):
-    running = dispatched(shared_reads(), methods.easgd(), make_problem("quadratic"), 2)
+    running = dispatched(shared_reads(), methods.easgd(), make_problem("quadratic"))
     one_by_one = running.running._program.advance.__self__
     done: list[str] = []
     for name in ("_begin", "_finish"):
@@ -114,10 +113,10 @@ def test_gradients_are_begun_ahead_also_of_workers_that_share_a_read(monkeypatch
     assert done[:4] == ["_begin"] * 3 + ["_finish"]
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_a_problem_with_state(devices):
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.full), 2], indirect=True)
+def test_a_problem_with_state():
     trace = make_trace(window=3, commits=STEPS)
-    found = forced_deviation(dispatched(trace, make_method("gem"), stateful_problem(), devices), EVERY)
+    found = forced_deviation(dispatched(trace, make_method("gem"), stateful_problem()), EVERY)
     assert max(found.values()) < FORCED, found
 
 
@@ -126,40 +125,38 @@ def test_a_problem_with_state(devices):
 def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
     trace, method, problem = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
 
-    def run(devices):
-        chosen = jax.devices()[:devices]
-        options = {"diagnose_every": 10, "diagnose_energy": True, "progress": False, "devices": chosen}
+    def run():
+        options = {"diagnose_every": 10, "diagnose_energy": True, "progress": False}
         return replay(trace, method, problem, precision=precision, **options)
 
-    two, again = run(2), run(2)
-    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", COMMITS**3)
-    kernel = run(1)
+    found, again = run(), run()
+    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", COMMITS**3)
+    kernel = run()
     assert len(kernel.diagnostics) > 0
     for table in ("commits", "evaluations", "diagnostics"):
-        found, expected = getattr(two, table), getattr(kernel, table)
-        assert found.equals(getattr(again, table))
-        assert found.dtypes.equals(expected.dtypes)
+        rows, expected = getattr(found, table), getattr(kernel, table)
+        assert rows.equals(getattr(again, table))
+        assert rows.dtypes.equals(expected.dtypes)
         numbers = expected.select_dtypes("number").columns
         tolerance = 1e-4 if precision == "float32" else 1e-10  # DOWNPOUR does not amplify round-off
-        np.testing.assert_allclose(found[numbers], expected[numbers], rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(rows[numbers], expected[numbers], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("devices", [1, 2])
-def test_gems_diagnostics(devices, monkeypatch):
+@pytest.mark.parametrize("at_once", [1, 2], indirect=True)
+def test_gems_diagnostics(monkeypatch):
     trace, method, problem = (
         make_trace("read_then_write, two visits", commits=100),
         methods.gem(),
         make_problem("digits"),
     )
 
-    def run(count):
-        chosen = jax.devices()[:count]
-        return replay(trace, method, problem, precision="float64", diagnose_every=1, progress=False, devices=chosen)
+    def run():
+        return replay(trace, method, problem, precision="float64", diagnose_every=1, progress=False)
 
-    found = run(devices)
-    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", COMMITS**3)
-    np.testing.assert_allclose(found.diagnostics["value"], run(1).diagnostics["value"], atol=1e-9)
+    found = run()
+    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", COMMITS**3)
+    np.testing.assert_allclose(found.diagnostics["value"], run().diagnostics["value"], atol=1e-9)
 
 
 def test_what_is_read_is_the_central_variable_and_no_copy():
@@ -194,7 +191,35 @@ def test_numbers_of_workers_share_what_is_compiled():
         running = dispatched(make_trace(workers=workers, commits=2 * EVERY), method, problem)
         running.advance(EVERY)
         compiled = running.running._program.advance.__self__
-        assert (compiled._gradient._cache_size(), len(compiled._commit._compiled)) == (1, 1)
+        assert (len(compiled._gradient._compiled), len(compiled._commit._compiled)) == (1, 1)
+
+
+def test_several_devices_are_left_to_the_kernel():
+    trace, method, problem = make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic")
+    assert not isinstance(Replay(trace, method, problem, devices=jax.devices()[:2]).running._held, Apart)
+
+
+@pytest.mark.parametrize("at_once", [1, 2], indirect=True)
+def test_calls_are_computed_side_by_side(at_once):
+    """A call waits for what another one does, which the same thread started after it."""
+    meet = threading.Barrier(at_once)
+
+    def function(x):
+        return jax.pure_callback(lambda x: (meet.wait(20), x)[1], x, x)
+
+    calls = SideBySide(function, at_once)
+    x = jnp.zeros(3)
+    compiled = calls.compiled_for(x)
+    assert compiled is calls.compiled_for(x) is not calls.compiled_for(jnp.zeros(4))
+    results = [calls.start(turn, compiled, x) for turn in range(at_once)]
+    assert all(result().tolist() == [0, 0, 0] for result in results)
+
+
+def test_threads_compute_in_the_precision_that_was_asked_for():
+    assert jax.config.jax_enable_x64
+    calls = SideBySide(lambda x: x + jnp.arange(3.0), 2)
+    x = jnp.zeros(3)
+    assert calls.start(0, calls.compiled_for(x), x)().dtype == jnp.float64
 
 
 def test_what_cannot_be_apart_is_left_to_the_kernel():

@@ -138,7 +138,7 @@ def test_gradients_alone_count_whole_pieces_and_compute_each():
     alone = gradients.GradientsAlone(problem, workers=5)
     batching = gradients.Batching(4, "map")
     assert [alone.amount(count, batching) for count in (1, 5, 6, 12)] == [4, 4, 8, 12]
-    assert alone.amount(17, batching, devices=2) == 16
+    assert alone.amount(17, batching, at_once=2) == 16
     losses = [alone.run(count, batching) for count in (4, 8, 16)]
     jobs = alone.gradients(batching)[0]
     params = problem.init(jax.random.key(0))
@@ -275,9 +275,9 @@ def hand_made_turns(rates: dict[str, list[float]], task="cnn", workers=100, meth
     return pd.DataFrame(rows, columns=list(turns.TURN_COLUMNS))
 
 
-@pytest.mark.parametrize("devices", ["1 device", "2 devices"])
-def test_ratios_are_of_the_same_turn(devices):
-    other = f"gradients alone, {devices}"
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_ratios_are_of_the_same_turn(at_once):
+    other = f"gradients alone, {at_once} at a time"
     table = hand_made_turns({"replay": [9.0, 20.0, 10.0], "gradients alone": [10.0, 20.0, 40.0], other: [20.0] * 3})
     found = turns.ratios(table).set_index("ratio")[["median", "min", "max"]]
     assert list(found.loc["replay / gradients alone"]) == [0.9, 0.25, 1.0]
@@ -467,7 +467,7 @@ def test_what_is_left_out_is_said_aloud(capsys, monkeypatch):
 
 
 def ten_rows() -> pd.DataFrame:
-    names = ["gradients alone", "gradients alone, PyTorch", "replay", "usual loop", "gradients alone, 1 device"]
+    names = ["gradients alone", "gradients alone, PyTorch", "replay", "usual loop", "gradients alone, 1 at a time"]
     rows = [
         ("digits", workers, "gem", name, 10, rate * workers, 0.9 * rate * workers, 1.2 * rate * workers)
         for workers in (10, 100)

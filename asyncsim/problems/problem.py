@@ -56,9 +56,8 @@ class Problem:
         said.
     map_on_cpu : bool
         On a CPU, the gradients of several workers are quicker one after the other than as one batch
-        (convolutions: batching over weights makes them grouped). Problems of 2,000 to a million parameters that say so
-        are replayed on all CPU devices that JAX has, if these need not wait long for each other (see `replay`); of
-        others gradients come one after the other in any case, on one.
+        (convolutions: batching over weights makes them grouped). For those of many parameters they come one after the
+        other in any case; and where a CPU has several devices they may be divided among these (see `replay`).
 
     Raises
     ------
