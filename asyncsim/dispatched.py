@@ -19,7 +19,7 @@ from asyncsim.local import LocalResult
 from asyncsim.methods.method import Array, Method, State
 from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
-from asyncsim.side_by_side import SideBySide
+from asyncsim.side_by_side import SideBySide, Start
 
 
 class Apart(NamedTuple):
@@ -53,7 +53,7 @@ _GONE: Any = None
 class Dispatched:
     """The functions of `asyncsim.programs.Program` for a state whose rows are apart. Pieces have one commit each.
 
-    At most ``side_by_side`` gradients are computed at a time.
+    At most ``at_once`` gradients are computed at a time.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Dispatched:
         flat: Flat,
         layout: Layout,
         device: Any,
-        side_by_side: int,
+        at_once: int,
     ):
         self._method, self._layout, self._flat, self._device = method, layout, flat, device
         self._diagnose = build_diagnose(method, flat, layout)
         # Gradients that are begun by the turn of the first of them.
-        self._ahead = 1 if side_by_side == 1 else side_by_side + 1
+        self._ahead = 1 if at_once == 1 else at_once + 1
 
         def gradient(data: Any, key: Array, read: Array, worker: State, learner: State, planned: Any, i: Array):
             visit, job, rows = jax.tree.map(lambda leaf: leaf[i, 0], planned)
             start = read if method.resume is None else method.resume(worker, read)
             return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
 
-        self._gradient = SideBySide(gradient, side_by_side)
+        self._gradient = SideBySide(gradient, at_once)
         self._commit = Passing(_build_commit_and_reply(method, layout), _REPLACED, _USED_UP)
 
     def advance(
@@ -153,23 +153,23 @@ class Dispatched:
         slots, workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
         key, planned = jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
         first = self._given(now, workers[0], slots[0])
-        gradient = self._gradient.compiled_for(data, key, *first, planned, np.int32(0))
+        begin = self._gradient.start_for(data, key, *first, planned, np.int32(0))
         # A piece of one commit has no reads but those after it.
         reads, form_reads = (
-            [slots[:size] for slots, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
+            [row[:size] for row, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
             for kind in (pieces.reads, pieces.form_reads)
         )
-        return _Chunk(pieces, slots, workers, reads, form_reads, gradient, (data, key), planned)
+        return _Chunk(pieces, slots, workers, reads, form_reads, begin, (data, key), planned)
 
     def _given(self, now: Apart, worker: int, slot: int) -> tuple[Any, ...]:
         """Return the worker's part of what a gradient is computed from."""
         row = now.workers[worker]
-        return now.read[slot], row.method if self._method.resume else (), row.learner
+        return now.read[slot], () if self._method.resume is None else row.method, row.learner
 
     def _begin(self, now: Apart, chunk: "_Chunk", i: int) -> Callable[[], Made]:
         """Dispatch the gradient of a commit; return what returns it."""
         own = self._given(now, chunk.workers[i], chunk.slots[i])
-        return self._gradient.start(i, chunk.gradient, *chunk.shared, *own, chunk.planned, np.int32(i))
+        return chunk.begin(i, *chunk.shared, *own, chunk.planned, np.int32(i))
 
     def _start(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> Array:
         return now.read[chunk.slots[i]] if self._method.resume is None else made.start
@@ -212,7 +212,7 @@ class _Chunk(NamedTuple):
     workers: list[int]
     reads: list[list[int]]
     form_reads: list[list[int]]
-    gradient: Callable[..., Made]  # compiled
+    begin: Start  # a gradient's program
     shared: tuple[Any, Array]  # the training data and the key
     planned: Any  # visits, jobs and rows, on the device
 

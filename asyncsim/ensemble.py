@@ -166,7 +166,7 @@ def _running(
     trace: Trace, grid: _Grid, problem: Problem, dtype: Any, stops: np.ndarray, diagnose_every: int, momentum: float
 ) -> Running:
     """Return the replay of all members at its start."""
-    device = current_devices(problem.parameter_count, trace.workers, side_by_side=False)[0]
+    device = current_devices(problem.parameter_count, trace.workers, divided=False)[0]
     runs = grid.runs()
     plan = Plan(trace, problem, [seed for seed, _ in runs], stops, diagnose_every, dtype, devices=1)
     layout = plan.layout(grid.methods[0], problem, momentum)

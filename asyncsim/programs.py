@@ -19,7 +19,7 @@ from asyncsim.members import Members, batched_local, batched_method, batched_sta
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, initial_state, state_specs
-from asyncsim.tuning import gradients_side_by_side
+from asyncsim.tuning import gradients_at_once
 
 
 class Program(NamedTuple):
@@ -56,7 +56,7 @@ class Program(NamedTuple):
 
 def compiled(method: Method, problem: Problem, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
     """Return the functions for this very method and problem: keep and reuse the objects to compile once."""
-    return _build(Same(method), Same(problem), layout, dtype, devices)
+    return _build(Same(method), Same(problem), layout, dtype, devices, gradients_at_once())
 
 
 def compiled_ensemble(
@@ -117,12 +117,12 @@ class Same:
 
 
 @functools.lru_cache(maxsize=32)
-def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
+def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...], at_once: int) -> Program:
     flat = _flatten(problem.value, layout, dtype)
     local = build_local(method.value, problem.value, layout.window, flat, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
     if layout.dispatched:
-        one_by_one = Dispatched(method.value, local, flat, layout, devices[0], gradients_side_by_side())
+        one_by_one = Dispatched(method.value, local, flat, layout, devices[0], at_once)
         return Program(
             advance=one_by_one.advance,
             before=one_by_one.before,

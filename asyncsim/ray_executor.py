@@ -245,11 +245,11 @@ def _settings(accelerated: bool) -> dict[str, str]:
     """Return the environment in which JAX computes the same elsewhere: its variables, its threads and its devices."""
     import jax
 
+    from asyncsim.side_by_side import cores
+
     config: Any = jax.config
     found = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # XLA takes the size of its pool of threads from this.
-    found["NPROC"] = os.environ.get("NPROC", str(cores))
+    found["NPROC"] = str(cores())  # XLA takes the size of its pool of threads from this
     if config.jax_num_cpu_devices > 0:
         found["JAX_NUM_CPU_DEVICES"] = str(config.jax_num_cpu_devices)
     if not accelerated:

@@ -1,11 +1,15 @@
 """Compiled functions that are started from several threads, so that a CPU computes them side by side."""
 
 import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+
+#: Starts a call in its turn; returns a function that returns the results, arrays that may still be computed.
+Start = Callable[..., Callable[[], Any]]
 
 
 class SideBySide:
@@ -18,46 +22,51 @@ class SideBySide:
     ----------
     function : function
         To be compiled.
-    calls : int
+    at_once : int
         At most so many are computed side by side. With 1 there is no thread.
     """
 
-    def __init__(self, function: Callable[..., Any], calls: int):
-        self._function, self._calls = jax.jit(function), calls
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+    def __init__(self, function: Callable[..., Any], at_once: int):
+        self._function, self._at_once = jax.jit(function), at_once
+        self._starts: dict[Any, Start] = {}
 
-    def compiled_for(self, *arguments: Any) -> Callable[..., Any]:
-        """Return the function compiled for arguments of these kinds, to be given to `start`.
+    def start_for(self, *arguments: Any) -> Start:
+        """Return what starts calls with arguments of these kinds: a function of the turn and the arguments.
 
-        Threads do not share what JAX is told in a context: they run what was compiled in this one. Callbacks of the
-        function see whether 64 bits are enabled here.
+        Threads do not share what JAX is told in a context, so that they run what was compiled in this one; callbacks
+        of the function see whether 64 bits are enabled in it.
         """
+        config: Any = jax.config
+        told = config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
         leaves, structure = jax.tree.flatten(arguments)
-        kind = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if kind not in self._compiled:
-            self._compiled[kind] = _in_precision(self._function.lower(*arguments).compile())
-        return self._compiled[kind]
+        kind = told, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if kind not in self._starts:
+            compiled = self._function.lower(*arguments).compile()
+            self._starts[kind] = self._build_start(compiled, config.jax_enable_x64)
+        return self._starts[kind]
 
-    def start(self, turn: int, compiled: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-        """Start a call; return a function that returns its results, arrays that may still be computed."""
-        if self._calls == 1:
-            results = compiled(*arguments)
-            return lambda: results
-        return _threads(self._calls)[turn % self._calls].submit(compiled, *arguments).result
+    def _build_start(self, compiled: Callable[..., Any], x64: bool) -> Start:
+        def call(*arguments: Any) -> Any:
+            with jax.enable_x64(x64):
+                return compiled(*arguments)
+
+        def start(turn: int, *arguments: Any) -> Callable[[], Any]:
+            if self._at_once == 1:
+                results = call(*arguments)
+                return lambda: results
+            return _threads(self._at_once)[turn % self._at_once].submit(call, *arguments).result
+
+        return start
 
 
-def _in_precision(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    config: Any = jax.config
-    x64 = config.jax_enable_x64
-
-    def call(*arguments: Any) -> Any:
-        with jax.enable_x64(x64):
-            return compiled(*arguments)
-
-    return call
+def cores() -> int:
+    """Return how many cores this process may use, which is how many threads XLA has there."""
+    if os.environ.get("NPROC", "").isdigit():
+        return max(1, int(os.environ["NPROC"]))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def _threads(count: int) -> list[ThreadPoolExecutor]:
-    """Return executors of one thread each, shared by all: idle ones cost nothing."""
+    """Return executors of one thread each, as one of several might start all calls from the same; shared by all."""
     return [ThreadPoolExecutor(1, thread_name_prefix=f"asyncsim-gradients-{i}") for i in range(count)]

@@ -5,11 +5,12 @@ Those for the CPU are measured; an accelerator's are a guess until somebody meas
 A size changes the order of floating-point sums, so these are constants: one machine, one result.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from asyncsim.side_by_side import cores
 
 
 class Tuning(NamedTuple):
@@ -40,7 +41,7 @@ _FEW_PARAMETERS = 2_000
 #: kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the perceptron of the thesis (4,798,010).
 _LONG_VECTOR = 100_000
 #: Gradients that are then computed at a time, if there are cores for them; each takes room. Measured on two cores only.
-_MOST_SIDE_BY_SIDE = 4
+_MOST_AT_ONCE = 4
 #: Parameters from which on several devices of a CPU gain nothing: vectors take too long from one to the other.
 VERY_LONG_VECTOR = 1_000_000
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
@@ -71,24 +72,26 @@ def batches_members(backend: str, parameters: int) -> bool:
     return backend != "cpu" or parameters < _FEW_PARAMETERS
 
 
-def dispatches(platform: str, parameters: int) -> bool:
+def dispatches(backend: str, parameters: int) -> bool:
     """Return whether commits are dispatched one by one (`asyncsim.dispatched`), not turns of a compiled loop."""
-    return platform == "cpu" and parameters >= _LONG_VECTOR
+    return backend == "cpu" and parameters >= _LONG_VECTOR
 
 
-def gradients_side_by_side() -> int:
-    """Return how many gradients are computed at a time where commits are dispatched one by one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST_SIDE_BY_SIDE)
+def gradients_at_once() -> int:
+    """Return how many gradients are computed at a time where commits are dispatched one by one.
+
+    It depends on the cores, but is no size of a sum: results do not depend on it.
+    """
+    return min(cores(), _MOST_AT_ONCE)
 
 
-def current_devices(parameters: int, workers: int, side_by_side: bool) -> tuple[Any, ...]:
+def current_devices(parameters: int, workers: int, divided: bool) -> tuple[Any, ...]:
     """Return the devices to replay a problem of so many parameters on.
 
     All that JAX has of its default kind; only the chosen one if the user has set a default device, and only the first
     if there is too little work to divide. The cores of a CPU work on one gradient together in any case. Several of its
-    devices gain where they compute gradients ``side_by_side`` and one gradient does not keep all cores busy; but no
-    more devices than workers, whose commits each depend on the one before.
+    devices gain where the gradients of many workers are ``divided`` among them and one does not keep all cores busy;
+    but no more devices than workers, whose commits each depend on the one before.
     """
     # Asked of an array, as jax.default_backend() knows nothing of a chosen default device.
     (device,) = jnp.zeros(()).devices()
@@ -98,7 +101,7 @@ def current_devices(parameters: int, workers: int, side_by_side: bool) -> tuple[
     devices = tuple(jax.local_devices(backend=device.platform))
     if device.platform != "cpu":
         return devices
-    return devices[:workers] if side_by_side else (device,)
+    return devices[:workers] if divided else (device,)
 
 
 def backend() -> str:

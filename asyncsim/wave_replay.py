@@ -21,7 +21,7 @@ from asyncsim.replay_state import ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
-from asyncsim.tuning import VERY_LONG_VECTOR, current_devices, dispatches, gradients_side_by_side
+from asyncsim.tuning import VERY_LONG_VECTOR, current_devices, dispatches, gradients_at_once
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -68,8 +68,8 @@ def replay(
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
         is enough to divide. Of a CPU only the first, which from 100,000 parameters on computes gradients side by side.
-        Where it cannot (fewer parameters, torn reads, a method that sees all memories) all, but no more than workers,
-        if the problem says ``map_on_cpu`` and has less than a million parameters, and local steps are equally many.
+        Where it cannot (2,000 parameters or more, torn reads, a method that sees all memories) all, but no more than
+        workers, if the problem says ``map_on_cpu`` and has less than a million, and local steps are equally many.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -216,19 +216,19 @@ class Replay:
 
 def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
     """Return the devices on which a replay takes place unless others are given."""
-    undivided = current_devices(problem.parameter_count, trace.workers, side_by_side=False)
+    undivided = current_devices(problem.parameter_count, trace.workers, divided=False)
     if _dispatched(trace, method, problem, undivided):
         return undivided
     # Devices of a CPU wait for each other, so that local steps should be as many on each.
     short = problem.parameter_count < VERY_LONG_VECTOR
-    side_by_side = problem.map_on_cpu and short and not trace.windows_differ
-    return current_devices(problem.parameter_count, trace.workers, side_by_side)
+    divided = problem.map_on_cpu and short and not trace.windows_differ
+    return current_devices(problem.parameter_count, trace.workers, divided)
 
 
-def gradients_at_once(trace: Trace, method: Method, problem: Problem) -> int:
-    """Return at how many places a replay on its default devices computes gradients at a time."""
+def pieces_at_once(trace: Trace, method: Method, problem: Problem) -> int:
+    """Return of how many pieces a replay on its default devices computes the gradients at a time."""
     devices = default_devices(trace, method, problem)
-    return gradients_side_by_side() if _dispatched(trace, method, problem, devices) else len(devices)
+    return gradients_at_once() if _dispatched(trace, method, problem, devices) else len(devices)
 
 
 def _dispatched(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> bool:

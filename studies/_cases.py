@@ -14,7 +14,7 @@ from asyncsim.problems import Problem, quadratic
 from asyncsim.simulation import simulate
 from asyncsim.study import load_file
 from asyncsim.trace import Trace
-from asyncsim.wave_replay import Replay, default_devices, gradients_at_once
+from asyncsim.wave_replay import Replay, default_devices, pieces_at_once
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,9 +133,9 @@ class Bench:
         return replaying, found
 
     def _limits(self, used: int) -> list[Any]:
-        """Return the gradients alone, as many pieces at a time as the replay has; and one, or as many as devices.
+        """Return the gradients alone, as many pieces at a time as the replay has: its limit.
 
-        With as many as the replay they are its limit.
+        And, where these are other numbers, one piece at a time and as many as there are devices.
         """
         found = []
         for at_once in sorted({used, 1, len(self.gradients.devices)}, key=lambda at_once: (at_once != used, at_once)):
@@ -194,7 +194,7 @@ class Replaying:
         self.commits = self._first + bench.commits
         self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
         self.devices = len(default_devices(self._trace, method, bench.problem))
-        self.at_once = gradients_at_once(self._trace, method, bench.problem)
+        self.at_once = pieces_at_once(self._trace, method, bench.problem)
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
@@ -229,9 +229,9 @@ class Replaying:
         return Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))
 
     def costs(self, case: Any, turns: "pd.DataFrame") -> "pd.DataFrame":
-        """Return a row with the case, its devices, and what is paid once: compiling, set-up, trace and plan (s).
+        """Return a row with the case, its devices and pieces at once, and the seconds of what is paid once.
 
-        Compiling takes less where JAX's cache has the program from an earlier start.
+        That is compiling (less where JAX's cache has the program from an earlier start), set-up, trace and plan.
         """
         import pandas as pd
 

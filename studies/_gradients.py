@@ -67,16 +67,17 @@ class GradientsAlone:
     def run(self, count: int, batching: Batching | None = None, at_once: int = 1) -> float:
         """Compute about ``count`` gradients, so many pieces at a time; return the sum of their losses.
 
-        Each part is started from a thread of its own (see `asyncsim.side_by_side`), on the next device if there are
-        several. The amount is rounded to whole pieces for each; `amount` says what it becomes.
+        Each part has pieces of its own and is started from a thread of its own (see `asyncsim.side_by_side`), on the
+        next device if there are several. The amount is rounded to whole pieces for each; `amount` says what it becomes.
         """
         batching = batching or self.best
         program, jobs = self._program(batching)
-        pieces = np.int32(self.amount(count, batching, at_once) // batching.size // at_once)
+        pieces = self.amount(count, batching, at_once) // batching.size // at_once
 
         def part(i: int) -> float:
             on = i % len(self.devices)
-            return float(program(self._params[on], self._data[on], self._key[on], jobs[on], pieces))
+            own = self._params[on], self._data[on], self._key[on], jobs[on]
+            return float(program(*own, np.int32(i * pieces), np.int32(pieces)))
 
         with ThreadPoolExecutor(at_once) as threads:
             return sum(threads.map(part, range(at_once)))
@@ -154,12 +155,12 @@ class GradientsAlone:
         return Jobs(*(leaf.reshape(pieces, size, *leaf.shape[1:]) for leaf in flat))
 
     def _loop(self, batching: Batching) -> Callable[..., Any]:
-        """Return the function that computes ``count`` pieces and sums their losses."""
+        """Return the function that computes ``count`` pieces, from ``begin`` on, and sums their losses."""
 
-        def loop(params, data, key, jobs, count):
+        def loop(params, data, key, jobs, begin, count):
             def piece(index, carry):
                 total, before = carry
-                now = jax.tree.map(lambda leaf: leaf[index % leaf.shape[0]], jobs)
+                now = jax.tree.map(lambda leaf: leaf[(begin + index) % leaf.shape[0]], jobs)
                 losses, gradients = self._piece(batching, params, data, key, now)
                 # A number of the piece before, from memory: so it has to be there, all of it. It is far too small
                 # to change the sum, but no compiler knows.

@@ -98,13 +98,13 @@ def commit_limit(case: Any, method: Method, problem: Problem, gradients_per_seco
     none, and a local optimizer's state), and writes what the worker reads; with the gradient that is read again. These
     rows are scattered over arrays of all workers, which mostly are not in the cache. Here they are read and written as
     fast as one core does it, between gradients and in an order without pattern. Workers that share one copy of a
-    version write less.
+    version write less, as do those of commits that are dispatched one by one: what these read is passed on.
 
     Returns
     -------
     pandas.DataFrame
         The case; ``commit_mbytes``, 1e6 bytes that a commit reads or writes; ``gbytes_per_second``, at which they are
-        moved; and ``share_left``, of the gradients' rate on one device.
+        moved; and ``share_left``, of the rate of the gradients one piece at a time.
     """
     import pandas as pd
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 
 import jax
 import numpy as np
@@ -21,15 +22,18 @@ from event_loop import forced_deviation
 from jax.sharding import Mesh, PartitionSpec
 
 import asyncsim.plan
+import asyncsim.tuning
 import asyncsim.wave_replay
-from asyncsim import InputError, problems, replay
+from asyncsim import Cluster, Gamma, InputError, problems, replay, simulate
+from asyncsim.dispatched import Apart
 from asyncsim.division import DEVICES, Division
-from asyncsim.tuning import current_devices
-from asyncsim.wave_replay import Replay
+from asyncsim.tuning import current_devices, gradients_at_once
+from asyncsim.wave_replay import Replay, pieces_at_once
 
 COMMITS = 300
 #: Plain, with replicas that live on, with losses that the server sees, with replies.
 LANES = ("gem", "aeasgd", "lsgd", "dana_zero")
+TORN = {"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -139,8 +143,8 @@ def test_gems_diagnostics_on_two_devices():
 
 
 def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
-    def current(parameters, side_by_side=True):
-        return current_devices(parameters, 10, side_by_side)
+    def current(parameters, divided=True):
+        return current_devices(parameters, 10, divided)
 
     assert current(10_000) == (jax.devices()[0],)  # the tests' choice
     with jax.default_device(jax.devices()[1]):
@@ -148,7 +152,7 @@ def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
     with jax.default_device(None):
         assert current(10_000) == tuple(jax.devices())
         assert len(current(16)) == 1
-        assert len(current(10_000, side_by_side=False)) == 1
+        assert len(current(10_000, divided=False)) == 1
 
 
 def test_no_more_devices_of_a_cpu_than_workers():
@@ -167,6 +171,30 @@ def test_very_long_vectors_keep_to_one_device_of_a_cpu(monkeypatch):
     monkeypatch.setattr(asyncsim.wave_replay, "VERY_LONG_VECTOR", problem.parameter_count)
     with jax.default_device(None):
         assert Replay(make_trace(commits=40), make_method("gem"), problem).devices == tuple(devices(1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "timing", "dispatched"), [("gem", {}, True), ("gem", TORN, False), ("lsgd", {}, False)]
+)
+def test_one_device_of_a_cpu_where_commits_are_dispatched(rule, timing, dispatched, monkeypatch):
+    problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
+    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
+    monkeypatch.setattr(asyncsim.wave_replay, "gradients_at_once", lambda: 4)
+    trace = simulate(Cluster(7, Gamma(1.0, cv=0.3), service=0.02, **timing), 40, 0)
+    with jax.default_device(None):
+        running = Replay(trace, make_method(rule), problem)
+        assert running.devices == tuple(devices(1 if dispatched else 3))
+        assert isinstance(running.running._held, Apart) is dispatched
+        assert pieces_at_once(trace, make_method(rule), problem) == (4 if dispatched else 3)
+
+
+def test_gradients_at_once_are_at_most_the_cores_and_four(monkeypatch):
+    monkeypatch.delenv("NPROC", raising=False)
+    for count, expected in ((1, 1), (3, 3), (64, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, n=count: set(range(n)), raising=False)
+        assert gradients_at_once() == expected
+    monkeypatch.setenv("NPROC", "2")
+    assert gradients_at_once() == 2
 
 
 @pytest.mark.parametrize("given", [[], [3], 2, "cpu"])

@@ -23,7 +23,7 @@ from event_loop import forced_deviation
 
 import asyncsim.programs
 import asyncsim.tuning
-from asyncsim import Cluster, Exponential, Gamma, barrier, methods, replay, simulate
+from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
 from asyncsim.dispatched import Apart
 from asyncsim.passing import Passing
 from asyncsim.side_by_side import SideBySide
@@ -43,7 +43,7 @@ def at_once(request, monkeypatch):
     """Dispatch the commits of small problems, too; two gradients at a time, unless a test says how many."""
     count = getattr(request, "param", 2)
     monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
-    monkeypatch.setattr(asyncsim.programs, "gradients_side_by_side", lambda: count)
+    monkeypatch.setattr(asyncsim.programs, "gradients_at_once", lambda: count)
     return count
 
 
@@ -191,7 +191,7 @@ def test_numbers_of_workers_share_what_is_compiled():
         running = dispatched(make_trace(workers=workers, commits=2 * EVERY), method, problem)
         running.advance(EVERY)
         compiled = running.running._program.advance.__self__
-        assert (len(compiled._gradient._compiled), len(compiled._commit._compiled)) == (1, 1)
+        assert (len(compiled._gradient._starts), len(compiled._commit._compiled)) == (1, 1)
 
 
 def test_several_devices_are_left_to_the_kernel():
@@ -199,37 +199,52 @@ def test_several_devices_are_left_to_the_kernel():
     assert not isinstance(Replay(trace, method, problem, devices=jax.devices()[:2]).running._held, Apart)
 
 
-@pytest.mark.parametrize("at_once", [1, 2], indirect=True)
-def test_calls_are_computed_side_by_side(at_once):
-    """A call waits for what another one does, which the same thread started after it."""
-    meet = threading.Barrier(at_once)
+def test_calls_are_computed_side_by_side():
+    """Each waits for the other, which would not begin if they came one after the other."""
+    meet = threading.Barrier(2)
 
     def function(x):
         return jax.pure_callback(lambda x: (meet.wait(20), x)[1], x, x)
 
-    calls = SideBySide(function, at_once)
     x = jnp.zeros(3)
-    compiled = calls.compiled_for(x)
-    assert compiled is calls.compiled_for(x) is not calls.compiled_for(jnp.zeros(4))
-    results = [calls.start(turn, compiled, x) for turn in range(at_once)]
+    start = SideBySide(function, 2).start_for(x)
+    results = [start(turn, x) for turn in range(2)]
     assert all(result().tolist() == [0, 0, 0] for result in results)
 
 
-def test_threads_compute_in_the_precision_that_was_asked_for():
-    assert jax.config.jax_enable_x64
-    calls = SideBySide(lambda x: x + jnp.arange(3.0), 2)
-    x = jnp.zeros(3)
-    assert calls.start(0, calls.compiled_for(x), x)().dtype == jnp.float64
+@pytest.mark.parametrize("at_once", [1, 2], indirect=True)
+def test_threads_compute_in_the_precision_that_was_asked_for(at_once):
+    def function(x):
+        seen = jax.pure_callback(lambda: np.array(jax.config.jax_enable_x64), jax.ShapeDtypeStruct((), bool))
+        return x + jnp.arange(3.0).astype(jnp.float32), jnp.arange(3.0).dtype == jnp.float64, seen
+
+    calls = SideBySide(function, at_once)
+    x = jnp.zeros(3, jnp.float32)
+    for x64 in (True, False, True):
+        with jax.enable_x64(x64):
+            _, compiled, seen = calls.start_for(x)(1, x)()
+        assert bool(compiled) is bool(seen) is x64
+    assert len(calls._starts) == 2
 
 
-def test_what_cannot_be_apart_is_left_to_the_kernel():
-    problem = make_problem("quadratic")
-    for trace, method in (
-        (make_trace(commits=EVERY), make_method("lsgd")),
-        (make_trace("exchange", commits=EVERY), methods.ringleader()),
-    ):
-        held = Replay(trace, method, problem, precision="float64").running._held
-        assert isinstance(held, Apart) is not method.sees_memories
+@pytest.mark.parametrize("at_once", [1, 2], indirect=True)
+def test_a_gradient_that_raises_ends_the_replay():
+    def refuse(x):
+        raise ValueError("no more examples")
+
+    def loss(params, batch, key):
+        return jax.pure_callback(refuse, jax.ShapeDtypeStruct((), params["x"].dtype), 0.0) + jnp.sum(params["x"])
+
+    problem = problems.custom(lambda key: {"x": jnp.ones(4)}, loss, name="refusing")
+    running = dispatched(make_trace(commits=EVERY), make_method("gem"), problem)
+    with pytest.raises(Exception, match="no more examples"):
+        running.advance(EVERY)
+
+
+@pytest.mark.parametrize(("rule", "apart"), [("lsgd", False), ("ringleader", True)])
+def test_methods_that_see_all_memories_are_left_to_the_kernel(rule, apart):
+    running = Replay(make_trace(commits=EVERY), make_method(rule), make_problem("quadratic"), precision="float64")
+    assert isinstance(running.running._held, Apart) is apart
 
 
 def test_passing_on_and_reusing():

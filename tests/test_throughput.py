@@ -140,6 +140,7 @@ def test_gradients_alone_count_whole_pieces_and_compute_each():
     assert [alone.amount(count, batching) for count in (1, 5, 6, 12)] == [4, 4, 8, 12]
     assert alone.amount(17, batching, at_once=2) == 16
     losses = [alone.run(count, batching) for count in (4, 8, 16)]
+    assert alone.run(8, batching, at_once=2) == pytest.approx(losses[1], rel=1e-6)  # the same pieces, one a part
     jobs = alone.gradients(batching)[0]
     params = problem.init(jax.random.key(0))
     first = [

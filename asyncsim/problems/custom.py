@@ -52,7 +52,7 @@ def custom(
     sharded : bool
         Worker ``i`` of ``n`` draws from its own examples ``i, i + n, ...`` instead of from all.
     map_on_cpu : bool
-        On a CPU, compute the gradients of several workers one after the other: for convolutions. See `Problem`.
+        On a CPU, do not compute the gradients of several workers as one batch: for convolutions. See `Problem`.
     config : dict, optional
         Further values for provenance, as JSON values.
 

@@ -56,8 +56,8 @@ class Problem:
         said.
     map_on_cpu : bool
         On a CPU, the gradients of several workers are quicker one after the other than as one batch
-        (convolutions: batching over weights makes them grouped). For those of many parameters they come one after the
-        other in any case; and where a CPU has several devices they may be divided among these (see `replay`).
+        (convolutions: batching over weights makes them grouped). From 2,000 parameters on they are never a batch there;
+        where a CPU has several devices those of a problem that says so may be divided among these (see `replay`).
 
     Raises
     ------

@@ -8,7 +8,7 @@ is no disagreement if the perturbed one is, too: then round-off alone does as mu
 
 With rectifiers the loss is not smooth: a unit that is zero but for round-off, on one example, switches its gradient,
 and parameters that had agreed to 1e-7 are some 1e-6 apart at once, and 1e-3 after hundreds of commits. So these replays
-compute gradients one after the other on a CPU, as the workers do, and not several as a batch, whose sums have another
+compute each gradient on its own on a CPU, as the workers do, and not several as a batch, whose sums have another
 order: there they mostly are the recording bit for bit.
 """
 
