@@ -118,7 +118,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """Standard deviation of each gradient coordinate (quadratic)."""
 
     learning_rate: float = 0.05
-    """Step size of a gradient, for all methods."""
+    """Step size of a gradient, for all methods; one of your own keeps its own default unless this is another."""
     optimizer: str | None = None
     """Local optimizer of the workers by its name in optax, adam say, with the learning rate for its own (all methods
     whose messages are made of local steps). None: plain gradient steps."""
