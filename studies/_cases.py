@@ -270,7 +270,9 @@ class Ensemble:
     def __init__(self, bench: Bench, method: Method):
         self._problem, self._factory = bench.problem, METHODS[method.name]
         self._learning_rate = method.hyperparameters["learning_rate"]
-        self._long, self._short = (simulate(bench.cluster, max(1, bench.commits // share)) for share in (1, 8))
+        # So many at least that the short call is shorter.
+        commits = max(8, bench.commits)
+        self._long, self._short = (simulate(bench.cluster, commits // share) for share in (1, 8))
         #: Over all seeds.
         self.commits = SEEDS * (len(self._long) - len(self._short))
 

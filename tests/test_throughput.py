@@ -344,6 +344,13 @@ def test_ensemble_is_timed_over_all_its_seeds():
     assert ensemble.commits % cases.SEEDS == 0
 
 
+def test_ensemble_has_commits_to_time_where_the_machine_is_slow():
+    bench = cases.Bench("quadratic", PROBLEMS["quadratic"](), 2, cases.FULL)
+    bench.limit = 1e-6
+    assert bench.commits == 1
+    assert cases.Ensemble(bench, METHODS["gem"]).commits > 0
+
+
 @pytest.mark.full
 def test_study_of_a_replay_writes_what_can_be_read(told, monkeypatch):
     # Which compiles at every call.
