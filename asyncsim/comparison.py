@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import pandas as pd
 from asyncsim import results
 from asyncsim.cluster import Cluster
 from asyncsim.errors import InputError
-from asyncsim.executor import Executor, Failure, Failures, Local
+from asyncsim.executor import Executor, Failure, Failures, Local, tell
 from asyncsim.laws import Law
 from asyncsim.methods import Method, Timing
 from asyncsim.problems import Problem
@@ -337,7 +338,7 @@ class _Runs:
     def _tell(self, place: int, how: str) -> None:
         """Say that a run is there: what is told is written."""
         told = f"{_where(self._jobs[place])}: {_told(self._rows[place])}, {how}"
-        print(f"[{len(self._rows)}/{len(self._jobs)}] {told}", file=sys.stderr, flush=True)
+        tell(f"[{len(self._rows)}/{len(self._jobs)}] {told}")
 
 
 def _replayed(
@@ -345,10 +346,15 @@ def _replayed(
 ) -> _Replayed:
     """Return a run and its trace: a job of an executor."""
     with computing_device(device):
-        trace = _trace(cluster, commits, seed)
+        with _simulating:
+            trace = _trace(cluster, commits, seed)
         started = time.perf_counter()
         run = replay(trace, method, problem, seed=seed, **options)
         return _Replayed(run, trace, time.perf_counter() - started)
+
+
+#: Runs that are computed at the same time want the same trace.
+_simulating = threading.Lock()
 
 
 @functools.lru_cache(maxsize=1)

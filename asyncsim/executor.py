@@ -1,10 +1,11 @@
-"""Where the independent runs of a study are computed: here, one after the other, or on many machines by Ray.
+"""Where the independent runs of a study are computed: in this process, or on many machines by Ray.
 
-``--executor local`` computes them in this process and in order. ``--executor ray`` starts a Ray cluster on this machine
-and ends it with the study, or joins a running one (``--address``), and computes as many at once as there are cores
+``--executor local`` computes them in this process: as many at once as there are cores, at most four, if each keeps one
+core busy, as those of small problems do; else in order. ``--executor ray`` starts a Ray cluster on this machine and
+ends it with the study, or joins a running one (``--address``), and computes as many at once as there are cores
 (``--cpus-per-run``) and accelerators (``--accelerators-per-run``). Whatever the order in which they finish, the results
 are written in the order of the study, by the process that was started; with the same number of threads they are the
-same byte for byte. The other processes get that number from this one, as well as JAX's environment variables.
+same byte for byte. Ray's processes get that number from this one, as well as JAX's environment variables.
 
 Several machines. Install ``asyncsim[ray]`` on each, in the same version and with the same Python; methods, problems and
 their data are sent, but not what the file of a method of your own imports. Ray wants the same token everywhere, or
@@ -25,8 +26,12 @@ machines and accelerators were not there to be tested.
 """
 
 import contextlib
+import ctypes
+import itertools
 import json
+import queue
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -37,6 +42,7 @@ from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
 
 if TYPE_CHECKING:
+    from asyncsim.problems.problem import Problem
     from asyncsim.study_config import StudyOptions
 
 EXECUTORS = ("local", "ray")
@@ -79,12 +85,58 @@ class Executor(Protocol):
 
 
 class Local:
-    """Computes jobs in this process, in order, each when the one before it was taken."""
+    """Computes jobs in this process, each when one before it was taken.
+
+    Parameters
+    ----------
+    at_once : int
+        At most so many at a time, each in a thread of its own. With 1 they come in order, and there is no thread.
+    """
+
+    def __init__(self, at_once: int = 1):
+        self._at_once = at_once
 
     def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
-        """See `Executor.map`."""
-        for place, job in enumerate(jobs):
-            yield Done(place, attempt(function, job))
+        """See `Executor.map`. Jobs that go on when nobody takes their results any more are ended."""
+        if self._at_once == 1:
+            for place, job in enumerate(jobs):
+                yield Done(place, attempt(function, job))
+            return
+        ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        threads: dict[int, threading.Thread] = {}
+        waiting = enumerate(jobs)
+
+        def work(place: int, job: tuple[Any, ...]) -> None:
+            try:
+                ended.put((place, attempt(function, job)))
+            except BaseException as error:
+                ended.put((place, error))
+
+        def begin(count: int) -> None:
+            for place, job in itertools.islice(waiting, count):
+                threads[place] = threading.Thread(target=work, args=(place, job), daemon=True)
+                threads[place].start()
+
+        try:
+            begin(self._at_once)
+            while threads:
+                place, value = ended.get()
+                del threads[place]
+                if isinstance(value, BaseException):
+                    raise value
+                begin(1)
+                yield Done(place, value)
+        finally:
+            _end(list(threads.values()))
+
+
+def _end(threads: Sequence[threading.Thread]) -> None:
+    """Let an exception rise in each thread, as an interrupt does in the main one; wait until all have ended."""
+    for thread in threads:
+        # Again and again, as one that rises while something is deleted is ignored. Nothing is said of a SystemExit.
+        while thread.is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+            thread.join(0.1)
 
 
 def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
@@ -152,8 +204,8 @@ def check(config: "StudyOptions") -> None:
 
 
 @contextlib.contextmanager
-def opened(config: "StudyOptions") -> Iterator[Executor]:
-    """Return the executor that a config asks for, for the length of a ``with`` block.
+def opened(config: "StudyOptions", problems: "Iterable[Problem]") -> Iterator[Executor]:
+    """Return the executor that a config asks for, for the length of a ``with`` block, for replays of some problems.
 
     Raises
     ------
@@ -161,7 +213,9 @@ def opened(config: "StudyOptions") -> Iterator[Executor]:
         There is no Ray cluster at the address.
     """
     if config.executor == "local":
-        yield Local()
+        from asyncsim.tuning import replays_at_once
+
+        yield Local(min(map(replays_at_once, problems)))
         return
     from asyncsim.ray_executor import RayExecutor, joined
 
@@ -179,5 +233,13 @@ class Failures:
         """Print a failure to standard error."""
         if failure.error not in self._told:
             self._told.add(failure.error)
-            print(failure.traceback, file=sys.stderr, end="")
-        print(f"{what}: failed: {failure.error}", file=sys.stderr, flush=True)
+            tell(failure.traceback.rstrip())
+        tell(f"{what}: failed: {failure.error}")
+
+
+def tell(text: str) -> None:
+    """Print to standard error, above the progress bars of runs that go on."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file=sys.stderr):
+        print(text, file=sys.stderr, flush=True)

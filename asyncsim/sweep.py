@@ -229,7 +229,7 @@ def run_cells(
             results.write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: absent})
         return ended
 
-    with study_folder(config, study, record) as folder, opened(config) as executor:
+    with study_folder(config, study, record) as folder, opened(config, [cell.problem for cell in cells]) as executor:
         results.write_json(folder / results.CONFIG, record)
         try:
             summary = compare(cells, folder, chosen, executor)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim import results
 from asyncsim.errors import InputError
-from asyncsim.executor import Failure, Failures, map_kept, opened
+from asyncsim.executor import Failure, Failures, map_kept, opened, tell
 from asyncsim.study_config import StudyOptions
 from asyncsim.sweep import study_folder
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from asyncsim.problems.problem import Problem
 
 
 @contextlib.contextmanager
@@ -23,6 +25,7 @@ def tabulated(
     record: Mapping[str, Any],
     function: Callable[..., list[dict[str, Any]]],
     jobs: Mapping[str, tuple[Any, ...]],
+    problem: "Problem",
 ) -> Iterator[tuple[Path, "pd.DataFrame"]]:
     """Measure with the study's executor and write ``summary.csv`` as results come; then go on in the study's folder.
 
@@ -38,6 +41,8 @@ def tabulated(
         From the arguments of a job to its rows: values that JSON can hold.
     jobs : mapping
         Arguments by name, in the order of the rows.
+    problem : Problem
+        What the jobs replay.
 
     Yields
     ------
@@ -55,7 +60,7 @@ def tabulated(
     names, failures = list(jobs), Failures()
     parts: dict[int, list[dict[str, Any]]] = {}
     failed: dict[int, list[dict[str, Any]]] = {}
-    with study_folder(config, study, record) as folder, opened(config) as executor:
+    with study_folder(config, study, record) as folder, opened(config, [problem]) as executor:
         results.write_json(folder / results.CONFIG, dict(record))
         files = [folder / "parts" / f"{name}.json" for name in names]
         for place, value in map_kept(executor, function, list(jobs.values()), files):
@@ -63,7 +68,7 @@ def tabulated(
                 failures.tell(names[place], value)
                 failed[place] = [{"job": names[place], "status": results.FAILED, "error": value.error}]
             else:
-                print(f"[{len(parts) + 1}/{len(names)}] {names[place]}", file=sys.stderr, flush=True)
+                tell(f"[{len(parts) + 1}/{len(names)}] {names[place]}")
                 parts[place] = value
             results.write_csv(folder / results.SUMMARY, pd.DataFrame(_in_order(parts | failed)))
         if not parts:

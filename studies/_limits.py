@@ -1,6 +1,5 @@
 """The largest number of workers, and the largest learning rate, with which a method still learns: by bisection."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +8,7 @@ import pandas as pd
 
 from asyncsim import results
 from asyncsim.comparison import FINAL_SHARE, meet, same_gradients
-from asyncsim.executor import Failure, Failures, map_kept
+from asyncsim.executor import Failure, Failures, map_kept, tell
 from asyncsim.simulation import simulate
 from asyncsim.wave_replay import replay
 
@@ -109,7 +108,7 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
             (largest, smallest), tried = value
             seeds = search.cells[0].config.seeds
             found[place] = {**row, "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}, tried
-            print(f"{told}: stable up to {largest}, {len(tried)} runs", file=sys.stderr, flush=True)
+            tell(f"{told}: stable up to {largest}, {len(tried)} runs")
         rows, runs = zip(*(found[place] for place in sorted(found)), strict=True)
         results.write_csv(folder / "limits.csv", pd.DataFrame(list(rows)))
         results.write_csv(folder / "limit_runs.csv", pd.DataFrame([run for own in runs for run in own]))
@@ -158,7 +157,7 @@ def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
     row = {"method": method.name, **cell.values, "seed": seed, "status": run.status}
     where = f"workers {cluster.workers}, learning rate {config.learning_rate:.3g}"
     told = f"{method.name}, {where}, seed {seed}: {'stable' if stable else 'not stable'}"
-    print(f"[limits] {told}, {run.status}, loss {first:.3g} to {last:.3g}", file=sys.stderr, flush=True)
+    tell(f"[limits] {told}, {run.status}, loss {first:.3g} to {last:.3g}")
     return {**row, "first_loss": first, "final_loss": last, "stable": stable}
 
 

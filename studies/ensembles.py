@@ -60,7 +60,7 @@ def run(config: Config) -> Result:
             for seed in range(config.seeds)
             for method in methods
         }
-        with tabulated(config, "ensembles", record, _ensemble, jobs) as (folder, summary):
+        with tabulated(config, "ensembles", record, _ensemble, jobs, problem) as (folder, summary):
             print(report(summary))
             print(f"\nwrote {folder}: config.json, parts, {results.SUMMARY}")
     return Result(folder, summary)

@@ -10,7 +10,6 @@ Both numbers are estimated from the paths, without knowing either. Compute times
 the workers then come nearly in turn, and what fits their mean path best has another momentum and another step.
 """
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_positive
-from asyncsim.executor import Failure, Failures, map_kept, opened
+from asyncsim.executor import Failure, Failures, map_kept, opened, tell
 from asyncsim.study_config import LawLike, MethodLike, StudyConfig
 from asyncsim.sweep import Result, SweepConfig, draw, study_folder, sweep
 
@@ -129,7 +128,7 @@ def run(config: Config) -> Result:
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), _grid(config))
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
-        with study_folder(config, "momentum", record) as folder, opened(config) as executor:
+        with study_folder(config, "momentum", record) as folder, opened(config, [problem]) as executor:
             results.write_json(folder / results.CONFIG, record)
             _measure([(cell, method) for cell in cells for method in cell.methods], folder, executor)
             momentum = pd.read_csv(folder / TABLES[0])
@@ -285,7 +284,7 @@ def _measure(jobs: "list[tuple[Cell, Method]]", folder: Path, executor: "Executo
             parts[place] = value
             (row,), *_ = value
             momentum = f"{row['momentum_measured']:.4f} +- {row['standard_error']:.4f}"
-            print(f"{told}: momentum {momentum}", file=sys.stderr, flush=True)
+            tell(f"{told}: momentum {momentum}")
         _write([parts[place] for place in sorted(parts)], folder)
     if not any(row for row, *_ in parts.values()):
         raise InputError(f"all {len(parts)} measurements failed; {folder / results.SUMMARY} has their errors")

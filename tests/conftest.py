@@ -5,6 +5,8 @@ import os
 import jax
 import pytest
 
+from asyncsim import tuning
+
 # Before anything asks JAX for its devices.
 jax.config.update("jax_num_cpu_devices", 3)
 
@@ -17,6 +19,14 @@ def strict_promotion():
 @pytest.fixture(autouse=True, scope="session")
 def one_device():
     jax.config.update("jax_default_device", jax.devices()[0])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_run_at_a_time():
+    """Runs end in the order of the study unless a test asks for several at once; tests run side by side themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "replays_at_once", lambda problem: 1)
+        yield
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Executors: failed runs are rows, what was interrupted is resumed, and Ray gives the bytes that this process does."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -8,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +18,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, executor, study, sweep
+from asyncsim import InputError, executor, study, sweep, tuning
 from asyncsim.executor import Done, Failure, Failures, Local, map_kept
 from asyncsim.methods import METHODS
+from asyncsim.problems import PROBLEMS
+from asyncsim.tuning import replays_at_once  # as it is; tests have another in its place
 
 ROOT = Path(study.__file__).resolve().parent.parent
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
@@ -92,6 +97,76 @@ def files(folder: str) -> dict[str, bytes]:
     """Return all tables, traces and runs in a folder; figures are drawn from these."""
     paths = [path for path in Path(folder).rglob("*") if path.is_file() and path.suffix not in (".png", ".pdf")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+# Several at once
+
+
+def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
+    together, running, most = threading.Barrier(2), [], []
+
+    def job(number):
+        running.append(number)
+        most.append(len(running))
+        together.wait(timeout=20)
+        running.remove(number)
+        return 2 * number
+
+    done = list(Local(2).map(job, [(number,) for number in range(6)]))
+    assert sorted(done) == [Done(number, 2 * number) for number in range(6)]
+    assert max(most) == 2
+
+
+def test_errors_of_jobs_at_the_same_time_are_failures_but_for_bad_input():
+    def job(error):
+        raise error
+
+    values = [done.value for done in Local(2).map(job, [(ValueError("no"),), (OSError("disk"),)])]
+    assert sorted(value.error for value in values) == ["OSError: disk", "ValueError: no"]
+    with pytest.raises(InputError, match="workers = 0"):
+        list(Local(2).map(job, [(InputError("workers = 0: too few"),), (ValueError("no"),)]))
+
+
+@pytest.mark.parametrize("how", ["interrupted", "left"])
+def test_jobs_that_go_on_end_with_those_who_wait_for_them(how):
+    started = threading.Event()
+
+    def job(number):
+        if number == 0:
+            started.wait(20)
+            if how == "interrupted":
+                raise KeyboardInterrupt
+            return number
+        started.set()
+        while True:
+            time.sleep(0.01)
+
+    before = threading.active_count()
+    results = Local(2).map(job, [(0,), (1,)])
+    if how == "interrupted":
+        with pytest.raises(KeyboardInterrupt):
+            next(results)
+    else:
+        assert next(results) == Done(0, 0)
+        results.close()
+    assert threading.active_count() == before
+
+
+def test_study_of_several_runs_at_once_writes_the_same(told, monkeypatch, undisturbed):
+    monkeypatch.setattr(tuning, "replays_at_once", lambda problem: 3)
+    code, err = told(*STUDY, "--out=mine")
+    assert code == 0 and files("mine") == undisturbed
+    assert sorted(line.partition(" ")[0] for line in err) == [f"[{number}/4]" for number in range(1, 5)]
+
+
+def test_replays_that_use_all_cores_or_devices_are_not_computed_at_once(monkeypatch):
+    monkeypatch.setenv("NPROC", "64")
+    small = PROBLEMS["digits"]()
+    assert replays_at_once(small) == 4
+    assert replays_at_once(dataclasses.replace(small, map_on_cpu=True)) == 1
+    assert replays_at_once(PROBLEMS["digits"](hidden=[1000, 100])) == 1
+    monkeypatch.setattr(tuning, "backend", lambda: "gpu")
+    assert replays_at_once(small) == 1
 
 
 # Resuming
