@@ -159,12 +159,13 @@ def test_study_of_several_runs_at_once_writes_the_same(told, monkeypatch, undist
     assert sorted(line.partition(" ")[0] for line in err) == [f"[{number}/4]" for number in range(1, 5)]
 
 
-def test_replays_that_use_all_cores_or_devices_are_not_computed_at_once(monkeypatch):
+def test_only_replays_that_keep_one_core_busy_are_computed_at_once(monkeypatch):
     monkeypatch.setenv("NPROC", "64")
     small = PROBLEMS["digits"]()
     assert replays_at_once(small) == 4
     assert replays_at_once(dataclasses.replace(small, map_on_cpu=True)) == 1
     assert replays_at_once(PROBLEMS["digits"](hidden=[1000, 100])) == 1
+    assert replays_at_once(PROBLEMS["quadratic"](curvature=[1.0], noise=0.0)) == 1
     monkeypatch.setattr(tuning, "backend", lambda: "gpu")
     assert replays_at_once(small) == 1
 
