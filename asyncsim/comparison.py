@@ -1,10 +1,8 @@
 """Methods side by side: the same seeds, the same traces, one folder of results."""
 
 import dataclasses
-import functools
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from asyncsim.problems import Problem
 from asyncsim.run import Run
 from asyncsim.simulation import simulate
 from asyncsim.study_config import StudyConfig, computing_device
+from asyncsim.threads import cached
 from asyncsim.trace import Trace
 from asyncsim.wave_replay import replay
 
@@ -346,20 +345,15 @@ def _replayed(
 ) -> _Replayed:
     """Return a run and its trace: a job of an executor."""
     with computing_device(device):
-        with _simulating:
-            trace = _trace(cluster, commits, seed)
+        trace = _trace(cluster, commits, seed)
         started = time.perf_counter()
         run = replay(trace, method, problem, seed=seed, **options)
         return _Replayed(run, trace, time.perf_counter() - started)
 
 
-#: Runs that are computed at the same time want the same trace.
-_simulating = threading.Lock()
-
-
-@functools.lru_cache(maxsize=1)
+@cached(maxsize=1)
 def _trace(cluster: Cluster, commits: int, seed: int) -> Trace:
-    """Simulate a trace; the last one is at hand for the next method."""
+    """Simulate a trace; the last one is at hand for the next method, and for those at the same time."""
     return simulate(cluster, commits=commits, seed=seed)
 
 

@@ -26,7 +26,6 @@ machines and accelerators were not there to be tested.
 """
 
 import contextlib
-import ctypes
 import itertools
 import json
 import queue
@@ -40,6 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
+from asyncsim.threads import work_until
 
 if TYPE_CHECKING:
     from asyncsim.problems.problem import Problem
@@ -85,30 +85,33 @@ class Executor(Protocol):
 
 
 class Local:
-    """Computes jobs in this process, each when one before it was taken.
+    """Computes jobs in this process.
 
     Parameters
     ----------
     at_once : int
-        At most so many at a time, each in a thread of its own. With 1 they come in order, and there is no thread.
+        At most so many at a time, each in a thread of its own, the next when a result is taken. With 1 they come in
+        order, and there is no thread.
     """
 
     def __init__(self, at_once: int = 1):
         self._at_once = at_once
 
     def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
-        """See `Executor.map`. Jobs that go on when nobody takes their results any more are ended."""
+        """See `Executor.map`. Replays that go on when nobody waits for them any more are ended."""
         if self._at_once == 1:
             for place, job in enumerate(jobs):
                 yield Done(place, attempt(function, job))
             return
         ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         threads: dict[int, threading.Thread] = {}
-        waiting = enumerate(jobs)
+        waiting, unwanted, settings = enumerate(jobs), threading.Event(), _jax_settings()
 
         def work(place: int, job: tuple[Any, ...]) -> None:
+            work_until(unwanted)
             try:
-                ended.put((place, attempt(function, job)))
+                with settings():
+                    ended.put((place, attempt(function, job)))
             except BaseException as error:
                 ended.put((place, error))
 
@@ -127,16 +130,25 @@ class Local:
                 begin(1)
                 yield Done(place, value)
         finally:
-            _end(list(threads.values()))
+            unwanted.set()
+            for thread in threads.values():
+                thread.join()
 
 
-def _end(threads: Sequence[threading.Thread]) -> None:
-    """Let an exception rise in each thread, as an interrupt does in the main one; wait until all have ended."""
-    for thread in threads:
-        # Again and again, as one that rises while something is deleted is ignored. Nothing is said of a SystemExit.
-        while thread.is_alive():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-            thread.join(0.1)
+def _jax_settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return a context for other threads in which results are those of this one: JAX keeps settings for each thread."""
+    import jax
+
+    config: Any = jax.config
+    precision, promotion = config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
+    device = config.jax_default_device
+
+    @contextlib.contextmanager
+    def settings() -> Iterator[None]:
+        with jax.default_matmul_precision(precision), jax.numpy_dtype_promotion(promotion), jax.default_device(device):
+            yield
+
+    return settings
 
 
 def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
@@ -204,8 +216,14 @@ def check(config: "StudyOptions") -> None:
 
 
 @contextlib.contextmanager
-def opened(config: "StudyOptions", problems: "Iterable[Problem]") -> Iterator[Executor]:
-    """Return the executor that a config asks for, for the length of a ``with`` block, for replays of some problems.
+def opened(config: "StudyOptions", replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
+    """Return the executor that a config asks for, for the length of a ``with`` block.
+
+    Parameters
+    ----------
+    config : StudyOptions
+    replays : iterable of (Problem, int)
+        What is to be replayed, with how many workers: the largest decide how many are computed at a time.
 
     Raises
     ------
@@ -215,7 +233,7 @@ def opened(config: "StudyOptions", problems: "Iterable[Problem]") -> Iterator[Ex
     if config.executor == "local":
         from asyncsim.tuning import replays_at_once
 
-        yield Local(min(map(replays_at_once, problems)))
+        yield Local(min(itertools.starmap(replays_at_once, replays)))
         return
     from asyncsim.ray_executor import RayExecutor, joined
 
@@ -233,7 +251,8 @@ class Failures:
         """Print a failure to standard error."""
         if failure.error not in self._told:
             self._told.add(failure.error)
-            tell(failure.traceback.rstrip())
+            if failure.traceback:  # a run that was lost has none
+                tell(failure.traceback.rstrip())
         tell(f"{what}: failed: {failure.error}")
 
 

@@ -19,6 +19,7 @@ from asyncsim.members import Members, batched_local, batched_method, batched_sta
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, initial_state, state_specs
+from asyncsim.threads import cached
 from asyncsim.tuning import gradients_at_once
 
 
@@ -116,7 +117,7 @@ class Same:
         return isinstance(other, Same) and self.value is other.value
 
 
-@functools.lru_cache(maxsize=32)
+@cached(maxsize=32)
 def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...], at_once: int) -> Program:
     flat = _flatten(problem.value, layout, dtype)
     local = build_local(method.value, problem.value, layout.window, flat, layout.windows_differ)
@@ -205,7 +206,7 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
     return evaluate
 
 
-@functools.lru_cache(maxsize=2)
+@cached(maxsize=2)
 def _move(problem: Same, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
     train, test = cast(problem.value.train, dtype), cast(problem.value.test, dtype)
     if len(devices) == 1:

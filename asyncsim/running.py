@@ -14,6 +14,7 @@ from asyncsim.programs import Program, cast, on_devices
 from asyncsim.recording import Recording
 from asyncsim.replay_state import Records, ReplayState
 from asyncsim.streams import stream_key
+from asyncsim.threads import require_wanted
 
 
 class Running:
@@ -60,6 +61,7 @@ class Running:
         chunks = self._plan.chunks(self.position, stop)
         chunk = next(chunks, None)
         while chunk is not None and not self.over:
+            require_wanted()
             starts, pieces = chunk
             formed = self._program.before(self._held, pieces) if self._plan.diagnosed[starts[0]] else None
             self._held, records, first = self._program.advance(

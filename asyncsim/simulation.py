@@ -19,6 +19,7 @@ from asyncsim.engine import Simulation
 from asyncsim.errors import InputError, require_count
 from asyncsim.policy import asynchronous
 from asyncsim.policy_engine import PolicySimulation
+from asyncsim.threads import require_wanted
 
 if TYPE_CHECKING:
     from asyncsim.trace import Trace
@@ -79,8 +80,8 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
 def _no_garbage_collection() -> Iterator[None]:
     """Spare a run the collector: it makes no cycles, and all workers would be searched again and again."""
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if enabled:
@@ -91,12 +92,16 @@ def _no_garbage_collection() -> Iterator[None]:
 def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]]:
     """Yield what is told how many commits there are; a bar on standard error, if wanted."""
     if not (sys.stderr.isatty() if show is None else show):
-        yield lambda done: None
+        yield lambda done: require_wanted()
         return
     from tqdm import tqdm
 
+    def told(done: int) -> None:
+        require_wanted()
+        bar.update(done - bar.n)
+
     with tqdm(total=commits, desc="simulate", unit="commit", leave=False) as bar:
-        yield lambda done: bar.update(done - bar.n)
+        yield told
 
 
 def _require_memory(cluster: Cluster, commits: int) -> None:

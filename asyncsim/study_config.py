@@ -148,7 +148,8 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     resume: Path | None = None
     """Folder of the same study that was interrupted, or of which runs failed: what is missing there is computed."""
     executor: Literal["local", "ray"] = "local"
-    """Where independent runs are computed: local, in this process; ray, on all cores or machines of a Ray cluster."""
+    """Where independent runs are computed: local, in this process, several at a time if each keeps one core busy; ray,
+    on all cores or machines of a Ray cluster."""
     address: str | None = None
     """Of a running Ray cluster: auto, or HOST:PORT. None: one is started on this machine (ray)."""
     cpus_per_run: int = 1

@@ -1,4 +1,4 @@
-"""Studies of a grid: cells that differ in workers, rates or whatever else, run one after the other into one folder.
+"""Studies of a grid: cells that differ in workers, rates or whatever else, run into one folder.
 
 A study says which values its cells have and which of its options hold several; everything else is here::
 
@@ -229,7 +229,8 @@ def run_cells(
             results.write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: absent})
         return ended
 
-    with study_folder(config, study, record) as folder, opened(config, [cell.problem for cell in cells]) as executor:
+    replays = [(cell.problem, cell.cluster.workers) for cell in cells]
+    with study_folder(config, study, record) as folder, opened(config, replays) as executor:
         results.write_json(folder / results.CONFIG, record)
         try:
             summary = compare(cells, folder, chosen, executor)

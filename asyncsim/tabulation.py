@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ def tabulated(
     record: Mapping[str, Any],
     function: Callable[..., list[dict[str, Any]]],
     jobs: Mapping[str, tuple[Any, ...]],
-    problem: "Problem",
+    replays: "Sequence[tuple[Problem, int]]",
 ) -> Iterator[tuple[Path, "pd.DataFrame"]]:
     """Measure with the study's executor and write ``summary.csv`` as results come; then go on in the study's folder.
 
@@ -41,8 +41,8 @@ def tabulated(
         From the arguments of a job to its rows: values that JSON can hold.
     jobs : mapping
         Arguments by name, in the order of the rows.
-    problem : Problem
-        What the jobs replay.
+    replays : sequence of (Problem, int)
+        What the jobs replay, with how many workers.
 
     Yields
     ------
@@ -60,7 +60,7 @@ def tabulated(
     names, failures = list(jobs), Failures()
     parts: dict[int, list[dict[str, Any]]] = {}
     failed: dict[int, list[dict[str, Any]]] = {}
-    with study_folder(config, study, record) as folder, opened(config, [problem]) as executor:
+    with study_folder(config, study, record) as folder, opened(config, replays) as executor:
         results.write_json(folder / results.CONFIG, dict(record))
         files = [folder / "parts" / f"{name}.json" for name in names]
         for place, value in map_kept(executor, function, list(jobs.values()), files):

@@ -44,8 +44,10 @@ _FEW_PARAMETERS = 2_000
 #: kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the perceptron of the thesis (4,798,010).
 _LONG_VECTOR = 100_000
 #: Gradients that are then computed at a time, if there are cores for them, as each takes room; and replays of fewer
-#: parameters, as the threads of all plan in turn. Measured on two cores only.
+#: parameters, as Python plans for one of them at a time. Measured on two cores only.
 _MOST_AT_ONCE = 4
+#: Elements of a vector of each worker up to which replays are computed at a time: with three vectors 0.4 GB a replay.
+_MOST_ELEMENTS = 2**25
 #: Parameters from which on several devices of a CPU gain nothing: vectors take too long from one to the other.
 VERY_LONG_VECTOR = 1_000_000
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
@@ -89,15 +91,16 @@ def gradients_at_once() -> int:
     return min(cores(), _MOST_AT_ONCE)
 
 
-def replays_at_once(problem: "Problem") -> int:
+def replays_at_once(problem: "Problem", workers: int) -> int:
     """Return how many replays of a problem are computed at a time where there are many: those that keep one core busy.
 
-    Larger ones use all cores, or devices that each of them needs; smaller ones mostly wait for Python, of which there
-    is one. Two at a time have 1.8 times the rate of one after the other (digits, 100 workers; 1.5 with 10), MNIST's
-    network 0.8 times, and the short runs of quadratics in the study ``momentum`` 0.7 times.
+    Larger ones use all cores, or devices that each of them needs, or much memory; smaller ones mostly wait for Python,
+    which works for one thread at a time. Two at a time have 1.8 times the rate of one after the other (digits, 100
+    workers; 1.5 with 10), MNIST's network 0.8 times, and the short runs of quadratics in the study ``momentum`` 0.7.
     """
     one_core = _FEW_PARAMETERS <= problem.parameter_count < _LONG_VECTOR and not problem.map_on_cpu
-    return min(cores(), _MOST_AT_ONCE) if one_core and backend() == "cpu" else 1
+    small = workers * problem.parameter_count <= _MOST_ELEMENTS
+    return min(cores(), _MOST_AT_ONCE) if one_core and small and backend() == "cpu" else 1
 
 
 def current_devices(parameters: int, workers: int, divided: bool) -> tuple[Any, ...]:

@@ -116,7 +116,8 @@ def run(config: Config) -> Result:
             for cell in cells
             for seed in range(config.seeds)
         }
-        with tabulated(config, "best_momentum", record, _losses, jobs, cells[0].problem) as (folder, summary):
+        replays = [(cell.problem, cell.cluster.workers) for cell in cells]
+        with tabulated(config, "best_momentum", record, _losses, jobs, replays) as (folder, summary):
             best = best_momentum(summary)
             results.write_csv(folder / TABLE, best)
             print(best.to_string(index=False, float_format="{:#.3g}".format))

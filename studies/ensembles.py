@@ -60,7 +60,8 @@ def run(config: Config) -> Result:
             for seed in range(config.seeds)
             for method in methods
         }
-        with tabulated(config, "ensembles", record, _ensemble, jobs, problem) as (folder, summary):
+        replays = [(problem, config.workers)]
+        with tabulated(config, "ensembles", record, _ensemble, jobs, replays) as (folder, summary):
             print(report(summary))
             print(f"\nwrote {folder}: config.json, parts, {results.SUMMARY}")
     return Result(folder, summary)

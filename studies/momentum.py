@@ -128,7 +128,8 @@ def run(config: Config) -> Result:
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), _grid(config))
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
-        with study_folder(config, "momentum", record) as folder, opened(config, [problem]) as executor:
+        replays = [(problem, cell.cluster.workers) for cell in cells]
+        with study_folder(config, "momentum", record) as folder, opened(config, replays) as executor:
             results.write_json(folder / results.CONFIG, record)
             _measure([(cell, method) for cell in cells for method in cell.methods], folder, executor)
             momentum = pd.read_csv(folder / TABLES[0])

@@ -25,7 +25,7 @@ def one_device():
 def one_run_at_a_time():
     """Runs end in the order of the study unless a test asks for several at once; tests run side by side themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "replays_at_once", lambda problem: 1)
+        patch.setattr(tuning, "replays_at_once", lambda problem, workers: 1)
         yield
 
 

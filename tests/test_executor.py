@@ -15,14 +15,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, executor, study, sweep, tuning
+from asyncsim import InputError, executor, prescribed, study, sweep, tuning
 from asyncsim.executor import Done, Failure, Failures, Local, map_kept
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
+from asyncsim.threads import cached, require_wanted
 from asyncsim.tuning import replays_at_once  # as it is; tests have another in its place
+from asyncsim.wave_replay import Replay
 
 ROOT = Path(study.__file__).resolve().parent.parent
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
@@ -139,6 +143,7 @@ def test_jobs_that_go_on_end_with_those_who_wait_for_them(how):
             return number
         started.set()
         while True:
+            require_wanted()  # as a replay does
             time.sleep(0.01)
 
     before = threading.active_count()
@@ -152,22 +157,81 @@ def test_jobs_that_go_on_end_with_those_who_wait_for_them(how):
     assert threading.active_count() == before
 
 
-def test_study_of_several_runs_at_once_writes_the_same(told, monkeypatch, undisturbed):
-    monkeypatch.setattr(tuning, "replays_at_once", lambda problem: 3)
+def test_replay_ends_between_two_chunks_when_nobody_waits():
+    problem = PROBLEMS["quadratic"](curvature=[1.0], noise=0.0)
+    trace = prescribed(staleness=1, commits=20, workers=2)
+    begun = []
+
+    def job(number):
+        if number == 1:
+            begun[0].wait(20)
+            return None
+        running = Replay(trace, METHODS["downpour"](0.1), problem, stops=np.array([10, 20]))
+        running.advance(10)
+        begun[0].set()
+        ended[0].wait(20)
+        running.advance(20)
+        begun.append("beyond the end")
+
+    begun.append(threading.Event())
+    ended = [threading.Event()]
+    results = Local(2).map(job, [(0,), (1,)])
+    assert next(results).place == 1
+    threading.Timer(0.2, ended[0].set).start()  # once the others know that nobody waits
+    results.close()
+    assert len(begun) == 1
+
+
+def test_jobs_have_the_settings_of_jax_that_hold_around_them():
+    def job(number):
+        return jax.config.jax_default_matmul_precision, jax.config.jax_numpy_dtype_promotion
+
+    with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
+        assert [done.value for done in Local(2).map(job, [(0,), (1,)])] == [("highest", "standard")] * 2
+
+
+def test_what_several_threads_ask_for_is_made_once():
+    made = []
+
+    @cached(maxsize=1)
+    def make(name):
+        time.sleep(0.05)
+        made.append(name)
+        return name
+
+    assert [done.value for done in Local(4).map(make, [("a",)] * 4)] == ["a"] * 4
+    assert made == ["a"]
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 3)
+
+
+def test_study_of_several_runs_at_once_writes_the_same(told, at_once, undisturbed):
     code, err = told(*STUDY, "--out=mine")
     assert code == 0 and files("mine") == undisturbed
     assert sorted(line.partition(" ")[0] for line in err) == [f"[{number}/4]" for number in range(1, 5)]
 
 
+def test_of_several_runs_at_once_that_fail_the_others_are_kept_and_resumed(told, at_once, replayed, undisturbed):
+    replayed.stops |= {2: RuntimeError("out of memory"), 4: KeyboardInterrupt()}
+    assert told(*STUDY, "--out=mine")[0] == 130
+    assert len(json.loads(Path("mine/config.json").read_text())["incomplete"]) >= 2  # these two at least
+    assert told(*STUDY, "--resume=mine")[0] == 0
+    assert files("mine") == undisturbed
+
+
 def test_only_replays_that_keep_one_core_busy_are_computed_at_once(monkeypatch):
     monkeypatch.setenv("NPROC", "64")
     small = PROBLEMS["digits"]()
-    assert replays_at_once(small) == 4
-    assert replays_at_once(dataclasses.replace(small, map_on_cpu=True)) == 1
-    assert replays_at_once(PROBLEMS["digits"](hidden=[1000, 100])) == 1
-    assert replays_at_once(PROBLEMS["quadratic"](curvature=[1.0], noise=0.0)) == 1
+    assert replays_at_once(small, 1_000) == 4
+    assert replays_at_once(small, 10_000) == 1
+    assert replays_at_once(dataclasses.replace(small, map_on_cpu=True), 10) == 1
+    assert replays_at_once(PROBLEMS["digits"](hidden=[1000, 100]), 10) == 1
+    assert replays_at_once(PROBLEMS["quadratic"](curvature=[1.0], noise=0.0), 10) == 1
     monkeypatch.setattr(tuning, "backend", lambda: "gpu")
-    assert replays_at_once(small) == 1
+    assert replays_at_once(small, 10) == 1
 
 
 # Resuming
