@@ -117,8 +117,9 @@ class Local:
 
         def begin(count: int) -> None:
             for place, job in itertools.islice(waiting, count):
-                threads[place] = threading.Thread(target=work, args=(place, job), daemon=True)
-                threads[place].start()
+                thread = threading.Thread(target=work, args=(place, job), daemon=True)
+                thread.start()
+                threads[place] = thread  # only one that has begun can be waited for
 
         try:
             begin(self._at_once)
