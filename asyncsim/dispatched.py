@@ -1,10 +1,13 @@
-"""Commits dispatched one by one, each as two compiled programs: for long vectors on a CPU.
+"""Commits dispatched one by one: for long vectors on a CPU.
 
 There it takes long to move rows of the ``[workers, parameters]`` arrays of `asyncsim.kernel`. Here every vector is an
 array of its own, and what is only passed on is not copied: a worker reads the central variable itself. Gradients are
-dispatched somewhat ahead of their turn to be committed, once all that they start from is, and computed side by side.
+dispatched in groups, ahead of their turn to be committed, once all that they start from is: groups are computed side
+by side, the gradients of each one after the other.
 """
 
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +22,7 @@ from asyncsim.local import LocalResult
 from asyncsim.methods.method import Array, Method, State
 from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
+from asyncsim.rows import set_row, tree_row
 from asyncsim.side_by_side import SideBySide, Start
 
 
@@ -30,15 +34,16 @@ class Apart(NamedTuple):
     read: list[Array]
     form: list[Array]
     workers: list[WorkerRow]
+    begun: "_Chunk | None" = None  # what follows, with gradients that are begun
 
 
 class Made(NamedTuple):
-    """What a gradient's program returns.
+    """What the program of a group's gradients returns: leaves with a leading axis of ``room``, unless that is one.
 
     Attributes
     ----------
     start : Array
-        Where its local steps started; ``()`` if that is what the worker read.
+        Where their local steps started; ``()`` if that is what the worker read.
     result : LocalResult
     """
 
@@ -46,14 +51,18 @@ class Made(NamedTuple):
     result: LocalResult
 
 
-#: In the place of gradients that were committed: their memory is used for others.
-_GONE: Any = None
+class Group(NamedTuple):
+    """Consecutive commits whose gradients one program computes: from ``begin`` to before ``end``."""
+
+    begin: int
+    end: int
+    made: Callable[[], Made]
 
 
 class Dispatched:
     """The functions of `asyncsim.programs.Program` for a state whose rows are apart. Pieces have one commit each.
 
-    At most ``at_once`` gradients are computed at a time.
+    At most ``at_once`` groups, of up to ``room`` gradients, are computed at a time.
     """
 
     def __init__(
@@ -64,40 +73,42 @@ class Dispatched:
         layout: Layout,
         device: Any,
         at_once: int,
+        room: int,
     ):
         self._method, self._layout, self._flat, self._device = method, layout, flat, device
+        self._at_once, self._room = at_once, room
         self._diagnose = build_diagnose(method, flat, layout)
-        # Gradients that are begun by the turn of the first of them.
-        self._ahead = 1 if at_once == 1 else at_once + 1
-
-        def gradient(data: Any, key: Array, read: Array, worker: State, learner: State, planned: Any, i: Array):
-            visit, job, rows = jax.tree.map(lambda leaf: leaf[i, 0], planned)
-            start = read if method.resume is None else method.resume(worker, read)
-            return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
-
-        self._gradient = SideBySide(gradient, at_once)
-        self._commit = Passing(_build_commit_and_reply(method, layout), _REPLACED, _USED_UP)
+        self._gradients = SideBySide(_build_gradients(method, local, room), at_once)
+        # An update that is alone in its group belongs to nobody else.
+        used_up = (_UPDATES,) if room == 1 else ()
+        self._commit = Passing(_build_commit_and_reply(method, layout, room), _REPLACED, used_up)
 
     def advance(
-        self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32
+        self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
     ) -> tuple[Apart, Records, First]:
-        """Run the first ``count`` of some planned pieces, as the function of `asyncsim.kernel.build_advance` does."""
-        now = Apart(state.central, state.server, list(state.read), list(state.form), list(state.workers))
-        chunk = self._chunk(now, data, key, pieces)
-        begun: list[Callable[[], Made]] = []
+        """Run the first ``count`` of some planned pieces, as the function of `asyncsim.kernel.build_advance` does.
+
+        Of the pieces that are ``following``, if they are known, gradients are begun.
+        """
+        now = state._replace(read=list(state.read), form=list(state.form), workers=list(state.workers))
+        chunk = state.begun
+        if chunk is None or chunk.pieces is not pieces:
+            chunk = self._chunk(now, data, key, pieces, None)
+        then = None if following is None else self._chunk(now, data, key, following, chunk)
         numbers: list[Array] = []
         first: Any = None
-        commits = int(count)
-        for i in range(commits):
-            while len(begun) < min(i + self._ahead, commits) and chunk.ready(i, len(begun)):
-                begun.append(self._begin(now, chunk, len(begun)))
-            made, begun[i] = begun[i](), _GONE
-            if i == 0:
-                # A copy of the update, as the commit reuses its memory.
-                first = First(self._start(now, chunk, 0, made), jnp.array(made.result.update))
-            now, recorded = self._finish(now, chunk, i, made)
-            numbers.append(recorded)
-        return now, _records(numbers), first
+        self._begin_groups(now, chunk, then, 0)
+        while len(numbers) < count:
+            group = chunk.groups.popleft()
+            made = group.made()
+            if not numbers:
+                start = now.read[chunk.slots[0]] if self._method.resume is None else self._first(made.start)
+                first = First(start, self._first(made.result.update))
+            for i in range(group.begin, group.end):
+                now, recorded = self._finish(now, chunk, i, made, i - group.begin)
+                numbers.append(recorded)
+            self._begin_groups(now, chunk, then, len(numbers))
+        return now._replace(begun=then), _records(numbers), first
 
     def before(self, state: Apart, pieces: Pieces) -> Formed:
         """Return what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does.
@@ -149,104 +160,183 @@ class Dispatched:
         rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.workers) for i in workers]
         return Apart(state.central, state.server, list(state.read), list(state.form), rows)
 
-    def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces) -> "_Chunk":
-        slots, workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
-        key, planned = jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
-        first = self._given(now, workers[0], slots[0])
-        begin = self._gradient.start_for(data, key, *first, planned, np.int32(0))
-        # A piece of one commit has no reads but those after it.
-        reads, form_reads = (
-            [row[:size] for row, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
-            for kind in (pieces.reads, pieces.form_reads)
-        )
-        return _Chunk(pieces, slots, workers, reads, form_reads, begin, (data, key), planned)
+    def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces, before: "_Chunk | None") -> "_Chunk":
+        shared = data, *jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
+        given = [self._given(now, 0, 0)] * self._room
+        return _Chunk(pieces, self._gradients.start_for(*shared, given, np.int32(0), np.int32(0)), shared, before)
 
     def _given(self, now: Apart, worker: int, slot: int) -> tuple[Any, ...]:
         """Return the worker's part of what a gradient is computed from."""
         row = now.workers[worker]
         return now.read[slot], () if self._method.resume is None else row.method, row.learner
 
-    def _begin(self, now: Apart, chunk: "_Chunk", i: int) -> Callable[[], Made]:
-        """Dispatch the gradient of a commit; return what returns it."""
-        own = self._given(now, chunk.workers[i], chunk.slots[i])
-        return chunk.begin(i, *chunk.shared, *own, chunk.planned, np.int32(i))
+    def _begin_groups(self, now: Apart, chunk: "_Chunk", then: "_Chunk | None", done: int) -> None:
+        """Dispatch gradients, once so many of the chunk's commits are."""
+        # Shared out fairly, as no worker has two gradients at a time.
+        most = max(1, min(self._room, len(now.workers) // self._at_once))
+        while len(chunk.groups) + (len(then.groups) if then else 0) < self._at_once:
+            if chunk.begun == chunk.commits:
+                if then is None:
+                    return
+                of, end = then, then.ready(done - chunk.commits, most)
+            else:
+                of, end = chunk, chunk.ready(done, most)
+            if end == of.begun:
+                return
+            given = [self._given(now, of.workers[i], of.slots[i]) for i in range(of.begun, end)]
+            given += given[-1:] * (self._room - len(given))
+            of.begin(given, end)
 
-    def _start(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> Array:
-        return now.read[chunk.slots[i]] if self._method.resume is None else made.start
+    def _first(self, made: Array) -> Array:
+        """Return a copy of what was made for the first commit of a group, as the commit may reuse its memory."""
+        return jnp.array(made) if self._room == 1 else made[0]
 
-    def _finish(self, now: Apart, chunk: "_Chunk", i: int, made: Made) -> tuple[Apart, Array]:
+    def _finish(self, now: Apart, chunk: "_Chunk", i: int, made: Made, place: int) -> tuple[Apart, Array]:
         """Dispatch a commit and make the reads that follow it; return the state after it and what is recorded."""
         pieces, worker, slot = chunk.pieces, chunk.workers[i], chunk.slots[i]
-        visits, *_ = chunk.planned
+        *_, (visits, _, _) = chunk.shared
         form: Any = ()
         if self._layout.separate_forms:
             before = pieces.form_offset[i, 0] < 0
             form = now.form[pieces.form_slot[i, 0]] if before else now.central
-        central, server, row, reply, recorded = self._commit(
+        central, server, row, learner, reply, recorded = self._commit(
             now.central,
             now.server,
             now.workers[worker]._replace(learner=()),
             now.read[slot],
-            self._start(now, chunk, i, made),
+            made.start,
             made.result.update,
             form,
             made.result.loss,
+            made.result.learner,
             visits,
             np.int32(i),
+            np.int32(place),
         )
-        now.workers[worker] = row._replace(learner=made.result.learner)
+        now.workers[worker] = row._replace(learner=learner)
         if self._layout.reads != "separate":
             now.read[slot] = reply
-        for place in chunk.reads[i]:
-            now.read[place] = central
-        for place in chunk.form_reads[i]:
-            now.form[place] = central
+        for other in chunk.reads[i]:
+            now.read[other] = central
+        for other in chunk.form_reads[i]:
+            now.form[other] = central
         return now._replace(central=central, server=server), recorded
 
 
-class _Chunk(NamedTuple):
-    """Some planned pieces: of each commit slot, worker and the slots of reads after it; and what all gradients need."""
+class _Chunk:
+    """Some planned pieces of one commit each: what is known of the commits, and the groups begun and not committed.
 
-    pieces: Pieces
-    slots: list[int]
-    workers: list[int]
-    reads: list[list[int]]
-    form_reads: list[list[int]]
-    begin: Start  # a gradient's program
-    shared: tuple[Any, Array]  # the training data and the key
-    planned: Any  # visits, jobs and rows, on the device
+    Attributes
+    ----------
+    pieces : Pieces
+    commits : int
+    slots, workers : list of int
+        Of each commit.
+    reads, form_reads : list of list of int
+        The slots of reads after each commit.
+    shared : tuple
+        What all gradients need: the training data, the key, and visits, jobs and rows, on the device.
+    begun : int
+        Commits whose gradients are begun.
+    groups : deque of Group
+    """
 
-    def ready(self, now: int, then: int) -> bool:
-        """Return whether commit ``then`` starts from nothing that commits from ``now`` on change.
+    def __init__(self, pieces: Pieces, start: Start, shared: tuple[Any, ...], before: "_Chunk | None"):
+        self.pieces, self.shared, self._start = pieces, shared, start
+        self.commits = int(pieces.size.sum())
+        self.slots, self.workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
+        # A piece of one commit has no reads but those after it.
+        self.reads, self.form_reads = (
+            [row[:size] for row, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
+            for kind in (pieces.reads, pieces.form_reads)
+        )
+        self.begun, self.groups = 0, deque[Group]()
+        # How many commits of the chunk are made when a worker or a slot has changed; below zero if it was before.
+        self._changed: dict[tuple[str, int], int] = {}
+        self._turn = 0
+        if before:
+            self._changed = {what: after - before.commits for what, after in before._changed.items()}
+            self._turn = before._turn
+        self._after = [self._needed(i) for i in range(self.commits)]
 
-        Atomic reads wait in their workers' slots; separate ones are all among the pieces' reads.
-        """
-        slot, worker = self.slots[then], self.workers[then]
-        return all(self.workers[i] != worker and slot not in self.reads[i] for i in range(now, then))
+    def _needed(self, i: int) -> float:
+        """Return how many commits of the chunk there must be before a gradient can be begun."""
+        # Atomic reads wait in their workers' slots; separate ones are all among the pieces' reads.
+        worker, slot = ("worker", self.workers[i]), ("slot", self.slots[i])
+        needed = max(self._changed.get(worker, -math.inf), self._changed.get(slot, -math.inf))
+        self._changed[worker] = i + 1
+        self._changed |= {("slot", read): i + 1 for read in self.reads[i]}
+        return needed
+
+    def ready(self, done: int, most: int) -> int:
+        """Return the end of the longest group that can be begun when so many commits are done."""
+        end = self.begun
+        while end < min(self.begun + most, self.commits) and self._after[end] <= done:
+            end += 1
+        return end
+
+    def begin(self, given: Sequence[Any], end: int) -> None:
+        """Dispatch the gradients of the next group, up to ``end``, from what is given of each and fills the room."""
+        begin, self.begun = self.begun, end
+        self._turn += 1
+        made = self._start(self._turn, *self.shared, given, np.int32(begin), np.int32(end - begin))
+        self.groups.append(Group(begin, end, made))
 
 
-#: For `Passing`: in the function below the server's state and the worker's row take the place of those before, and the
-#: update is its own. The central variable and what was read or pulled of it have other owners.
-_REPLACED, _USED_UP = {1: 1, 2: 2}, (5,)
+def _build_gradients(method: Method, local: Callable[..., LocalResult], room: int) -> Callable[..., Made]:
+    """Return the function that computes the gradients of ``count`` commits from ``begin`` on, one after the other."""
+
+    def gradients(data: Any, key: Array, planned: Any, given: Sequence[Any], begin: Array, count: Array) -> Made:
+        def one(place: Any) -> Made:
+            # A switch, as to make one array of them and read its rows would copy both times.
+            read, worker, learner = jax.lax.switch(place, [lambda own=own: own for own in given])
+            visit, job, rows = jax.tree.map(lambda leaf: leaf[begin + place, 0], planned)
+            start = read if method.resume is None else method.resume(worker, read)
+            return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
+
+        if room == 1:  # without a loop, at whose end what is made would be copied
+            return one(0)
+
+        def next_one(place: Array, made: Made) -> Made:
+            return jax.tree.map(lambda all_, new: set_row(all_, new, place), made, one(place))
+
+        shapes = jax.eval_shape(one, 0)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), shapes)
+        return jax.lax.fori_loop(0, count, next_one, nothing)
+
+    return gradients
 
 
-def _build_commit_and_reply(method: Method, layout: Layout) -> Callable[..., Any]:
-    """Return the function that makes a commit and its worker's read; the order of its arguments is that above."""
+#: For `Passing`: in the function below the server's state and the worker's row take the place of those before. The
+#: central variable and what was read or pulled of it have other owners.
+_REPLACED, _UPDATES = {1: 1, 2: 2}, 5
+
+
+def _build_commit_and_reply(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
+    """Return the function that makes a commit, of the gradient in that ``place`` of its group, and its worker's read.
+
+    The order of its arguments is that above.
+    """
     commit, reply = build_commit(method, layout)
 
-    def commit_and_reply(central, server, row, read, start, update, form, loss, visits, i):
+    def commit_and_reply(central, server, row, read, starts, updates, form, losses, learners, visits, i, place):
         visit = jax.tree.map(lambda leaf: leaf[i, 0], visits)
+        made = starts, updates, losses, learners
+        start, update, loss, learner = tree_row(made, place) if room > 1 else made
+        if method.resume is None:
+            start = read
         if method.sees_loss:
             visit = visit._replace(loss=loss.astype(visit.time.dtype))
         formed = form if layout.separate_forms else central
-        after, server_after, made = commit(central, server, row, read, start, update, formed, visit)
+        after, server_after, left = commit(central, server, row, read, start, update, formed, visit)
         if layout.reads == "after":
-            seen: Any = reply(server_after, after, made.memory, visit)
+            seen: Any = reply(server_after, after, left.memory, visit)
         else:
             seen = reply(server, central, row.memory, visit) if layout.reads == "before" else ()
-        squares = made.squares
+        squares = left.squares
         numbers = loss.astype(central.dtype), jnp.sqrt(squares.update), squares.moved / 2, squares.proxy / 2
-        return after, server_after, WorkerRow(made.method, made.memory, made.proxy, ()), seen, jnp.stack(numbers)
+        worker = WorkerRow(left.method, left.memory, left.proxy, learner=())
+        return after, server_after, worker, learner, seen, jnp.stack(numbers)
 
     return commit_and_reply
 

@@ -20,7 +20,7 @@ from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, initial_state, state_specs
 from asyncsim.threads import cached
-from asyncsim.tuning import gradients_at_once
+from asyncsim.tuning import gradients_a_group, gradients_at_once
 
 
 class Program(NamedTuple):
@@ -30,7 +30,7 @@ class Program(NamedTuple):
     ----------
     advance, before, diagnose : function
         See `asyncsim.kernel.build_advance` and `asyncsim.diagnosis`, or `asyncsim.dispatched.Dispatched`, which has a
-        kind of state of its own.
+        kind of state of its own. The first is also told of the pieces that will follow, or None.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     initial_state : function
@@ -78,7 +78,7 @@ def compiled_ensemble(
         return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
 
     return Program(
-        advance=build_advance(method, local, layout, Mesh(np.array([device]), (DEVICES,))),
+        advance=_regardless(build_advance(method, local, layout, Mesh(np.array([device]), (DEVICES,)))),
         before=build_before(method, layout),
         diagnose=build_diagnose(method, every, layout),
         evaluate=jax.jit(evaluate_all),
@@ -123,7 +123,8 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     local = build_local(method.value, problem.value, layout.window, flat, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
     if layout.dispatched:
-        one_by_one = Dispatched(method.value, local, flat, layout, devices[0], at_once)
+        room = gradients_a_group(problem.value)
+        one_by_one = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
         return Program(
             advance=one_by_one.advance,
             before=one_by_one.before,
@@ -139,7 +140,7 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     mesh = Mesh(np.array(devices), (DEVICES,))
     make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
     return Program(
-        advance=build_advance(method.value, local, layout, mesh),
+        advance=_regardless(build_advance(method.value, local, layout, mesh)),
         before=build_before(method.value, layout),
         diagnose=build_diagnose(method.value, flat, layout),
         evaluate=evaluate,
@@ -150,6 +151,11 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
         flat=flat,
         devices=devices,
     )
+
+
+def _regardless(advance: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the kernel's function as one that is told of the pieces that will follow, which it has no use for."""
+    return lambda *arguments: advance(*arguments[:-1])
 
 
 def _problem_states(state: ReplayState) -> Any:

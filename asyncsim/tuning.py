@@ -43,9 +43,11 @@ _FEW_PARAMETERS = 2_000
 #: Parameters from which on a CPU's commits are dispatched one by one. On two cores that is 1.3 times the rate of the
 #: kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the perceptron of the thesis (4,798,010).
 _LONG_VECTOR = 100_000
-#: Gradients that are then computed at a time, if there are cores for them, as each takes room; and replays of fewer
-#: parameters, as Python plans for one of them at a time. Measured on two cores only.
+#: Groups of gradients that are then computed at a time, if there are cores for them, as each takes room; and replays of
+#: fewer parameters, as Python plans for one of them at a time. Measured on two cores only.
 _MOST_AT_ONCE = 4
+#: Gradients in such a group: 1.1 times the rate of one, with 10 and with 100 workers (MNIST's network; 8: no better).
+_GROUP = 4
 #: Elements of a vector of each worker up to which replays are computed at a time: with three vectors 0.4 GB a replay.
 _MOST_ELEMENTS = 2**25
 #: Parameters from which on several devices of a CPU gain nothing: vectors take too long from one to the other.
@@ -83,8 +85,18 @@ def dispatches(backend: str, parameters: int) -> bool:
     return backend == "cpu" and parameters >= _LONG_VECTOR
 
 
+def gradients_a_group(problem: "Problem") -> int:
+    """Return how many gradients one call may compute, one after the other, where commits are dispatched one by one.
+
+    Only one where to copy its result takes longer than to start another call, and where a loop is slow: for MNIST's
+    network with XLA's own convolutions it takes 3.5 times as long.
+    """
+    looped = problem.parameter_count < VERY_LONG_VECTOR and not problem.has_xla_convolution
+    return _GROUP if looped else 1
+
+
 def gradients_at_once() -> int:
-    """Return how many gradients are computed at a time where commits are dispatched one by one.
+    """Return how many groups of gradients are computed at a time where commits are dispatched one by one.
 
     It depends on the cores, but is no size of a sum: results do not depend on it.
     """

@@ -1,5 +1,6 @@
 """Commits that are dispatched one by one: the same numbers as the loop over events, and no copies."""
 
+import itertools
 import threading
 
 import jax
@@ -24,7 +25,7 @@ from event_loop import forced_deviation
 import asyncsim.programs
 import asyncsim.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
-from asyncsim.dispatched import Apart
+from asyncsim.dispatched import Apart, Dispatched, _Chunk
 from asyncsim.passing import Passing
 from asyncsim.side_by_side import SideBySide
 from asyncsim.wave_replay import Replay
@@ -63,10 +64,22 @@ def combinations():
         yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(map(str, case)))
 
 
+@pytest.fixture
+def alone(monkeypatch):
+    """Let each gradient have a program of its own, as where vectors are very long."""
+    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0)
+
+
 @pytest.mark.parametrize(("method", "protocol", "problem"), list(combinations()))
 def test_dispatched_commits_are_the_loop_teacher_forced(method, protocol, problem):
     trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=STEPS)
     found = forced_deviation(dispatched(trace, make_method(method), make_problem(problem)), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize("rule", ["gem", *(pytest.param(rule, marks=pytest.mark.full) for rule in ("dana_zero", "aeasgd"))])
+def test_gradients_that_are_each_alone(rule, alone):
+    found = forced_deviation(dispatched(make_trace(commits=STEPS), make_method(rule), make_problem("quadratic")), EVERY)
     assert max(found.values()) < FORCED, found
 
 
@@ -102,15 +115,58 @@ def test_shared_reads_losses_and_differing_windows(make_rule, trace):
     assert max(found.values()) < FORCED, found
 
 
-def test_gradients_are_begun_ahead_also_of_workers_that_share_a_read(monkeypatch):
-    running = dispatched(shared_reads(), methods.easgd(), make_problem("quadratic"))
-    one_by_one = running.running._program.advance.__self__
-    done: list[str] = []
-    for name in ("_begin", "_finish"):
-        usual = getattr(one_by_one, name)
-        monkeypatch.setattr(one_by_one, name, lambda *given, n=name, u=usual: (done.append(n), u(*given))[1])
+@pytest.fixture
+def order(monkeypatch):
+    """What is dispatched, in its order: the lengths of groups of gradients, and 0 for a commit."""
+    done: list[int] = []
+    begin, finish = _Chunk.begin, Dispatched._finish
+
+    def begun(chunk, given, end):
+        done.append(end - chunk.begun)
+        begin(chunk, given, end)
+
+    def finished(*given):
+        done.append(0)
+        return finish(*given)
+
+    monkeypatch.setattr(_Chunk, "begin", begun)
+    monkeypatch.setattr(Dispatched, "_finish", finished)
+    return done
+
+
+def test_gradients_are_begun_ahead_also_of_workers_that_share_a_read(order):
+    dispatched(shared_reads(workers=6), methods.easgd(), make_problem("quadratic")).advance(EVERY)
+    assert order[:6] == [3, 3, 0, 0, 0, 0]  # the next need what the barrier makes of all six
+    assert sum(order) == EVERY == order.count(0)
+
+
+def test_gradients_are_begun_ahead_of_the_next_chunk(order):
+    running = dispatched(make_trace(workers=7, commits=EVERY), make_method("gem"), make_problem("quadratic"), 2)
+    ends = np.cumsum([len(starts) - 1 for starts, _ in running.running._plan.chunks(0, EVERY)])
     running.advance(EVERY)
-    assert done[:4] == ["_begin"] * 3 + ["_finish"]
+    commits = np.flatnonzero(np.array(order) == 0)
+    assert len(ends) > 2
+    assert all(sum(order[: commits[end - 1]]) > end for end in ends[:-1])
+    assert sum(order) == EVERY
+
+
+def test_what_was_begun_does_not_belong_to_the_state():
+    trace, method, problem = make_trace(commits=EVERY), make_method("downpour"), make_problem("quadratic")
+    running = dispatched(trace, method, problem, 2).running
+    (starts, pieces), (_, following) = itertools.islice(running._plan.chunks(0, EVERY), 2)
+    given = running._held, running._train, running._key, pieces, np.int32(len(starts) - 1)
+    after, *_ = running._program.advance(*given, following)
+    assert after.begun.groups
+    assert running._program.from_whole(running._program.whole(after)).begun is None
+
+
+def test_gradients_with_convolutions_of_xla_are_alone():
+    def loss(params, batch, key):
+        return jnp.sum(jax.lax.conv(batch["x"], params["w"], (1, 1), "VALID") ** 2)
+
+    train = {"x": np.ones((8, 1, 5, 5))}
+    problem = problems.custom(lambda key: {"w": jnp.ones((2, 1, 3, 3))}, loss, train=train, batch_size=2, name="own")
+    assert asyncsim.tuning.gradients_a_group(problem) == 1 < asyncsim.tuning.gradients_a_group(make_problem("digits"))
 
 
 @pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.full), 2], indirect=True)
@@ -191,7 +247,7 @@ def test_numbers_of_workers_share_what_is_compiled():
         running = dispatched(make_trace(workers=workers, commits=2 * EVERY), method, problem)
         running.advance(EVERY)
         compiled = running.running._program.advance.__self__
-        assert (len(compiled._gradient._starts), len(compiled._commit._compiled)) == (1, 1)
+        assert (len(compiled._gradients._starts), len(compiled._commit._compiled)) == (1, 1)
 
 
 def test_several_devices_are_left_to_the_kernel():
