@@ -6,6 +6,7 @@ dispatched in groups, ahead of their turn to be committed, once all that they st
 by side, the gradients of each one after the other.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -174,18 +175,15 @@ class Dispatched:
         """Dispatch gradients, once so many of the chunk's commits are."""
         # Shared out fairly, as no worker has two gradients at a time.
         most = max(1, min(self._room, len(now.workers) // self._at_once))
-        while len(chunk.groups) + (len(then.groups) if then else 0) < self._at_once:
-            if chunk.begun == chunk.commits:
-                if then is None:
-                    return
-                of, end = then, then.ready(done - chunk.commits, most)
-            else:
-                of, end = chunk, chunk.ready(done, most)
-            if end == of.begun:
+        while True:
+            of = chunk if chunk.begun < chunk.commits or then is None else then
+            length = of.ready(done if of is chunk else done - chunk.commits, most)
+            waiting = len(chunk.groups) + (len(then.groups) if then else 0)
+            # One more than are computed, but a whole one: a short one would only have been begun too early.
+            if length < (1 if waiting < self._at_once else most) or waiting > self._at_once:
                 return
-            given = [self._given(now, of.workers[i], of.slots[i]) for i in range(of.begun, end)]
-            given += given[-1:] * (self._room - len(given))
-            of.begin(given, end)
+            given = [self._given(now, of.workers[i], of.slots[i]) for i in range(of.begun, of.begun + length)]
+            of.begin(given + given[-1:] * (self._room - length), length)
 
     def _first(self, made: Array) -> Array:
         """Return a copy of what was made for the first commit of a group, as the commit may reuse its memory."""
@@ -269,18 +267,17 @@ class _Chunk:
         return needed
 
     def ready(self, done: int, most: int) -> int:
-        """Return the end of the longest group that can be begun when so many commits are done."""
-        end = self.begun
-        while end < min(self.begun + most, self.commits) and self._after[end] <= done:
-            end += 1
-        return end
+        """Return the length of the longest group that can be begun when so many commits are done."""
+        following = self._after[self.begun : self.begun + most]
+        return sum(1 for _ in itertools.takewhile(lambda after: after <= done, following))
 
-    def begin(self, given: Sequence[Any], end: int) -> None:
-        """Dispatch the gradients of the next group, up to ``end``, from what is given of each and fills the room."""
-        begin, self.begun = self.begun, end
+    def begin(self, given: Sequence[Any], length: int) -> None:
+        """Dispatch the gradients of the next group, from what is given of each and fills the room."""
+        begin = self.begun
+        self.begun += length
         self._turn += 1
-        made = self._start(self._turn, *self.shared, given, np.int32(begin), np.int32(end - begin))
-        self.groups.append(Group(begin, end, made))
+        made = self._start(self._turn, *self.shared, given, np.int32(begin), np.int32(length))
+        self.groups.append(Group(begin, self.begun, made))
 
 
 def _build_gradients(method: Method, local: Callable[..., LocalResult], room: int) -> Callable[..., Made]:

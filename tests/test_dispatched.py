@@ -77,7 +77,9 @@ def test_dispatched_commits_are_the_loop_teacher_forced(method, protocol, proble
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("rule", ["gem", *(pytest.param(rule, marks=pytest.mark.full) for rule in ("dana_zero", "aeasgd"))])
+@pytest.mark.parametrize(
+    "rule", ["gem", *(pytest.param(rule, marks=pytest.mark.full) for rule in ("dana_zero", "aeasgd"))]
+)
 def test_gradients_that_are_each_alone(rule, alone):
     found = forced_deviation(dispatched(make_trace(commits=STEPS), make_method(rule), make_problem("quadratic")), EVERY)
     assert max(found.values()) < FORCED, found
@@ -121,9 +123,9 @@ def order(monkeypatch):
     done: list[int] = []
     begin, finish = _Chunk.begin, Dispatched._finish
 
-    def begun(chunk, given, end):
-        done.append(end - chunk.begun)
-        begin(chunk, given, end)
+    def begun(chunk, given, length):
+        done.append(length)
+        begin(chunk, given, length)
 
     def finished(*given):
         done.append(0)
