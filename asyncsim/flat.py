@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from asyncsim.tuning import writes_slices
+
 
 class Flat(NamedTuple):
     """How a tree becomes a vector of shape ``[padded]``, and back."""
@@ -22,11 +24,18 @@ def flatten(template: Any, padded: int | None = None) -> Flat:
     """
     vector, unravel = ravel_pytree(template)
     size = vector.size
-    if padded is None or padded == size:
-        return Flat(lambda tree: ravel_pytree(tree)[0], unravel)
+    length = size if padded is None else padded
 
-    def ravel(tree: Any) -> jax.Array:
+    def joined(tree: Any) -> jax.Array:
         vector = ravel_pytree(tree)[0]
-        return jnp.concatenate([vector, jnp.broadcast_to(vector[0], padded - size)])
+        return vector if length == size else jnp.concatenate([vector, jnp.broadcast_to(vector[0], length - size)])
 
-    return Flat(ravel, lambda vector: unravel(vector[:size]))
+    def written(tree: Any) -> jax.Array:
+        leaves = [leaf.reshape(-1).astype(vector.dtype) for leaf in jax.tree.leaves(tree) if leaf.size]
+        into, at = jnp.broadcast_to(leaves[0][0], length), 0
+        for leaf in leaves:
+            into = jax.lax.dynamic_update_slice(into, leaf, (at,))
+            at += leaf.size
+        return into
+
+    return Flat(written if writes_slices(size) else joined, lambda vector: unravel(vector[:size]))

@@ -1,7 +1,7 @@
 """Compiled functions without needless copies: what is only passed on stays where it is."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,27 +37,49 @@ class Passing:
         """Return the compiled function of leaves, and where among these and its results each returned leaf is."""
         structure = jax.tree.structure(arguments)
         jaxpr, shapes = jax.make_jaxpr(self._function, return_shape=True)(*arguments)
-        place_of = {id(variable): place for place, variable in enumerate(jaxpr.jaxpr.invars)}
-        count = len(place_of)
-        made: list[int] = []
-        for leaf, variable in enumerate(jaxpr.jaxpr.outvars):
-            if id(variable) not in place_of:  # the first of those that are the same
-                place_of[id(variable)] = count + len(made)
-                made.append(leaf)
-        sources = [place_of[id(variable)] for variable in jaxpr.jaxpr.outvars]
+        inputs, outputs = jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars
+        passed = {id(variable): place for place, variable in enumerate(inputs)}
+        made: dict[int, int] = {}  # by variable the first leaf that it is returned as
+        for leaf, variable in enumerate(outputs):
+            if id(variable) not in passed:
+                made.setdefault(id(variable), leaf)
+        kept = {passed.get(id(variable)) for variable in outputs}
         given, returned = _numbered(arguments), _numbered(shapes)
-        reused = [place for one in self._used_up for place in jax.tree.leaves(given[one]) if place not in sources]
-        alone = [source >= count and sources.count(source) == 1 for source in sources]
+        replaced: dict[int, int] = {}
         for one, before in self._replaced.items():
-            places = zip(jax.tree.leaves(given[one]), jax.tree.leaves(returned[before]), strict=True)
-            reused += [place for place, output in places if alone[output] and place not in sources]
+            leaves = zip(jax.tree.leaves(given[one]), jax.tree.leaves(returned[before]), strict=True)
+            alone = ((place, leaf) for place, leaf in leaves if sum(outputs[leaf] is other for other in outputs) == 1)
+            replaced |= {place: leaf for place, leaf in alone if id(outputs[leaf]) in made and place not in kept}
+        used_up = [place for one in self._used_up for place in jax.tree.leaves(given[one]) if place not in kept]
+        order = _in_place(list(made.values()), replaced, used_up, jaxpr.in_avals, jaxpr.out_avals)
 
-        @functools.partial(jax.jit, donate_argnums=tuple(reused))
+        @functools.partial(jax.jit, donate_argnums=(*replaced, *used_up))
         def run(*leaves: Any) -> list[Any]:
             results = jax.tree.leaves(self._function(*jax.tree.unflatten(structure, leaves)))
-            return [results[i] for i in made]
+            return [results[leaf] for leaf in order]
 
-        return run, sources, jax.tree.structure(shapes)
+        there = passed | {id(outputs[leaf]): len(inputs) + at for at, leaf in enumerate(order)}
+        return run, [there[id(variable)] for variable in outputs], jax.tree.structure(shapes)
+
+
+def _in_place(
+    made: list[int], replaced: Mapping[int, int], used_up: Sequence[int], given: Sequence[Any], returned: Sequence[Any]
+) -> list[int]:
+    """Return the leaves to be made in an order in which each gets the memory of what it replaces.
+
+    Of those that are alike JAX gives the first the memory of the first argument that is donated. Where another's would
+    do as well XLA would copy what is still to be read of it.
+    """
+    order, others = [], [leaf for leaf in made if leaf not in replaced.values()]
+    for place in sorted([*replaced, *used_up]):
+        alike = (
+            leaf for leaf in others if returned[leaf].update(weak_type=False) == given[place].update(weak_type=False)
+        )
+        leaf = replaced.get(place, next(alike, None))
+        if leaf is not None:
+            order.append(leaf)
+            others = [other for other in others if other != leaf]
+    return order + others
 
 
 def _numbered(tree: Any) -> Any:

@@ -318,3 +318,12 @@ def test_passing_on_and_reusing():
     assert used.is_deleted() and state["new"].is_deleted()
     assert not kept.is_deleted() and not state["same"].is_deleted()  # the second may have other owners
     assert twice.tolist() == total.tolist()
+
+
+def test_what_takes_a_place_takes_its_memory():
+    call = Passing(lambda state, used: (used * 2, state + used, state[:1]), replaced={0: 1}, used_up=(1,))
+    state, used = jnp.arange(64.0), jnp.ones(64)
+    places = [array.unsafe_buffer_pointer() for array in (used, state)]
+    double, after, _ = call(state, used)
+    assert [array.unsafe_buffer_pointer() for array in (double, after)] == places
+    assert double.tolist() == [2] * 64 and after.tolist() == list(range(1, 65))
