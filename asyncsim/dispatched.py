@@ -35,7 +35,7 @@ class Apart(NamedTuple):
     read: list[Array]
     form: list[Array]
     workers: list[WorkerRow]
-    begun: "_Chunk | None" = None  # what follows, with gradients that are begun
+    upcoming: "_Chunk | None" = None  #: what follows, with gradients that are begun
 
 
 class Made(NamedTuple):
@@ -53,7 +53,10 @@ class Made(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Consecutive commits whose gradients one program computes: from ``begin`` to before ``end``."""
+    """Consecutive commits, from ``begin`` to before ``end``, whose gradients one program computes.
+
+    ``made`` waits until that is dispatched, and returns what it makes.
+    """
 
     begin: int
     end: int
@@ -87,18 +90,19 @@ class Dispatched:
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
     ) -> tuple[Apart, Records, First]:
-        """Run the first ``count`` of some planned pieces, as the function of `asyncsim.kernel.build_advance` does.
+        """Run planned pieces, ``count`` and no padding, as the function of `asyncsim.kernel.build_advance` does.
 
-        Of the pieces that are ``following``, if they are known, gradients are begun.
+        Of the pieces that are ``following``, if they are known, gradients are begun. The state given is used up.
         """
         now = state._replace(read=list(state.read), form=list(state.form), workers=list(state.workers))
-        chunk = state.begun
+        chunk = state.upcoming
         if chunk is None or chunk.pieces is not pieces:
             chunk = self._chunk(now, data, key, pieces, None)
-        then = None if following is None else self._chunk(now, data, key, following, chunk)
+        upcoming = None if following is None else self._chunk(now, data, key, following, chunk)
+        assert chunk.commits == count
         numbers: list[Array] = []
         first: Any = None
-        self._begin_groups(now, chunk, then, 0)
+        self._begin_groups(now, chunk, upcoming, 0)
         while len(numbers) < count:
             group = chunk.groups.popleft()
             made = group.made()
@@ -108,8 +112,8 @@ class Dispatched:
             for i in range(group.begin, group.end):
                 now, recorded = self._finish(now, chunk, i, made, i - group.begin)
                 numbers.append(recorded)
-            self._begin_groups(now, chunk, then, len(numbers))
-        return now._replace(begun=then), _records(numbers), first
+            self._begin_groups(now, chunk, upcoming, len(numbers))
+        return now._replace(upcoming=upcoming), _records(numbers), first
 
     def before(self, state: Apart, pieces: Pieces) -> Formed:
         """Return what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does.
@@ -171,23 +175,24 @@ class Dispatched:
         row = now.workers[worker]
         return now.read[slot], () if self._method.resume is None else row.method, row.learner
 
-    def _begin_groups(self, now: Apart, chunk: "_Chunk", then: "_Chunk | None", done: int) -> None:
-        """Dispatch gradients, once so many of the chunk's commits are."""
-        # Shared out fairly, as no worker has two gradients at a time.
-        most = max(1, min(self._room, len(now.workers) // self._at_once))
+    def _begin_groups(self, now: Apart, chunk: "_Chunk", upcoming: "_Chunk | None", done: int) -> None:
+        """Dispatch the gradients that can be begun when so many of the chunk's commits are dispatched."""
+        # A worker has one gradient at a time: where workers are few, shorter groups leave each thread one.
+        longest = max(1, min(self._room, len(now.workers) // self._at_once))
         while True:
-            of = chunk if chunk.begun < chunk.commits or then is None else then
-            length = of.ready(done if of is chunk else done - chunk.commits, most)
-            waiting = len(chunk.groups) + (len(then.groups) if then else 0)
-            # One more than are computed, but a whole one: a short one would only have been begun too early.
-            if length < (1 if waiting < self._at_once else most) or waiting > self._at_once:
+            source = chunk if chunk.begun < chunk.commits or upcoming is None else upcoming
+            length = source.ready(done if source is chunk else done - chunk.commits, longest)
+            waiting = len(chunk.groups) + (len(upcoming.groups) if upcoming else 0)
+            # One group more than are computed, so that no thread idles; but a full one, as a short one may still grow.
+            if length < (1 if waiting < self._at_once else longest) or waiting > self._at_once:
                 return
-            given = [self._given(now, of.workers[i], of.slots[i]) for i in range(of.begun, of.begun + length)]
-            of.begin(given + given[-1:] * (self._room - length), length)
+            commits = range(source.begun, source.begun + length)
+            given = [self._given(now, source.workers[i], source.slots[i]) for i in commits]
+            source.dispatch(given + given[-1:] * (self._room - length), length)
 
-    def _first(self, made: Array) -> Array:
+    def _first(self, array: Array) -> Array:
         """Return a copy of what was made for the first commit of a group, as the commit may reuse its memory."""
-        return jnp.array(made) if self._room == 1 else made[0]
+        return jnp.array(array) if self._room == 1 else array[0]
 
     def _finish(self, now: Apart, chunk: "_Chunk", i: int, made: Made, place: int) -> tuple[Apart, Array]:
         """Dispatch a commit and make the reads that follow it; return the state after it and what is recorded."""
@@ -249,16 +254,16 @@ class _Chunk:
             for kind in (pieces.reads, pieces.form_reads)
         )
         self.begun, self.groups = 0, deque[Group]()
-        # How many commits of the chunk are made when a worker or a slot has changed; below zero if it was before.
+        # After how many commits of the chunk a worker or a slot has changed last; zero or less if before the chunk.
         self._changed: dict[tuple[str, int], int] = {}
         self._turn = 0
         if before:
             self._changed = {what: after - before.commits for what, after in before._changed.items()}
             self._turn = before._turn
-        self._after = [self._needed(i) for i in range(self.commits)]
+        self._ready_after = [self._needed(i) for i in range(self.commits)]
 
     def _needed(self, i: int) -> float:
-        """Return how many commits of the chunk there must be before a gradient can be begun."""
+        """Return how many commits of the chunk must be dispatched before a gradient; note what its own changes."""
         # Atomic reads wait in their workers' slots; separate ones are all among the pieces' reads.
         worker, slot = ("worker", self.workers[i]), ("slot", self.slots[i])
         needed = max(self._changed.get(worker, -math.inf), self._changed.get(slot, -math.inf))
@@ -266,12 +271,12 @@ class _Chunk:
         self._changed |= {("slot", read): i + 1 for read in self.reads[i]}
         return needed
 
-    def ready(self, done: int, most: int) -> int:
-        """Return the length of the longest group that can be begun when so many commits are done."""
-        following = self._after[self.begun : self.begun + most]
+    def ready(self, done: int, longest: int) -> int:
+        """Return the length of the next group that can be begun when so many commits are dispatched."""
+        following = self._ready_after[self.begun : self.begun + longest]
         return sum(1 for _ in itertools.takewhile(lambda after: after <= done, following))
 
-    def begin(self, given: Sequence[Any], length: int) -> None:
+    def dispatch(self, given: Sequence[Any], length: int) -> None:
         """Dispatch the gradients of the next group, from what is given of each and fills the room."""
         begin = self.begun
         self.begun += length

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from asyncsim.tuning import writes_slices
-
 
 class Flat(NamedTuple):
     """How a tree becomes a vector of shape ``[padded]``, and back."""
@@ -17,10 +15,11 @@ class Flat(NamedTuple):
     unravel: Callable[[jax.Array], Any]
 
 
-def flatten(template: Any, padded: int | None = None) -> Flat:
+def flatten(template: Any, padded: int | None = None, in_parts: bool = False) -> Flat:
     """Return how trees with the structure and shapes of the template become vectors.
 
     They are filled up to ``padded`` elements with their first one: what is computed of these is as good as of it.
+    ``in_parts`` says how: written into the vector one after the other, or concatenated (`tuning.writes_slices`).
     """
     vector, unravel = ravel_pytree(template)
     size = vector.size
@@ -38,4 +37,4 @@ def flatten(template: Any, padded: int | None = None) -> Flat:
             at += leaf.size
         return into
 
-    return Flat(written if writes_slices(size) else joined, lambda vector: unravel(vector[:size]))
+    return Flat(written if in_parts else joined, lambda vector: unravel(vector[:size]))

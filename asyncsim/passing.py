@@ -65,10 +65,11 @@ class Passing:
 def _in_place(
     made: list[int], replaced: Mapping[int, int], used_up: Sequence[int], given: Sequence[Any], returned: Sequence[Any]
 ) -> list[int]:
-    """Return the leaves to be made in an order in which each gets the memory of what it replaces.
+    """Return the places of the leaves to be made, in an order in which each gets the memory of what it replaces.
 
-    Of those that are alike JAX gives the first the memory of the first argument that is donated. Where another's would
-    do as well XLA would copy what is still to be read of it.
+    ``replaced`` and ``used_up`` have places of arguments; ``given`` and ``returned`` are the kinds of all leaves. Of
+    results that are alike JAX gives the first the memory of the first argument that is donated. (It promises no such
+    order: on another one only speed depends, as XLA then copies what is still to be read.)
     """
     order, others = [], [leaf for leaf in made if leaf not in replaced.values()]
     for place in sorted([*replaced, *used_up]):

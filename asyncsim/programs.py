@@ -20,7 +20,7 @@ from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, initial_state, state_specs
 from asyncsim.threads import cached
-from asyncsim.tuning import gradients_a_group, gradients_at_once
+from asyncsim.tuning import gradients_a_group, gradients_at_once, writes_slices
 
 
 class Program(NamedTuple):
@@ -30,7 +30,7 @@ class Program(NamedTuple):
     ----------
     advance, before, diagnose : function
         See `asyncsim.kernel.build_advance` and `asyncsim.diagnosis`, or `asyncsim.dispatched.Dispatched`, which has a
-        kind of state of its own. The first is also told of the pieces that will follow, or None.
+        kind of state of its own.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     initial_state : function
@@ -41,6 +41,8 @@ class Program(NamedTuple):
         From a state to the problem's non-trained state, its leaves with leading axis ``workers``.
     flat : Flat
     devices : tuple of jax.Device
+    looks_ahead : bool
+        Whether ``advance`` is also told which pieces will follow, or None.
     """
 
     advance: Callable[..., Any]
@@ -53,6 +55,7 @@ class Program(NamedTuple):
     problem_states: Callable[[Any], Any]
     flat: Flat
     devices: tuple[Any, ...]
+    looks_ahead: bool = False
 
 
 def compiled(method: Method, problem: Problem, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
@@ -67,7 +70,7 @@ def compiled_ensemble(
 
     They are compiled anew for each ensemble.
     """
-    flat = _flatten(problem, layout, dtype)
+    flat = _flatten(problem, layout, dtype, device)
     method = batched_method(members, one)
     local = batched_local(members, problem, layout, flat)
     every = flat._replace(unravel=jax.vmap(flat.unravel))
@@ -78,7 +81,7 @@ def compiled_ensemble(
         return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
 
     return Program(
-        advance=_regardless(build_advance(method, local, layout, Mesh(np.array([device]), (DEVICES,)))),
+        advance=build_advance(method, local, layout, Mesh(np.array([device]), (DEVICES,))),
         before=build_before(method, layout),
         diagnose=build_diagnose(method, every, layout),
         evaluate=jax.jit(evaluate_all),
@@ -119,11 +122,11 @@ class Same:
 
 @cached(maxsize=32)
 def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...], at_once: int) -> Program:
-    flat = _flatten(problem.value, layout, dtype)
+    flat = _flatten(problem.value, layout, dtype, devices[0])
     local = build_local(method.value, problem.value, layout.window, flat, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
     if layout.dispatched:
-        room = gradients_a_group(problem.value)
+        room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))
         one_by_one = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
         return Program(
             advance=one_by_one.advance,
@@ -136,11 +139,12 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
             problem_states=one_by_one.problem_states,
             flat=flat,
             devices=devices,
+            looks_ahead=True,
         )
     mesh = Mesh(np.array(devices), (DEVICES,))
     make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
     return Program(
-        advance=_regardless(build_advance(method.value, local, layout, mesh)),
+        advance=build_advance(method.value, local, layout, mesh),
         before=build_before(method.value, layout),
         diagnose=build_diagnose(method.value, flat, layout),
         evaluate=evaluate,
@@ -151,11 +155,6 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
         flat=flat,
         devices=devices,
     )
-
-
-def _regardless(advance: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel's function as one that is told of the pieces that will follow, which it has no use for."""
-    return lambda *arguments: advance(*arguments[:-1])
 
 
 def _problem_states(state: ReplayState) -> Any:
@@ -193,10 +192,24 @@ def _make_divided(make: Callable[..., ReplayState], division: Division, mesh: Me
     return made
 
 
-def _flatten(problem: Problem, layout: Layout, dtype: Any) -> Flat:
+def _flatten(problem: Problem, layout: Layout, dtype: Any, device: Any) -> Flat:
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
-    return flatten(template, layout.division.padded)
+    return flatten(template, layout.division.padded, writes_slices(device.platform, problem.parameter_count))
+
+
+def _has_convolution(problem: Problem, dtype: Any) -> bool:
+    """Return whether the loss has one of XLA's own convolutions, as `asyncsim.problems.layers.convolve` has not."""
+
+    def minibatch(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((problem.batch_size, *leaf.shape[1:]), _float(jnp.result_type(leaf), dtype))
+
+    key = jax.random.key(0)
+    params, state = jax.eval_shape(
+        lambda: (cast(problem.init(key), dtype), cast(problem.init_state(), dtype) if problem.init_state else ())
+    )
+    loss = jax.make_jaxpr(problem.stateful_loss)(params, state, jax.tree.map(minibatch, problem.train), key)
+    return "conv_general_dilated" in str(loss)
 
 
 def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:

@@ -59,17 +59,20 @@ class Running:
             raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
         pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
         chunks = self._plan.chunks(self.position, stop)
-        chunk, following = next(chunks, None), next(chunks, None)
+        ahead = self._program.looks_ahead
+        chunk = next(chunks, None)
         while chunk is not None and not self.over:
             require_wanted()
             starts, pieces = chunk
+            following = next(chunks, None) if ahead else None
+            told = (following and following[1],) if ahead else ()
             formed = self._program.before(self._held, pieces) if self._plan.diagnosed[starts[0]] else None
             self._held, records, first = self._program.advance(
-                self._held, self._train, self._key, pieces, np.int32(len(starts) - 1), following and following[1]
+                self._held, self._train, self._key, pieces, np.int32(len(starts) - 1), *told
             )
-            # While the devices work on a chunk, the host plans the next but one and looks at the one before. Then only
-            # the diagnostics: if there are several CPU devices, starting these waits for the chunk.
-            chunk, following = following, next(chunks, None)
+            # While the devices work on a chunk, the host plans the next and looks at the one before. Then only the
+            # diagnostics: if there are several CPU devices, starting these waits for the chunk.
+            chunk = following if ahead else next(chunks, None)
             if pending is not None:
                 self._take(*pending)
             diagnostics = {} if formed is None else self._program.diagnose(formed, first, pieces, records.loss)

@@ -40,17 +40,18 @@ class Tuning(NamedTuple):
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
 
-#: Parameters from which on a CPU's commits are dispatched one by one. On two cores that is 1.3 times the rate of the
-#: kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the perceptron of the thesis (4,798,010).
+#: Parameters from which on a CPU's commits are dispatched one by one. On two cores that was, without groups, 1.3 times
+#: the rate of the kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the thesis' perceptron (4,798,010).
 _LONG_VECTOR = 100_000
-#: Groups of gradients that are then computed at a time, if there are cores for them, as each takes room; and replays of
-#: fewer parameters, as Python plans for one of them at a time. Measured on two cores only.
+#: Groups of gradients that are then computed at a time, if there are cores for them, as each takes memory; and replays
+#: of fewer parameters, as Python plans for one of them at a time. Measured on two cores only.
 _MOST_AT_ONCE = 4
 #: Gradients in such a group: 1.1 times the rate of one, with 10 and with 100 workers (MNIST's network; 8: no better).
 _GROUP = 4
 #: Elements of a vector of each worker up to which replays are computed at a time: with three vectors 0.4 GB a replay.
 _MOST_ELEMENTS = 2**25
-#: Parameters from which on several devices of a CPU gain nothing: vectors take too long from one to the other.
+#: Parameters from which on moving a vector costs more than anything else that is done once a commit: several devices of
+#: a CPU gain nothing, as vectors take too long from one to the other, and no copy is made that can be avoided.
 VERY_LONG_VECTOR = 1_000_000
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
 #: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.
@@ -85,23 +86,22 @@ def dispatches(backend: str, parameters: int) -> bool:
     return backend == "cpu" and parameters >= _LONG_VECTOR
 
 
-def writes_slices(parameters: int) -> bool:
+def writes_slices(backend: str, parameters: int) -> bool:
     """Return whether a vector of so many elements is made by writing its parts into it one after the other.
 
     Otherwise they are concatenated, which XLA does element by element on a CPU: 50 ms for the perceptron of the thesis
     (4,798,010), which takes 2 ms in parts. MNIST's network (163,790) takes the same either way.
     """
-    return backend() == "cpu" and parameters >= VERY_LONG_VECTOR
+    return backend == "cpu" and parameters >= VERY_LONG_VECTOR
 
 
-def gradients_a_group(problem: "Problem") -> int:
-    """Return how many gradients one call may compute, one after the other, where commits are dispatched one by one.
+def gradients_a_group(parameters: int, has_convolution: bool) -> int:
+    """Return how many gradients one call may compute in a loop, where commits are dispatched one by one.
 
-    Only one where to copy its result takes longer than to start another call, and where a loop is slow: for MNIST's
-    network with XLA's own convolutions it takes 3.5 times as long.
+    One for very long vectors, which to copy out of the loop takes longer than another call, and for losses with XLA's
+    own convolutions: in a loop they make the gradient of MNIST's network 3.5 times as slow.
     """
-    looped = problem.parameter_count < VERY_LONG_VECTOR and not problem.has_xla_convolution
-    return _GROUP if looped else 1
+    return 1 if parameters >= VERY_LONG_VECTOR or has_convolution else _GROUP
 
 
 def gradients_at_once() -> int:

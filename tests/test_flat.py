@@ -5,17 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import asyncsim.tuning
 from asyncsim.flat import flatten
 
 TREE = {"weight": jnp.arange(6.0).reshape(2, 3) + 1, "bias": jnp.array(7.0), "none": jnp.zeros((0, 4))}
 
 
 @pytest.mark.parametrize("padded", [None, 7, 10])
-def test_written_in_parts_or_joined_it_is_the_same(padded, monkeypatch):
-    joined = flatten(TREE, padded)
-    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0)
-    written = flatten(TREE, padded)
+def test_written_in_parts_or_joined_it_is_the_same(padded):
+    joined, written = (flatten(TREE, padded, in_parts) for in_parts in (False, True))
+    steps = [str(jax.make_jaxpr(flat.ravel)(TREE)) for flat in (joined, written)]
+    assert ["dynamic_update_slice" in text for text in steps] == [False, True]
     vector = jax.jit(written.ravel)(TREE)
     assert vector.dtype == joined.ravel(TREE).dtype
     assert np.array_equal(vector, joined.ravel(TREE))

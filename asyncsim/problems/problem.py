@@ -126,17 +126,6 @@ class Problem:
             return self.loss(params, batch, key), state
         return self.loss(params, state, batch, key)
 
-    @property
-    def has_xla_convolution(self) -> bool:
-        """Whether the loss has one of XLA's own convolutions, as `asyncsim.problems.layers.convolve` has not."""
-        key = jax.random.key(0)
-        state = self.init_state() if self.init_state else ()
-        batch = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((self.batch_size, *leaf.shape[1:]), leaf.dtype), self.train
-        )
-        loss = jax.make_jaxpr(self.stateful_loss)(jax.eval_shape(self.init, key), state, batch, key)
-        return "conv_general_dilated" in str(loss)
-
 
 def count_examples(argument: str, data: Tree) -> int:
     """Return the length of the leading axis that all arrays of ``data`` share; raise InputError if none."""
