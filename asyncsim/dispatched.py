@@ -6,9 +6,6 @@ dispatched in groups, ahead of their turn to be committed, once all that they st
 by side, the gradients of each one after the other.
 """
 
-import itertools
-import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,12 +16,13 @@ import numpy as np
 from asyncsim.commits import build_commit
 from asyncsim.diagnosis import Applying, Formed, build_diagnose
 from asyncsim.flat import Flat
+from asyncsim.groups import Chunk, Made, build_gradients
 from asyncsim.local import LocalResult
 from asyncsim.methods.method import Array, Method, State
 from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
-from asyncsim.rows import set_row, tree_row
-from asyncsim.side_by_side import SideBySide, Start
+from asyncsim.rows import tree_row
+from asyncsim.side_by_side import SideBySide
 
 
 class Apart(NamedTuple):
@@ -35,32 +33,7 @@ class Apart(NamedTuple):
     read: list[Array]
     form: list[Array]
     workers: list[WorkerRow]
-    upcoming: "_Chunk | None" = None  #: what follows, with gradients that are begun
-
-
-class Made(NamedTuple):
-    """What the program of a group's gradients returns: leaves with a leading axis of ``room``, unless that is one.
-
-    Attributes
-    ----------
-    start : Array
-        Where their local steps started; ``()`` if that is what the worker read.
-    result : LocalResult
-    """
-
-    start: Any
-    result: LocalResult
-
-
-class Group(NamedTuple):
-    """Consecutive commits, from ``begin`` to before ``end``, whose gradients one program computes.
-
-    ``made`` waits until that is dispatched, and returns what it makes.
-    """
-
-    begin: int
-    end: int
-    made: Callable[[], Made]
+    upcoming: Chunk | None = None  #: what follows, with gradients that are begun
 
 
 class Dispatched:
@@ -82,7 +55,7 @@ class Dispatched:
         self._method, self._layout, self._flat, self._device = method, layout, flat, device
         self._at_once, self._room = at_once, room
         self._diagnose = build_diagnose(method, flat, layout)
-        self._gradients = SideBySide(_build_gradients(method, local, room), at_once)
+        self._gradients = SideBySide(build_gradients(method, local, room), at_once)
         # An update that is alone in its group belongs to nobody else.
         used_up = (_UPDATES,) if room == 1 else ()
         self._commit = Passing(_build_commit_and_reply(method, layout, room), _REPLACED, used_up)
@@ -165,17 +138,17 @@ class Dispatched:
         rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.workers) for i in workers]
         return Apart(state.central, state.server, list(state.read), list(state.form), rows)
 
-    def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces, before: "_Chunk | None") -> "_Chunk":
+    def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces, before: Chunk | None) -> Chunk:
         shared = data, *jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
         given = [self._given(now, 0, 0)] * self._room
-        return _Chunk(pieces, self._gradients.start_for(*shared, given, np.int32(0), np.int32(0)), shared, before)
+        return Chunk(pieces, self._gradients.start_for(*shared, given, np.int32(0), np.int32(0)), shared, before)
 
     def _given(self, now: Apart, worker: int, slot: int) -> tuple[Any, ...]:
         """Return the worker's part of what a gradient is computed from."""
         row = now.workers[worker]
         return now.read[slot], () if self._method.resume is None else row.method, row.learner
 
-    def _begin_groups(self, now: Apart, chunk: "_Chunk", upcoming: "_Chunk | None", done: int) -> None:
+    def _begin_groups(self, now: Apart, chunk: Chunk, upcoming: Chunk | None, done: int) -> None:
         """Dispatch the gradients that can be begun when so many of the chunk's commits are dispatched."""
         # A worker has one gradient at a time: where workers are few, shorter groups leave each thread one.
         longest = max(1, min(self._room, len(now.workers) // self._at_once))
@@ -194,7 +167,7 @@ class Dispatched:
         """Return a copy of what was made for the first commit of a group, as the commit may reuse its memory."""
         return jnp.array(array) if self._room == 1 else array[0]
 
-    def _finish(self, now: Apart, chunk: "_Chunk", i: int, made: Made, place: int) -> tuple[Apart, Array]:
+    def _finish(self, now: Apart, chunk: Chunk, i: int, made: Made, place: int) -> tuple[Apart, Array]:
         """Dispatch a commit and make the reads that follow it; return the state after it and what is recorded."""
         pieces, worker, slot = chunk.pieces, chunk.workers[i], chunk.slots[i]
         *_, (visits, _, _) = chunk.shared
@@ -224,89 +197,6 @@ class Dispatched:
         for other in chunk.form_reads[i]:
             now.form[other] = central
         return now._replace(central=central, server=server), recorded
-
-
-class _Chunk:
-    """Some planned pieces of one commit each: what is known of the commits, and the groups begun and not committed.
-
-    Attributes
-    ----------
-    pieces : Pieces
-    commits : int
-    slots, workers : list of int
-        Of each commit.
-    reads, form_reads : list of list of int
-        The slots of reads after each commit.
-    shared : tuple
-        What all gradients need: the training data, the key, and visits, jobs and rows, on the device.
-    begun : int
-        Commits whose gradients are begun.
-    groups : deque of Group
-    """
-
-    def __init__(self, pieces: Pieces, start: Start, shared: tuple[Any, ...], before: "_Chunk | None"):
-        self.pieces, self.shared, self._start = pieces, shared, start
-        self.commits = int(pieces.size.sum())
-        self.slots, self.workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
-        # A piece of one commit has no reads but those after it.
-        self.reads, self.form_reads = (
-            [row[:size] for row, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
-            for kind in (pieces.reads, pieces.form_reads)
-        )
-        self.begun, self.groups = 0, deque[Group]()
-        # After how many commits of the chunk a worker or a slot has changed last; zero or less if before the chunk.
-        self._changed: dict[tuple[str, int], int] = {}
-        self._turn = 0
-        if before:
-            self._changed = {what: after - before.commits for what, after in before._changed.items()}
-            self._turn = before._turn
-        self._ready_after = [self._needed(i) for i in range(self.commits)]
-
-    def _needed(self, i: int) -> float:
-        """Return how many commits of the chunk must be dispatched before a gradient; note what its own changes."""
-        # Atomic reads wait in their workers' slots; separate ones are all among the pieces' reads.
-        worker, slot = ("worker", self.workers[i]), ("slot", self.slots[i])
-        needed = max(self._changed.get(worker, -math.inf), self._changed.get(slot, -math.inf))
-        self._changed[worker] = i + 1
-        self._changed |= {("slot", read): i + 1 for read in self.reads[i]}
-        return needed
-
-    def ready(self, done: int, longest: int) -> int:
-        """Return the length of the next group that can be begun when so many commits are dispatched."""
-        following = self._ready_after[self.begun : self.begun + longest]
-        return sum(1 for _ in itertools.takewhile(lambda after: after <= done, following))
-
-    def dispatch(self, given: Sequence[Any], length: int) -> None:
-        """Dispatch the gradients of the next group, from what is given of each and fills the room."""
-        begin = self.begun
-        self.begun += length
-        self._turn += 1
-        made = self._start(self._turn, *self.shared, given, np.int32(begin), np.int32(length))
-        self.groups.append(Group(begin, self.begun, made))
-
-
-def _build_gradients(method: Method, local: Callable[..., LocalResult], room: int) -> Callable[..., Made]:
-    """Return the function that computes the gradients of ``count`` commits from ``begin`` on, one after the other."""
-
-    def gradients(data: Any, key: Array, planned: Any, given: Sequence[Any], begin: Array, count: Array) -> Made:
-        def one(place: Any) -> Made:
-            # A switch, as to make one array of them and read its rows would copy both times.
-            read, worker, learner = jax.lax.switch(place, [lambda own=own: own for own in given])
-            visit, job, rows = jax.tree.map(lambda leaf: leaf[begin + place, 0], planned)
-            start = read if method.resume is None else method.resume(worker, read)
-            return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
-
-        if room == 1:  # without a loop, at whose end what is made would be copied
-            return one(0)
-
-        def next_one(place: Array, made: Made) -> Made:
-            return jax.tree.map(lambda all_, new: set_row(all_, new, place), made, one(place))
-
-        shapes = jax.eval_shape(one, 0)
-        nothing = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), shapes)
-        return jax.lax.fori_loop(0, count, next_one, nothing)
-
-    return gradients
 
 
 #: For `Passing`: in the function below the server's state and the worker's row take the place of those before. The

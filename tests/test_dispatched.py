@@ -24,7 +24,8 @@ from event_loop import forced_deviation
 import asyncsim.programs
 import asyncsim.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
-from asyncsim.dispatched import Apart, Dispatched, _Chunk
+from asyncsim.dispatched import Apart, Dispatched
+from asyncsim.groups import Chunk
 from asyncsim.passing import Passing
 from asyncsim.side_by_side import SideBySide
 from asyncsim.wave_replay import Replay
@@ -115,7 +116,7 @@ def test_shared_reads_losses_and_differing_windows(make_rule, trace):
 def order(monkeypatch):
     """What is dispatched, in its order: the lengths of groups of gradients, and 0 for a commit."""
     done: list[int] = []
-    dispatch, finish = _Chunk.dispatch, Dispatched._finish
+    dispatch, finish = Chunk.dispatch, Dispatched._finish
 
     def dispatched(chunk, given, length):
         done.append(length)
@@ -125,7 +126,7 @@ def order(monkeypatch):
         done.append(0)
         return finish(*given)
 
-    monkeypatch.setattr(_Chunk, "dispatch", dispatched)
+    monkeypatch.setattr(Chunk, "dispatch", dispatched)
     monkeypatch.setattr(Dispatched, "_finish", finished)
     return done
 

@@ -1,0 +1,125 @@
+"""Gradients of commits that are dispatched one by one: in groups, and when each can be begun."""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.local import LocalResult
+from asyncsim.methods.method import Array, Method
+from asyncsim.replay_state import Pieces
+from asyncsim.rows import set_row
+from asyncsim.side_by_side import Start
+
+
+class Made(NamedTuple):
+    """What the program of a group's gradients returns: leaves with a leading axis of ``room``, unless that is one.
+
+    Attributes
+    ----------
+    start : Array
+        Where their local steps started; ``()`` if that is what the worker read.
+    result : LocalResult
+    """
+
+    start: Any
+    result: LocalResult
+
+
+class Group(NamedTuple):
+    """Consecutive commits, from ``begin`` to before ``end``, whose gradients one program computes.
+
+    ``made`` waits until that is dispatched, and returns what it makes.
+    """
+
+    begin: int
+    end: int
+    made: Callable[[], Made]
+
+
+class Chunk:
+    """Some planned pieces of one commit each: what is known of the commits, and the groups begun and not committed.
+
+    Attributes
+    ----------
+    pieces : Pieces
+    commits : int
+    slots, workers : list of int
+        Of each commit.
+    reads, form_reads : list of list of int
+        The slots of reads after each commit.
+    shared : tuple
+        What all gradients need: the training data, the key, and visits, jobs and rows, on the device.
+    begun : int
+        Commits whose gradients are begun.
+    groups : deque of Group
+    """
+
+    def __init__(self, pieces: Pieces, start: Start, shared: tuple[Any, ...], before: "Chunk | None"):
+        self.pieces, self.shared, self._start = pieces, shared, start
+        self.commits = int(pieces.size.sum())
+        self.slots, self.workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
+        # A piece of one commit has no reads but those after it.
+        self.reads, self.form_reads = (
+            [row[:size] for row, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
+            for kind in (pieces.reads, pieces.form_reads)
+        )
+        self.begun, self.groups = 0, deque[Group]()
+        # After how many commits of the chunk a worker or a slot has changed last; zero or less if before the chunk.
+        self._changed: dict[tuple[str, int], int] = {}
+        self._turn = 0
+        if before:
+            self._changed = {what: after - before.commits for what, after in before._changed.items()}
+            self._turn = before._turn
+        self._ready_after = [self._needed(i) for i in range(self.commits)]
+
+    def _needed(self, i: int) -> float:
+        """Return how many commits of the chunk must be dispatched before a gradient; note what its own changes."""
+        # Atomic reads wait in their workers' slots; separate ones are all among the pieces' reads.
+        worker, slot = ("worker", self.workers[i]), ("slot", self.slots[i])
+        needed = max(self._changed.get(worker, -math.inf), self._changed.get(slot, -math.inf))
+        self._changed[worker] = i + 1
+        self._changed |= {("slot", read): i + 1 for read in self.reads[i]}
+        return needed
+
+    def ready(self, done: int, longest: int) -> int:
+        """Return the length of the next group that can be begun when so many commits are dispatched."""
+        following = self._ready_after[self.begun : self.begun + longest]
+        return sum(1 for _ in itertools.takewhile(lambda after: after <= done, following))
+
+    def dispatch(self, given: Sequence[Any], length: int) -> None:
+        """Dispatch the gradients of the next group, from what is given of each and fills the room."""
+        begin = self.begun
+        self.begun += length
+        self._turn += 1
+        made = self._start(self._turn, *self.shared, given, np.int32(begin), np.int32(length))
+        self.groups.append(Group(begin, self.begun, made))
+
+
+def build_gradients(method: Method, local: Callable[..., LocalResult], room: int) -> Callable[..., Made]:
+    """Return the function that computes the gradients of ``count`` commits from ``begin`` on, one after the other."""
+
+    def gradients(data: Any, key: Array, planned: Any, given: Sequence[Any], begin: Array, count: Array) -> Made:
+        def one(place: Any) -> Made:
+            # A switch, as to make one array of them and read its rows would copy both times.
+            read, worker, learner = jax.lax.switch(place, [lambda own=own: own for own in given])
+            visit, job, rows = jax.tree.map(lambda leaf: leaf[begin + place, 0], planned)
+            start = read if method.resume is None else method.resume(worker, read)
+            return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
+
+        if room == 1:  # without a loop, at whose end what is made would be copied
+            return one(0)
+
+        def next_one(place: Array, made: Made) -> Made:
+            return jax.tree.map(lambda all_, new: set_row(all_, new, place), made, one(place))
+
+        shapes = jax.eval_shape(one, 0)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), shapes)
+        return jax.lax.fori_loop(0, count, next_one, nothing)
+
+    return gradients
