@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.allocation import trim
 from asyncsim.commits import build_commit
 from asyncsim.diagnosis import Applying, Formed, build_diagnose
 from asyncsim.flat import Flat
@@ -23,6 +24,10 @@ from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
 from asyncsim.rows import tree_row
 from asyncsim.side_by_side import SideBySide
+from asyncsim.tuning import commits_between_trims
+
+#: Commits of very long vectors that are dispatched before the first of them has to be made: more gain nothing.
+_AHEAD = 4
 
 
 class Apart(NamedTuple):
@@ -56,6 +61,7 @@ class Dispatched:
         self._at_once, self._room = at_once, room
         self._diagnose = build_diagnose(method, flat, layout)
         self._gradients = SideBySide(build_gradients(method, local, room), at_once)
+        self._trim_every = commits_between_trims(layout.division.parameters)
         # An update that is alone in its group belongs to nobody else.
         used_up = (_UPDATES,) if room == 1 else ()
         self._commit = Passing(_build_commit_and_reply(method, layout, room), _REPLACED, used_up)
@@ -67,8 +73,7 @@ class Dispatched:
 
         Of the pieces that are ``following``, if they are known, gradients are begun. The state given is used up.
         """
-        now = state._replace(read=list(state.read), form=list(state.form), workers=list(state.workers))
-        chunk = state.upcoming
+        now, chunk = state, state.upcoming
         if chunk is None or chunk.pieces is not pieces:
             chunk = self._chunk(now, data, key, pieces, None)
         upcoming = None if following is None else self._chunk(now, data, key, following, chunk)
@@ -85,6 +90,8 @@ class Dispatched:
             for i in range(group.begin, group.end):
                 now, recorded = self._finish(now, chunk, i, made, i - group.begin)
                 numbers.append(recorded)
+                if self._trim_every:
+                    self._limit_memory(numbers)
             self._begin_groups(now, chunk, upcoming, len(numbers))
         return now._replace(upcoming=upcoming), _records(numbers), first
 
@@ -162,6 +169,13 @@ class Dispatched:
             commits = range(source.begun, source.begun + length)
             given = [self._given(now, source.workers[i], source.slots[i]) for i in commits]
             source.dispatch(given + given[-1:] * (self._room - length), length)
+
+    def _limit_memory(self, numbers: Sequence[Array]) -> None:
+        """Wait for a commit not long before the last, as each that is not made yet holds vectors; trim now and then."""
+        if len(numbers) >= _AHEAD:
+            numbers[-_AHEAD].block_until_ready()
+        if len(numbers) % self._trim_every == 0:
+            trim()
 
     def _first(self, array: Array) -> Array:
         """Return a copy of what was made for the first commit of a group, as the commit may reuse its memory."""

@@ -53,6 +53,8 @@ _MOST_ELEMENTS = 2**25
 #: Parameters from which on moving a vector costs more than anything else that is done once a commit: several devices of
 #: a CPU gain nothing, as vectors take too long from one to the other, and no copy is made that can be avoided.
 VERY_LONG_VECTOR = 1_000_000
+#: Elements of such vectors that are made before the memory of what is gone is given back: 0.3 GB in float32.
+_ELEMENTS_TO_TRIM = 2**26
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
 #: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.
 DIVIDED, EVEN = 4096, 64
@@ -102,6 +104,14 @@ def gradients_a_group(parameters: int, has_convolution: bool) -> int:
     own convolutions: in a loop they make the gradient of MNIST's network 3.5 times as slow.
     """
     return 1 if parameters >= VERY_LONG_VECTOR or has_convolution else _GROUP
+
+
+def commits_between_trims(parameters: int) -> int:
+    """Return how many commits dispatched one by one have `asyncsim.allocation.trim` between them; 0 for never.
+
+    Vectors that are not very long are the smaller part of what a process holds.
+    """
+    return max(1, _ELEMENTS_TO_TRIM // parameters) if parameters >= VERY_LONG_VECTOR else 0
 
 
 def gradients_at_once() -> int:

@@ -1,6 +1,7 @@
 """Commits that are dispatched one by one: the same numbers as the loop over events, and no copies."""
 
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,11 @@ from cases import (
 )
 from event_loop import forced_deviation
 
+import asyncsim.dispatched
 import asyncsim.programs
 import asyncsim.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
+from asyncsim.allocation import trim
 from asyncsim.dispatched import Apart, Dispatched
 from asyncsim.groups import Chunk
 from asyncsim.passing import Passing
@@ -221,6 +224,32 @@ def test_what_is_read_is_the_central_variable_and_no_copy():
     # What a worker pulled before its commit is what the one before it left and read.
     before = int(running.trace.frame["worker"].iloc[-2])
     assert held.workers[last].method.pulled is held.read[before]
+
+
+def test_what_nobody_holds_any_longer_is_gone_before_the_chunk_ends(monkeypatch):
+    running = dispatched(make_trace(workers=3, commits=2 * EVERY), make_method("gem"), make_problem("quadratic"))
+    running.advance(EVERY)
+    read = [weakref.ref(version) for version in running.running._held.read]
+    alive = []
+    finish = Dispatched._finish
+
+    def finish_and_look(*arguments):
+        finished = finish(*arguments)
+        alive.append(sum(version() is not None for version in read))
+        return finished
+
+    monkeypatch.setattr(Dispatched, "_finish", finish_and_look)
+    running.advance(2 * EVERY)
+    assert alive[-1] <= 1  # the central variable of the state given, which the caller may still name
+
+
+def test_very_long_vectors_have_their_memory_given_back(alone, monkeypatch):
+    trace, method, problem = make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic")
+    trims = []
+    monkeypatch.setattr(asyncsim.tuning, "_ELEMENTS_TO_TRIM", 10 * problem.parameter_count)
+    monkeypatch.setattr(asyncsim.dispatched, "trim", lambda: trims.append(trim()))
+    dispatched(trace, method, problem).advance(EVERY)
+    assert len(trims) == EVERY // 10
 
 
 def test_a_state_can_be_gone_on_from():
