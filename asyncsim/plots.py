@@ -58,6 +58,8 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
     shares = np.histogram(staleness, edges)[0] / (len(staleness) * width)
     source = "prescribed" if traces[0].protocol == "prescribed" else "recorded" if cluster is None else "simulated"
     measured = f"{source}: mean {_digits(staleness.mean())}, std {_digits(staleness.std())}"
+    if staleness.max() > edges[-1]:
+        measured += f", most {staleness.max()}"
     axes.stairs(shares, edges, fill=True, color=SKY, alpha=0.6, label=measured)
     if theory is not None:
         _draw_staleness_theory(axes, theory, traces[0].workers, last, 1.05 * shares.max())

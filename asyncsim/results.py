@@ -24,7 +24,7 @@ FAILED = "failed"
 
 
 @contextlib.contextmanager
-def new_folder(out: str | os.PathLike | None, study: str) -> Iterator[Path]:
+def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = False) -> Iterator[Path]:
     """Make the folder that a study writes to; take it away again if the study ends without a finished result.
 
     The study writes ``summary.csv`` whenever something is finished, so that an error or Ctrl-C after that keeps it::
@@ -38,6 +38,8 @@ def new_folder(out: str | os.PathLike | None, study: str) -> Iterator[Path]:
         Must not exist, or be empty; else the first free one of ``results/STUDY``, ``results/STUDY-2``, ...
     study : str
         The study's name.
+    resumable : bool
+        Whether it has the option ``--resume``, which an interruption then names.
 
     Yields
     ------
@@ -52,7 +54,7 @@ def new_folder(out: str | os.PathLike | None, study: str) -> Iterator[Path]:
         Passed on, saying where the finished results are.
     """
     folder, made = _default_folder(study) if out is None else _given_folder(Path(out))
-    with _telling(folder):
+    with _telling(folder, resumable):
         try:
             yield folder
         except BaseException:
@@ -99,19 +101,21 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
             f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options that it was "
             "made with, or begin anew with out"
         )
-    with _telling(folder):
+    with _telling(folder, resumable=True):
         yield folder
 
 
 @contextlib.contextmanager
-def _telling(folder: Path) -> Iterator[None]:
-    """Let interruptions and bad input say where the finished results are."""
+def _telling(folder: Path, resumable: bool) -> Iterator[None]:
+    """Let interruptions and bad input say where the finished results are, and interruptions how to go on."""
     try:
         yield
     except BaseException as error:
         finished = (folder / SUMMARY).exists()
         if isinstance(error, KeyboardInterrupt):
             told = f"what was finished is in {folder}" if finished else "nothing was finished"
+            if finished and resumable:
+                told += f"; go on with the same options and --resume {folder}, without --out"
             raise KeyboardInterrupt(told) from None
         if isinstance(error, InputError) and finished:
             raise InputError(f"{error}; what was finished before is in {folder}") from error

@@ -259,7 +259,7 @@ def study_folder(
 ) -> contextlib.AbstractContextManager[Path]:
     """Return the folder that a study writes to, a new one or that which is resumed; see `asyncsim.results`."""
     if config.resume is None:
-        return results.new_folder(config.out, study)
+        return results.new_folder(config.out, study, resumable=True)
     return results.old_folder(config.resume, record)
 
 

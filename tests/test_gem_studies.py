@@ -229,6 +229,8 @@ def test_numbers_of_workers_that_are_tried():
 
 # What is left when it ends early
 
+GO_ON = "; go on with the same options and --resume mine, without --out"
+
 
 def stop_at(monkeypatch, module, number: int) -> None:
     """Let the replay of that number, from one, be interrupted."""
@@ -249,7 +251,7 @@ def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monke
 
     stop_at(monkeypatch, comparison, 2)
     code, out, err = told("queue", "--workers 2 --methods downpour --steps 2")
-    assert (code, err[-1]) == (130, "interrupted: what was finished is in mine")
+    assert (code, err[-1]) == (130, f"interrupted: what was finished is in mine{GO_ON}")
     config = json.loads(Path("mine/config.json").read_text())
     assert config["incomplete"] == ["runs/discipline-lowest_rank_workers-2/downpour-seed0"]
     assert list(pd.read_csv("mine/summary.csv")["discipline"]) == ["fifo"]
@@ -261,7 +263,7 @@ def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monke
 def test_interrupted_limits_keep_the_grid(told, monkeypatch):
     stop_at(monkeypatch, limits(), 1)
     code, _, err = told("stability", "--workers 2 --learning-rate 0.1 --methods downpour --steps 2")
-    assert (code, err[-1]) == (130, "interrupted: what was finished is in mine")
+    assert (code, err[-1]) == (130, f"interrupted: what was finished is in mine{GO_ON}")
     assert json.loads(Path("mine/config.json").read_text())["incomplete"] == []
     assert len(pd.read_csv("mine/summary.csv")) == 1 and not Path("mine/limits.csv").exists()
 
