@@ -6,6 +6,7 @@ dispatched in groups, ahead of their turn to be committed, once all that they st
 by side, the gradients of each one after the other.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,10 +25,7 @@ from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
 from asyncsim.rows import tree_row
 from asyncsim.side_by_side import SideBySide
-from asyncsim.tuning import commits_between_trims
-
-#: Commits of very long vectors that are dispatched before the first of them has to be made: more gain nothing.
-_AHEAD = 4
+from asyncsim.tuning import AHEAD, commits_between_trims
 
 
 class Apart(NamedTuple):
@@ -61,7 +59,7 @@ class Dispatched:
         self._at_once, self._room = at_once, room
         self._diagnose = build_diagnose(method, flat, layout)
         self._gradients = SideBySide(build_gradients(method, local, room), at_once)
-        self._trim_every = commits_between_trims(layout.division.parameters)
+        self._trim_every, self._made = commits_between_trims(layout.division.parameters), itertools.count(1)
         # An update that is alone in its group belongs to nobody else.
         used_up = (_UPDATES,) if room == 1 else ()
         self._commit = Passing(_build_commit_and_reply(method, layout, room), _REPLACED, used_up)
@@ -171,10 +169,10 @@ class Dispatched:
             source.dispatch(given + given[-1:] * (self._room - length), length)
 
     def _limit_memory(self, numbers: Sequence[Array]) -> None:
-        """Wait for a commit not long before the last, as each that is not made yet holds vectors; trim now and then."""
-        if len(numbers) >= _AHEAD:
-            numbers[-_AHEAD].block_until_ready()
-        if len(numbers) % self._trim_every == 0:
+        """Wait for a commit not long before the last, and trim now and then."""
+        if len(numbers) >= AHEAD:
+            numbers[-AHEAD].block_until_ready()
+        if next(self._made) % self._trim_every == 0:
             trim()
 
     def _first(self, array: Array) -> Array:

@@ -41,12 +41,17 @@ def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradie
         if not layout.in_turn:
             return ()
         shapes = jax.eval_shape(lambda *given: one(data, key, arguments(*given), 0), lanes, learner, piece)
-        made = jax.tree.map(lambda leaf: jnp.zeros((division.lanes, *leaf.shape), leaf.dtype), shapes)
+
+        def zeros(leaf: Any, rows: int = division.lanes) -> Array:
+            return jnp.zeros((rows, *leaf.shape), leaf.dtype)
+
+        made = jax.tree.map(zeros, shapes)
+        # Several devices gather just their lanes; they have pieces of several commits.
         if division.piece_size > 1:
             return made
-        # A second row, never filled: of a single one XLA knows which it is, and moves what a commit does to its update
-        # alone out of the commits' loop, as a pass over memory of its own.
-        return made._replace(update=jnp.concatenate([made.update] * 2))
+        # A second row, never filled: which row an array has only one of does not depend on a loop's index, so that XLA
+        # would move passes over the update alone out of the commits' loop, into memory of their own.
+        return made._replace(update=zeros(shapes.update, 2))
 
     def run(data: Any, key: Array, lanes: Array, learner: Learner, piece: Pieces, into: Any) -> LocalResult:
         given = arguments(lanes, learner, piece)

@@ -35,7 +35,7 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
     """Draw how often each staleness occurs, with the closed form over it where its assumptions hold.
 
     Elsewhere the conserved mean, with the standard deviation without a queue if that is known, or the bounds of the
-    mean. A trace without a cluster shows its own mean.
+    mean. A trace without a cluster shows its own mean. If the largest staleness is out of view, the legend names it.
 
     Parameters
     ----------

@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -51,10 +52,11 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
     InputError
         The folder holds something already, or cannot be made or written.
     KeyboardInterrupt
-        Passed on, saying where the finished results are.
+        Passed on, saying where the finished results are and how to go on.
     """
     folder, made = _default_folder(study) if out is None else _given_folder(Path(out))
-    with _telling(folder, resumable):
+    instead = " instead of --out" if out is not None else ""
+    with telling(folder, resumable, instead):
         try:
             yield folder
         except BaseException:
@@ -83,7 +85,7 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
     InputError
         It holds no study, or one of another configuration.
     KeyboardInterrupt
-        Passed on, saying where the finished results are.
+        Passed on, saying where the finished results are and how to go on.
     """
     folder = Path(folder)
     try:
@@ -101,13 +103,21 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
             f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options that it was "
             "made with, or begin anew with out"
         )
-    with _telling(folder, resumable=True):
+    with telling(folder):
         yield folder
 
 
+def resume_option(folder: Path) -> str:
+    """Return the option that goes on in a folder, as a shell takes it."""
+    return f"--resume {shlex.quote(str(folder))}"
+
+
 @contextlib.contextmanager
-def _telling(folder: Path, resumable: bool) -> Iterator[None]:
-    """Let interruptions and bad input say where the finished results are, and interruptions how to go on."""
+def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator[None]:
+    """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
+
+    Which is with ``--resume``, ``instead`` of what, if the study has it.
+    """
     try:
         yield
     except BaseException as error:
@@ -115,7 +125,7 @@ def _telling(folder: Path, resumable: bool) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt):
             told = f"what was finished is in {folder}" if finished else "nothing was finished"
             if finished and resumable:
-                told += f"; go on with the same options and --resume {folder}, without --out"
+                told += f"; go on with the same options and {resume_option(folder)}{instead}"
             raise KeyboardInterrupt(told) from None
         if isinstance(error, InputError) and finished:
             raise InputError(f"{error}; what was finished before is in {folder}") from error

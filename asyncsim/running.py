@@ -37,7 +37,7 @@ class Running:
         dtype: Any,
         recordings: Sequence[Recording],
     ):
-        self.trace, self._held, self.recordings = recordings[0].trace, state, recordings
+        self.trace, self._state, self.recordings = recordings[0].trace, state, recordings
         self.position = 0
         self._problem, self._plan, self._program, self._key = problem, plan, program, key
         self._train, self._test = on_devices(problem, dtype, program.devices)
@@ -49,12 +49,25 @@ class Running:
         return self._program.whole(self._held)
 
     @property
+    def _held(self) -> Any:
+        """The program's own kind of state, unless commits were interrupted: nobody knows which of them it has."""
+        if self._state is None:
+            raise InputError("replay: was interrupted amid its commits, and cannot go on; make a new one")
+        return self._state
+
+    @property
     def over(self) -> bool:
         """Whether nothing is left that is finite."""
         return all(recording.diverged_at is not None for recording in self.recordings)
 
     def advance(self, stop: int) -> None:
-        """Replay up to ``stop`` commits, or until no member is finite."""
+        """Replay up to ``stop`` commits, or until no member is finite.
+
+        Raises
+        ------
+        InputError
+            It cannot stop there, or was interrupted amid its commits.
+        """
         if stop not in self._plan.stops:
             raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
         pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
@@ -67,8 +80,9 @@ class Running:
             following = next(chunks, None) if ahead else None
             told = (following and following[1],) if ahead else ()
             formed = self._program.before(self._held, pieces) if self._plan.diagnosed[starts[0]] else None
-            self._held, records, first = self._program.advance(
-                self._held, self._train, self._key, pieces, np.int32(len(starts) - 1), *told
+            held, self._state = self._held, None
+            self._state, records, first = self._program.advance(
+                held, self._train, self._key, pieces, np.int32(len(starts) - 1), *told
             )
             # While the devices work on a chunk, the host plans the next and looks at the one before. Then only the
             # diagnostics: if there are several CPU devices, starting these waits for the chunk.
@@ -107,7 +121,7 @@ class Running:
         """Go on from a state that a single device holds; raise InputError if there are several."""
         if len(self._program.devices) > 1:
             raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
-        self._held = self._program.from_whole(state)
+        self._state = self._program.from_whole(state)
 
     def _take(self, starts: np.ndarray, records: Records, diagnostics: dict[str, Any]) -> None:
         records = jax.tree.map(np.asarray, records)

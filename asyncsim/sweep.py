@@ -247,8 +247,8 @@ def run_cells(
         conclude(folder, ended)
         if failed:
             print(
-                f"note: {failed} of {len(summary)} runs failed; {results.SUMMARY} has their errors, and --resume "
-                f"{folder} tries them again",
+                f"note: {failed} of {len(summary)} runs failed; {results.SUMMARY} has their errors, and "
+                f"{results.resume_option(folder)} tries them again",
                 file=sys.stderr,
             )
     return Result(folder, summary)

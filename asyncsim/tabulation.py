@@ -78,7 +78,7 @@ def tabulated(
         if failed:
             print(
                 f"note: {len(failed)} of {len(names)} measurements failed; {results.SUMMARY} has their errors, and "
-                f"--resume {folder} tries them again",
+                f"{results.resume_option(folder)} tries them again",
                 file=sys.stderr,
             )
 

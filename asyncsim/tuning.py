@@ -53,8 +53,11 @@ _MOST_ELEMENTS = 2**25
 #: Parameters from which on moving a vector costs more than anything else that is done once a commit: several devices of
 #: a CPU gain nothing, as vectors take too long from one to the other, and no copy is made that can be avoided.
 VERY_LONG_VECTOR = 1_000_000
-#: Elements of such vectors that are made before the memory of what is gone is given back: 0.3 GB in float32.
+#: Elements of central variables of that length that are made between two trims: 0.3 GB in float32.
 _ELEMENTS_TO_TRIM = 2**26
+#: Commits of such vectors that are dispatched before the first of them has to be made, as each that is not holds some:
+#: with one or four the rate is that of any number (two cores).
+AHEAD = 4
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
 #: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.
 DIVIDED, EVEN = 4096, 64

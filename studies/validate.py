@@ -109,14 +109,15 @@ def run(config: Config) -> Result:
     """
     if config.resume is not None:
         begun = _begun(config, config.resume)
-        return _run(begun, begun.make_methods(), config.resume)
+        with results.telling(config.resume):
+            return _run(begun, begun.make_methods(), config.resume)
     config.check()
     from asyncsim.real.recorder import require_timing
 
     methods = config.make_methods()
     for method in methods:
         require_timing(method, config.processes())
-    with results.new_folder(config.out, "validate") as folder:
+    with results.new_folder(config.out, "validate", resumable=True) as folder:
         return _run(config, methods, folder)
 
 

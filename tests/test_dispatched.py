@@ -28,6 +28,7 @@ import asyncsim.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
 from asyncsim.allocation import trim
 from asyncsim.dispatched import Apart, Dispatched
+from asyncsim.errors import InputError
 from asyncsim.groups import Chunk
 from asyncsim.passing import Passing
 from asyncsim.side_by_side import SideBySide
@@ -227,7 +228,7 @@ def test_what_is_read_is_the_central_variable_and_no_copy():
 
 
 def test_what_nobody_holds_any_longer_is_gone_before_the_chunk_ends(monkeypatch):
-    running = dispatched(make_trace(workers=3, commits=2 * EVERY), make_method("gem"), make_problem("quadratic"))
+    running = dispatched(make_trace(workers=7, commits=2 * EVERY), make_method("gem"), make_problem("quadratic"))
     running.advance(EVERY)
     read = [weakref.ref(version) for version in running.running._held.read]
     alive = []
@@ -240,16 +241,50 @@ def test_what_nobody_holds_any_longer_is_gone_before_the_chunk_ends(monkeypatch)
 
     monkeypatch.setattr(Dispatched, "_finish", finish_and_look)
     running.advance(2 * EVERY)
-    assert alive[-1] <= 1  # the central variable of the state given, which the caller may still name
+    assert alive[-1] <= 2  # the central variable of the state given, and what the first commit started from
 
 
-def test_very_long_vectors_have_their_memory_given_back(alone, monkeypatch):
-    trace, method, problem = make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic")
+@pytest.mark.parametrize("diagnose_every", [0, 1])
+def test_very_long_vectors_have_their_memory_given_back(alone, diagnose_every, monkeypatch):
+    """Also where chunks are shorter than what lies between two trims, here ten commits."""
+    trace, method, problem = make_trace(workers=7, commits=EVERY), make_method("gem"), make_problem("quadratic")
     trims = []
     monkeypatch.setattr(asyncsim.tuning, "_ELEMENTS_TO_TRIM", 10 * problem.parameter_count)
-    monkeypatch.setattr(asyncsim.dispatched, "trim", lambda: trims.append(trim()))
-    dispatched(trace, method, problem).advance(EVERY)
+    monkeypatch.setattr(asyncsim.dispatched, "trim", lambda: trims.append(1))
+    dispatched(trace, method, problem, diagnose_every).advance(EVERY)
     assert len(trims) == EVERY // 10
+
+
+def test_very_long_vectors_of_few_commits_wait_at_a_time(alone, monkeypatch):
+    trace, method, problem = make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic")
+    running, made = dispatched(trace, method, problem), []
+    limit = Dispatched._limit_memory
+
+    def limit_and_look(self, numbers):
+        limit(self, numbers)
+        made.extend(number.is_ready() for number in numbers[:-3])
+
+    monkeypatch.setattr(Dispatched, "_limit_memory", limit_and_look)
+    running.advance(EVERY)
+    assert made and all(made)
+
+
+def test_memory_can_be_trimmed():
+    trim()
+
+
+def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
+    running = dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Dispatched, "_finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        running.advance(EVERY)
+    for use in (lambda: running.advance(EVERY), lambda: running.state, running.evaluate):
+        with pytest.raises(InputError, match="interrupted amid its commits, and cannot go on; make a new one"):
+            use()
 
 
 def test_a_state_can_be_gone_on_from():

@@ -272,6 +272,15 @@ def test_the_histogram_names_the_law_that_holds(named):
     assert named in legend(axes)
 
 
+@pytest.mark.parametrize(("compute", "out_of_view"), [("pareto(1, 1.5)", True), ("constant(1)", False)])
+def test_the_histogram_names_a_staleness_that_is_out_of_view(compute, out_of_view):
+    trace = simulate(Cluster(20, compute), 4000)
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    plots.staleness_histogram(axes, trace, warm_up=0)
+    assert (f", most {trace.frame['staleness'].max()}" in legend(axes)) is out_of_view
+    assert ("most" in legend(axes)) is out_of_view
+
+
 @pytest.mark.parametrize(
     "cluster",
     [

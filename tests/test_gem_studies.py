@@ -229,7 +229,7 @@ def test_numbers_of_workers_that_are_tried():
 
 # What is left when it ends early
 
-GO_ON = "; go on with the same options and --resume mine, without --out"
+GO_ON = "; go on with the same options and --resume mine instead of --out"
 
 
 def stop_at(monkeypatch, module, number: int) -> None:

@@ -116,6 +116,22 @@ def test_finished_results_are_kept_and_told(error):
     assert everything() == ["mine", "mine/summary.csv"]
 
 
+def test_interruptions_of_what_can_be_resumed_say_how():
+    with pytest.raises(KeyboardInterrupt) as new, results.new_folder("my own", "toy", resumable=True) as folder:
+        results.write_json(folder / "config.json", {"a": 1})
+        finish(folder)
+        raise KeyboardInterrupt
+    go_on = "what was finished is in my own; go on with the same options and --resume 'my own'"
+    assert str(new.value) == f"{go_on} instead of --out"
+    with pytest.raises(KeyboardInterrupt) as old, results.old_folder("my own", {"a": 1}):
+        raise KeyboardInterrupt
+    assert str(old.value) == go_on
+    with pytest.raises(KeyboardInterrupt) as never, results.new_folder("mine", "toy") as folder:
+        finish(folder)
+        raise KeyboardInterrupt
+    assert str(never.value) == "what was finished is in mine"
+
+
 def test_full_disk_leaves_the_file_as_it_was():
     path = results.write_json(Path("a/one.json"), {"x": 1})
 
