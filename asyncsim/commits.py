@@ -81,7 +81,10 @@ def build_commits(method: Method, layout: Layout):
             before, server_before, new_read, all_committed = carry
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
             worker = tree_row(state.workers._replace(learner=()), entry(piece.visit.worker, i))
-            own = worker, row(read, i), row(start, i), row(update, i), form(i, before, all_committed)
+            # Tied to the turn: of a piece with room for one commit XLA would else take work on its only rows out of the
+            # loop, as passes over memory of their own.
+            *given, _ = jax.lax.optimization_barrier((read, start, update, i))
+            own = worker, *(row(rows, i) for rows in given), form(i, before, all_committed)
             told = memories(i, all_committed)
             central, server, committed = commit(before, server_before, *own, visit, *told)
             # The worker's own read, atomic with its commit.

@@ -41,17 +41,7 @@ def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradie
         if not layout.in_turn:
             return ()
         shapes = jax.eval_shape(lambda *given: one(data, key, arguments(*given), 0), lanes, learner, piece)
-
-        def zeros(leaf: Any, rows: int = division.lanes) -> Array:
-            return jnp.zeros((rows, *leaf.shape), leaf.dtype)
-
-        made = jax.tree.map(zeros, shapes)
-        # Several devices gather just their lanes; they have pieces of several commits.
-        if division.piece_size > 1:
-            return made
-        # A second row, never filled: which row an array has only one of does not depend on a loop's index, so that XLA
-        # would move passes over the update alone out of the commits' loop, into memory of their own.
-        return made._replace(update=zeros(shapes.update, 2))
+        return jax.tree.map(lambda leaf: jnp.zeros((division.lanes, *leaf.shape), leaf.dtype), shapes)
 
     def run(data: Any, key: Array, lanes: Array, learner: Learner, piece: Pieces, into: Any) -> LocalResult:
         given = arguments(lanes, learner, piece)

@@ -4,8 +4,8 @@ A piece has room for ``piece_size`` commits. Reading rows of the carried ``[work
 and writing rows are three loops, each over the commits there are. They are loops even where a piece has room for one
 commit only: XLA fuses no work across a loop of unknown length, so it never reads a row after the first write (it would
 have to copy the whole array at every piece), and an update is a number in memory before it is applied, the same for
-every method. (What does not change from turn to turn it does move out of a loop: hence `asyncsim.rows.entry`, and the
-second row in `asyncsim.gradients`.)
+every method. (What does not change from turn to turn it does move out of a loop: hence `asyncsim.rows.entry` and the
+barrier in `asyncsim.commits`.)
 
 On several devices each runs this program on its own lanes and its own part of the vectors, see `asyncsim.division`.
 """
