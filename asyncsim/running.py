@@ -70,6 +70,8 @@ class Running:
         """
         if stop not in self._plan.stops:
             raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
+        # Given back at the end: whatever ends this early leaves commits that are made and not recorded.
+        held, self._state = self._held, None
         pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
         chunks = self._plan.chunks(self.position, stop)
         ahead = self._program.looks_ahead
@@ -79,9 +81,8 @@ class Running:
             starts, pieces = chunk
             following = next(chunks, None) if ahead else None
             told = (following and following[1],) if ahead else ()
-            formed = self._program.before(self._held, pieces) if self._plan.diagnosed[starts[0]] else None
-            held, self._state = self._held, None
-            self._state, records, first = self._program.advance(
+            formed = self._program.before(held, pieces) if self._plan.diagnosed[starts[0]] else None
+            held, records, first = self._program.advance(
                 held, self._train, self._key, pieces, np.int32(len(starts) - 1), *told
             )
             # While the devices work on a chunk, the host plans the next and looks at the one before. Then only the
@@ -93,6 +94,7 @@ class Running:
             pending = (starts, records, diagnostics)
         if pending is not None:
             self._take(*pending)
+        self._state = held
 
     def evaluate(self) -> list[dict[str, float]]:
         """Evaluate the central variables on the training and the test data; return a row for each finite member."""

@@ -56,7 +56,7 @@ VERY_LONG_VECTOR = 1_000_000
 #: Elements of central variables of that length that are made between two trims: 0.3 GB in float32.
 _ELEMENTS_TO_TRIM = 2**26
 #: Commits of such vectors that are dispatched before the first of them has to be made, as each that is not holds some:
-#: with one or four the rate is that of any number (two cores).
+#: with four the rate is that of any number (two cores).
 AHEAD = 4
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
 #: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.

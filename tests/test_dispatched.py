@@ -24,6 +24,7 @@ from event_loop import forced_deviation
 
 import asyncsim.dispatched
 import asyncsim.programs
+import asyncsim.running
 import asyncsim.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
 from asyncsim.allocation import trim
@@ -273,13 +274,14 @@ def test_memory_can_be_trimmed():
     trim()
 
 
-def test_an_interrupted_replay_says_that_it_cannot_go_on(monkeypatch):
+@pytest.mark.parametrize("where", [(Dispatched, "_finish"), (asyncsim.running.Running, "_take")])
+def test_an_interrupted_replay_says_that_it_cannot_go_on(where, monkeypatch):
     running = dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
 
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Dispatched, "_finish", interrupt)
+    monkeypatch.setattr(*where, interrupt)
     with pytest.raises(KeyboardInterrupt):
         running.advance(EVERY)
     for use in (lambda: running.advance(EVERY), lambda: running.state, running.evaluate):
