@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.methods.method import Array, Memories, Method, State
-from asyncsim.replay_state import Layout, Pieces, ReplayState
-from asyncsim.rows import entry, row, set_row, tree_row
+from asyncsim.methods.method import Array, Memories, Method, State, add, send_update
+from asyncsim.replay_state import Layout, Pieces, ReplayState, WorkerRow
+from asyncsim.rows import entry, row, set_row, set_tree_row, tree_row
 
 
 class Squares(NamedTuple):
@@ -20,11 +20,9 @@ class Squares(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What a piece's commits leave: leaves with leading axis ``piece_size``."""
+    """What a piece's commits leave beside the state: leaves with leading axis ``piece_size``."""
 
-    method: State
-    memory: State
-    proxy: State
+    memory: State  # written to the state after the piece, as methods may see the memories of all workers
     central: Any  #: the central variable after each commit, if reads need its history; else ``()``
     squares: Squares
 
@@ -34,19 +32,21 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
 
     The first goes from the central variable, the server's state, the worker's row, its read, start and update, the
     central variable that the message is formed with, the visit and, if the method sees them, the memories of all
-    workers to the central variable and the server's state after it, and what else it leaves.
+    workers to the central variable, the server's state and the worker's row after it, and the squared norms.
     """
     division = layout.division
+    adds_update = method.message is send_update and method.apply is add
 
     def commit(central, server, worker, read, start, update, form, visit, *memories):
         origin = method.origin(worker.method, read) if method.origin else read
         message, method_state, _ = method.message(worker.method, update, start, form, visit)
         applied = method.apply(server, central, message, worker.memory, visit, *memories)
         proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + update
-        squares = Squares(*map(division.square, (applied.central - central, applied.central - origin, proxy)))
-        kept = () if method.proxy else proxy
-        after = applied.central if layout.keeps_history else ()
-        return applied.central, applied.server, Committed(method_state, applied.memory, kept, after, squares)
+        # The difference would need the central variable before the commit, and so a copy of it.
+        step = update if adds_update else applied.central - central
+        squares = Squares(*map(division.square, (step, applied.central - origin, proxy)))
+        row = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, learner=())
+        return applied.central, applied.server, row, squares
 
     def reply(server, central, memory, visit):
         return central if method.reply is None else method.reply(server, central, memory, visit)
@@ -55,11 +55,18 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
 
 
 def build_commits(method: Method, layout: Layout):
-    """Return the function that commits a piece's updates, one after the other."""
+    """Return the function that commits a piece's updates, one after the other.
+
+    It goes from the state, the piece, the rows of its workers (``[piece_size]``, as they are before it: each worker
+    commits once), what they read, their starts and updates to the state after it and what else the commits leave. The
+    memories in the state are those before the piece.
+    """
     division = layout.division
     commit, reply = build_commit(method, layout)
 
-    def commits(state: ReplayState, piece: Pieces, read: Array, start: Array, update: Array, scratch: Committed):
+    def commits(
+        state: ReplayState, piece: Pieces, rows: WorkerRow, read: Array, start: Array, update: Array, scratch: Committed
+    ) -> tuple[ReplayState, Committed]:
         def form(i: Array, central: Array, committed: Committed) -> Array:
             """Return the central variable that message ``i`` is formed with."""
             if not layout.separate_forms:
@@ -78,23 +85,29 @@ def build_commits(method: Method, layout: Layout):
             return (Memories(state.workers.memory, committed.memory, worker),)
 
         def step(i, carry):
-            before, server_before, new_read, all_committed = carry
+            before, server_before, new_read, workers, committed = carry
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
-            worker = tree_row(state.workers._replace(learner=()), entry(piece.visit.worker, i))
             # Tied to the turn: of a piece with room for one commit XLA would else take work on its only rows out of the
             # loop, as passes over memory of their own.
-            *given, _ = jax.lax.optimization_barrier((read, start, update, i))
-            own = worker, *(row(rows, i) for rows in given), form(i, before, all_committed)
-            told = memories(i, all_committed)
-            central, server, committed = commit(before, server_before, *own, visit, *told)
+            *given, _ = jax.lax.optimization_barrier((rows, read, start, update, i))
+            worker, *own = (tree_row(leaves, i) for leaves in given)
+            told = memories(i, committed)
+            formed = form(i, before, committed)
+            central, server, left, squares = commit(before, server_before, worker, *own, formed, visit, *told)
             # The worker's own read, atomic with its commit.
             if layout.reads == "after":
-                new_read = set_row(new_read, reply(server, central, committed.memory, visit), piece.slot[i])
+                new_read = set_row(new_read, reply(server, central, left.memory, visit), piece.slot[i])
             elif layout.reads == "before":
                 new_read = set_row(new_read, reply(server_before, before, worker.memory, visit), piece.slot[i])
-            all_committed = jax.tree.map(lambda all_, new: set_row(all_, new, i), all_committed, committed)
-            return central, server, new_read, all_committed
+            workers = set_tree_row(workers, left._replace(memory=()), piece.visit.worker[i])
+            after = central if layout.keeps_history else ()
+            committed = set_tree_row(committed, Committed(left.memory, after, squares), i)
+            return central, server, new_read, workers, committed
 
-        return jax.lax.fori_loop(0, piece.size, step, (state.central, state.server, state.read, scratch))
+        carried = state.workers._replace(memory=(), learner=())
+        carry = (state.central, state.server, state.read, carried, scratch)
+        central, server, new_read, carried, committed = jax.lax.fori_loop(0, piece.size, step, carry)
+        workers = state.workers._replace(method=carried.method, proxy=carried.proxy)
+        return ReplayState(central, server, new_read, state.form, workers), committed
 
     return commits

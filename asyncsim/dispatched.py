@@ -232,15 +232,13 @@ def _build_commit_and_reply(method: Method, layout: Layout, room: int) -> Callab
         if method.sees_loss:
             visit = visit._replace(loss=loss.astype(visit.time.dtype))
         formed = form if layout.separate_forms else central
-        after, server_after, left = commit(central, server, row, read, start, update, formed, visit)
+        after, server_after, left, squares = commit(central, server, row, read, start, update, formed, visit)
         if layout.reads == "after":
             seen: Any = reply(server_after, after, left.memory, visit)
         else:
             seen = reply(server, central, row.memory, visit) if layout.reads == "before" else ()
-        squares = left.squares
         numbers = loss.astype(central.dtype), jnp.sqrt(squares.update), squares.moved / 2, squares.proxy / 2
-        worker = WorkerRow(left.method, left.memory, left.proxy, learner=())
-        return after, server_after, worker, learner, seen, jnp.stack(numbers)
+        return after, server_after, left, learner, seen, jnp.stack(numbers)
 
     return commit_and_reply
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from asyncsim.tuning import DIVIDED, EVEN
+from asyncsim.tuning import DIVIDED, EVEN, FOLDED_BELOW, FOLDED_FROM, FOLDS
 
 Array = jax.Array
 
@@ -115,7 +115,15 @@ class Division(NamedTuple):
         if self.padded > self.parameters:
             held = self.parameters - lax.axis_index(DEVICES) * self.shard
             vector = jnp.where(jnp.arange(self.shard, dtype=jnp.int32) < held, vector, 0)
-        return jnp.vdot(vector, vector) if vector.ndim == 1 else jnp.sum(vector * vector, -1)
+        if vector.ndim > 1:
+            return jnp.sum(vector * vector, -1)
+        if not FOLDED_FROM <= vector.size < FOLDED_BELOW:
+            return jnp.vdot(vector, vector)
+        # Part upon part, of which XLA makes one pass over whatever the vector is computed from.
+        part = vector.size // FOLDS
+        folded = sum(vector[i * part : (i + 1) * part] ** 2 for i in range(FOLDS))
+        rest = vector[FOLDS * part :]
+        return jnp.sum(folded) + jnp.vdot(rest, rest)
 
     def total(self, parts: Any) -> Any:
         """Return the sum of the devices' parts of squared norms."""

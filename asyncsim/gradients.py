@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array
 from asyncsim.replay_state import Layout, Pieces
-from asyncsim.rows import set_row, tree_row
+from asyncsim.rows import set_tree_row, tree_row
 
 
 class Gradients(NamedTuple):
@@ -50,7 +50,7 @@ def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradie
 
         def next_lane(lane, results):
             made = one(data, key, given, lane)
-            return jax.tree.map(lambda all_, new: set_row(all_, new, lane), results, made)
+            return set_tree_row(results, made, lane)
 
         # Also on devices without a commit in the last lane: they would only wait for the others, and XLA ends a process
         # where one waits for a minute.

@@ -13,7 +13,7 @@ import numpy as np
 from asyncsim.local import LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import Pieces
-from asyncsim.rows import set_row
+from asyncsim.rows import set_tree_row
 from asyncsim.side_by_side import Start
 
 
@@ -116,7 +116,7 @@ def build_gradients(method: Method, local: Callable[..., LocalResult], room: int
             return one(0)
 
         def next_one(place: Array, made: Made) -> Made:
-            return jax.tree.map(lambda all_, new: set_row(all_, new, place), made, one(place))
+            return set_tree_row(made, one(place), place)
 
         shapes = jax.eval_shape(one, 0)
         nothing = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), shapes)

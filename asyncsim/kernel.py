@@ -1,11 +1,11 @@
 """The jitted heart of the replay: the gradients of a piece, then its commits one after the other.
 
-A piece has room for ``piece_size`` commits. Reading rows of the carried ``[workers, parameters]`` arrays, committing,
-and writing rows are three loops, each over the commits there are. They are loops even where a piece has room for one
-commit only: XLA fuses no work across a loop of unknown length, so it never reads a row after the first write (it would
-have to copy the whole array at every piece), and an update is a number in memory before it is applied, the same for
-every method. (What does not change from turn to turn it does move out of a loop: hence `asyncsim.rows.entry` and the
-barrier in `asyncsim.commits`.)
+A piece has room for ``piece_size`` commits. Reading rows of the carried ``[workers, parameters]`` arrays, and
+committing, which writes them, are loops apart, each over the commits there are. They are loops even where a piece has
+room for one commit only: XLA fuses no work across a loop of unknown length, so it never reads a row after the first
+write (it would have to copy the whole array at every piece), and an update is a number in memory before it is applied,
+the same for every method. (What does not change from turn to turn it does move out of a loop: hence
+`asyncsim.rows.entry` and the barrier in `asyncsim.commits`.)
 
 On several devices each runs this program on its own lanes and its own part of the vectors, see `asyncsim.division`.
 """
@@ -23,7 +23,7 @@ from asyncsim.gradients import build_gradients
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import First, Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
-from asyncsim.rows import copy_blocks, entry, read_rows, row, set_row, tree_row, write_rows
+from asyncsim.rows import copy_blocks, read_rows, row, set_row, set_tree_row, tree_row, write_rows
 
 
 class Scratch(NamedTuple):
@@ -32,6 +32,7 @@ class Scratch(NamedTuple):
     What a method or its gradients have no use for is ``()`` there.
     """
 
+    rows: WorkerRow
     read: Array
     start: Any
     learner: Learner
@@ -81,7 +82,7 @@ def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Lay
             piece = jax.tree.map(lambda leaf: row(leaf, index), pieces)
             state, scratch, loss, made = one_piece(state, scratch, data, key, piece)
             losses = set_row(losses, loss, index)
-            squares = jax.tree.map(lambda all_, one: set_row(all_, one, index), squares, scratch.committed.squares)
+            squares = set_tree_row(squares, scratch.committed.squares, index)
             # A loop of one turn or none, as a condition would copy both vectors at every piece.
             first = jax.lax.fori_loop(0, jnp.int32(index == 0), lambda _, first: made, first)
             return state, scratch, losses, squares, first
@@ -110,22 +111,24 @@ def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Lay
         vectors = rows(state.central[None])
         lanes = jnp.zeros((division.lanes, *layout.of_members, division.padded), vectors.dtype)
         learner = jax.tree.map(lambda leaf: rows(leaf, division.lanes), state.workers.learner)
-        method_rows, memory, proxy = jax.tree.map(rows, tuple(state.workers[:3]))
+        own = jax.tree.map(rows, state.workers._replace(learner=()))
         squares = Squares(*(jnp.zeros(recorded, vectors.dtype) for _ in Squares._fields))
         return Scratch(
+            rows=own,
             read=vectors,
             start=vectors if method.resume else (),
             learner=learner,
             results=gradients.empty(data, key, lanes, learner, jax.tree.map(lambda leaf: leaf[0], pieces)),
-            committed=Committed(method_rows, memory, proxy, vectors if layout.keeps_history else (), squares),
+            committed=Committed(own.memory, vectors if layout.keeps_history else (), squares),
         )
 
     def one_piece(state: ReplayState, scratch: Scratch, data: Any, key: Array, piece: Pieces):
         worker, count = piece.visit.worker, piece.size
+        rows = read_rows(state.workers._replace(learner=()), worker, count, scratch.rows)
         read = read_rows(state.read, piece.slot, count, scratch.read)
         start: Any = read
         if method.resume is not None:
-            start = _read_starts(method, state.workers.method, read, piece, scratch.start)
+            start = _starts(method, rows.method, read, count, scratch.start)
         lanes = division.to_lanes(start)
         own = division.own(worker)
         learner = read_rows(state.workers.learner, own, division.own_count(count), scratch.learner)
@@ -134,11 +137,15 @@ def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Lay
         if method.sees_loss:
             loss = division.of_all(results.loss).astype(piece.visit.time.dtype)
             piece = piece._replace(visit=piece.visit._replace(loss=loss))
-        state, committed = _finish_piece(layout, commits, state, piece, read, start, update, scratch.committed)
-        learnt = division.of_all(results.learner)
-        learners = write_rows(state.workers.learner, learnt, worker, count)
-        state = state._replace(workers=state.workers._replace(learner=learners))
+        before = state.central
+        state, committed = commits(state, piece, rows, read, start, update, scratch.committed)
+        if layout.keeps_history:
+            state = _read_separately(layout, state, piece, jnp.concatenate([before[None], committed.central]))
+        left = committed.memory, division.of_all(results.learner)
+        memory, learner_rows = write_rows((state.workers.memory, state.workers.learner), left, worker, count)
+        state = state._replace(workers=state.workers._replace(memory=memory, learner=learner_rows))
         scratch = Scratch(
+            rows=rows,
             read=read,
             start=start if method.resume else (),
             learner=learner,
@@ -150,37 +157,20 @@ def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Lay
     return advance
 
 
-def _finish_piece(
-    layout: Layout,
-    commits: Callable[..., Any],
-    state: ReplayState,
-    piece: Pieces,
-    read: Array,
-    start: Array,
-    update: Array,
-    scratch: Committed,
-) -> tuple[ReplayState, Committed]:
-    """Commit a piece's updates; write what the commits leave and what separate reads saw."""
-    central, server, new_read, committed = commits(state, piece, read, start, update, scratch)
-    form = state.form
-    if layout.keeps_history:
-        history = jnp.concatenate([state.central[None], committed.central])
-        new_read = _write_separate(new_read, history, piece.reads, layout.read_blocks)
-        form = _write_separate(form, history, piece.form_reads)
-    rows = WorkerRow(committed.method, committed.memory, committed.proxy, learner=())
-    workers = write_rows(state.workers._replace(learner=()), rows, piece.visit.worker, piece.size)
-    workers = workers._replace(learner=state.workers.learner)
-    return ReplayState(central, server, new_read, form, workers), committed
-
-
-def _read_starts(method: Method, workers: Any, read: Array, piece: Pieces, into: Array) -> Array:
+def _starts(method: Method, rows: Any, read: Array, count: Array, into: Array) -> Array:
     """Return where the workers whose replicas live on start from."""
     resume: Any = method.resume
 
     def one(i, into):
-        return set_row(into, resume(tree_row(workers, entry(piece.visit.worker, i)), row(read, i)), i)
+        return set_row(into, resume(tree_row(rows, i), row(read, i)), i)
 
-    return jax.lax.fori_loop(0, piece.size, one, into)
+    return jax.lax.fori_loop(0, count, one, into)
+
+
+def _read_separately(layout: Layout, state: ReplayState, piece: Pieces, history: Array) -> ReplayState:
+    """Make the separate reads of a piece, given the central variable before it and after each of its commits."""
+    read = _write_separate(state.read, history, piece.reads, layout.read_blocks)
+    return state._replace(read=read, form=_write_separate(state.form, history, piece.form_reads))
 
 
 def _write_separate(array: Array, history: Array, reads: ReadsOfPiece, blocks: int = 1) -> Array:

@@ -23,6 +23,11 @@ def tree_row(tree: Any, index: Any) -> Any:
     return jax.tree.map(lambda leaf: row(leaf, index), tree)
 
 
+def set_tree_row(tree: Any, rows: Any, index: Any) -> Any:
+    """Return the tree with the same row of every leaf replaced."""
+    return jax.tree.map(lambda leaf, one: set_row(leaf, one, index), tree, rows)
+
+
 def entry(index: Array, i: Any) -> Array:
     """Return ``index[i]``, of which XLA cannot tell that it is the same in each turn of a loop over ``i``.
 
@@ -36,7 +41,7 @@ def read_rows(tree: Any, index: Array, count: Array, into: Any) -> Any:
     """Read the first ``count`` rows that the index names, in its order; the others are what ``into`` held."""
 
     def read(i, rows):
-        return jax.tree.map(lambda all_, leaf: set_row(all_, row(leaf, entry(index, i)), i), rows, tree)
+        return set_tree_row(rows, tree_row(tree, entry(index, i)), i)
 
     return jax.lax.fori_loop(0, count, read, into)
 
@@ -45,7 +50,7 @@ def write_rows(tree: Any, rows: Any, index: Array, count: Array) -> Any:
     """Write the first ``count`` rows to where the index says."""
 
     def write(i, tree):
-        return jax.tree.map(lambda leaf, new: set_row(leaf, row(new, i), index[i]), tree, rows)
+        return set_tree_row(tree, tree_row(rows, i), index[i])
 
     return jax.lax.fori_loop(0, count, write, tree)
 

@@ -61,6 +61,11 @@ AHEAD = 4
 #: Parts of vectors from so many elements on get a multiple of so many. XLA divides loops over them among threads, and
 #: does not vectorize those that do not divide evenly: an update of MNIST's network took three to six times as long.
 DIVIDED, EVEN = 4096, 64
+#: The squares of vectors of so many elements are summed in so many parts, laid upon each other first: 1.03 to 1.05 the
+#: rate of dot products (digits), for which XLA calls a library that takes the vector from memory. Of longer vectors it
+#: would divide the parts among threads, as above: three times as slow.
+FOLDED_FROM, FOLDS = _FEW_PARAMETERS, 8
+FOLDED_BELOW = FOLDS * DIVIDED
 
 # CPU: two cores; a quadratic of 16 parameters (few), the perceptron of digits and MNIST's network (many), 10 and 100
 # workers. A batched gradient of many parameters is no quicker there than one after the other, and what a piece holds

@@ -15,6 +15,7 @@ RATIOS = (
     ("replay", "usual loop"),
     ("replay", "usual loop, XLA's convolutions"),
     ("replay", "usual loop, PyTorch"),
+    ("gradients alone", "usual loop"),
     ("ensemble of 32", "usual loop"),
     ("gradients alone", "gradients alone, PyTorch"),
     ("simulate", "usual SimPy model"),
