@@ -36,7 +36,7 @@ from asyncsim.study_config import StudyConfig, StudyOptions
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
     from asyncsim.executor import Executor
     from asyncsim.run import Run
     from asyncsim.trace import Trace
@@ -149,7 +149,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
     InputError
         An option that cannot be used, whatever cell it belongs to.
     """
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
     from asyncsim.study_factories import factory_options
 
     methods: dict[Any, Any] = {}
@@ -210,7 +210,8 @@ def run_cells(
         Passed on; tables and figures of the runs that were finished are there then, and ``config.json`` names those
         that are missing.
     """
-    from asyncsim.comparison import compare, missing
+    from asyncsim.cell import missing
+    from asyncsim.comparison import compare
 
     record = {"study": study, **config.record(_methods(cells), cells[0].problem)}
     if any(cell.values for cell in cells):
@@ -276,7 +277,7 @@ def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str],
     tables : sequence of str
         Names of the study's own files in the folder.
     """
-    from asyncsim.comparison import averaged, outcome_table
+    from asyncsim.outcome import averaged, outcome_table
 
     print(f"{averaged(summary)}\n{outcome_table(summary, by)}")
     files = [name for name in tables if (folder / name).exists()]

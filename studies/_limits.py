@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from asyncsim import results
-from asyncsim.comparison import FINAL_SHARE, meet, same_gradients
+from asyncsim.cell import meet, same_gradients
 from asyncsim.executor import Failure, Failures, map_kept, tell
+from asyncsim.outcome import FINAL_SHARE
 from asyncsim.simulation import simulate
 from asyncsim.wave_replay import replay
 
 if TYPE_CHECKING:
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
     from asyncsim.executor import Executor
     from asyncsim.run import Run
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from asyncsim.cell import meet
 from asyncsim.cluster import Cluster
-from asyncsim.comparison import meet
 from asyncsim.laws import Constant, Gamma
 from asyncsim.methods import METHODS, Method
 from asyncsim.problems import Problem, digits, mnist, quadratic

@@ -26,7 +26,7 @@ from asyncsim.tabulation import tabulated
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
     from asyncsim.methods import Method
 
 #: The best momentum of each number of workers, beside the summary of all runs.

@@ -18,7 +18,7 @@ from asyncsim.sweep import Result, read, run_cells, sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
     from asyncsim.run import Run
     from asyncsim.trace import Trace
 

@@ -106,7 +106,7 @@ def _ensemble(
     config: Config, cluster: "Cluster", method: "Method", problem: "Problem", seed: int
 ) -> list[dict[str, Any]]:
     """Return the rows of a method and a seed: one for each number of models."""
-    from asyncsim.comparison import meet
+    from asyncsim.cell import meet
     from asyncsim.methods import Timing
     from asyncsim.simulation import simulate
     from asyncsim.wave_replay import replay

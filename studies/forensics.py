@@ -36,7 +36,7 @@ from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
     from asyncsim.curves import Curve
     from asyncsim.run import Run
 
@@ -253,7 +253,7 @@ def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
     """Return the curves of a cluster that is to be found again, with seeds that the study does not use."""
     import pandas as pd
 
-    from asyncsim.comparison import meet
+    from asyncsim.cell import meet
     from asyncsim.simulation import simulate
     from asyncsim.wave_replay import replay
 

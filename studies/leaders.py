@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
     from asyncsim.methods import Method
     from asyncsim.run import Run
 

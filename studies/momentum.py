@@ -25,7 +25,7 @@ from asyncsim.sweep import Result, SweepConfig, draw, study_folder, sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
     from asyncsim.executor import Executor
     from asyncsim.methods import Method
     from asyncsim.problems import Problem

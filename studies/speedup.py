@@ -19,7 +19,7 @@ from asyncsim.study_config import LawLike, MethodLike
 from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
 
 if TYPE_CHECKING:
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def run(config: Config) -> Result:
         Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
 
     with config.computing_device():
         methods, problem = config.make_methods(), config.make_problem()
@@ -50,7 +50,8 @@ def run(config: Config) -> Result:
 
 def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "pd.DataFrame") -> str:
     """Return the tables that the study prints: each timing against theory, and the methods side by side."""
-    from asyncsim.comparison import averaged, outcome_table, timings
+    from asyncsim.cell import timings
+    from asyncsim.outcome import averaged, outcome_table
 
     groups = timings(cluster, methods)
     lines = []

@@ -34,7 +34,7 @@ from asyncsim.wording import counted
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.comparison import Cell
+    from asyncsim.cell import Cell
 
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 #: What the tables by workers and windows print, and its column in grid.csv.

@@ -14,7 +14,7 @@ from event_loop import deviation
 from formulas import CURVATURE, MU, RATE, START
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
-from asyncsim.comparison import meet
+from asyncsim.cell import meet
 from asyncsim.methods import METHODS, gradient_steps
 from asyncsim.study_config import StudyConfig
 from asyncsim.wave_replay import Replay, replay

@@ -10,7 +10,7 @@ from cases import EVERY, FORCED, make_method, make_problem, stopping
 from event_loop import deviation, forced_deviation
 
 from asyncsim import Cluster, Gamma, InputError, methods, problems, replay_ensemble, simulate
-from asyncsim.comparison import meet
+from asyncsim.cell import meet
 from asyncsim.delays import delays
 from asyncsim.methods import Timing
 from asyncsim.wave_replay import Replay, replay

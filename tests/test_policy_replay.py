@@ -31,7 +31,7 @@ from asyncsim import (
     simulate,
     study,
 )
-from asyncsim.comparison import meet
+from asyncsim.cell import meet
 from asyncsim.methods import Timing
 from asyncsim.plan import Plan
 from asyncsim.study_config import StudyConfig
