@@ -48,6 +48,7 @@ _MARKS = {
     "replay": Mark(look.BLUE),
     "replay and simulation": Mark(look.SKY),
     "usual loop": Mark(look.ORANGE),
+    "usual loop, same records": Mark(look.GREY),
     "usual loop, XLA's convolutions": Mark(look.GREEN),
     "usual loop, PyTorch": Mark(look.VERMILLION),
     "simulate": Mark(look.BLUE),

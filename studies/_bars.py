@@ -42,6 +42,7 @@ RATIO_BARS = (
     Bar("digits", (100,), "replay / gradients alone", 0.5, others=True),
     Bar("cnn", (10, 100), "replay / gradients alone", 0.90),
     Bar("digits", (100,), "replay / usual loop", 2.2),
+    Bar("digits", (100,), "replay / usual loop, same records", 2.2),
     Bar("quadratic", (100,), "replay / usual loop", 10.0),
     Bar("quadratic", (100,), "ensemble of 32 / usual loop", 30.0),
     Bar("cnn", (10, 100), "gradients alone / gradients alone, PyTorch", 1.5),

@@ -54,6 +54,10 @@ def usual_model(cluster: Cluster, commits: int, seed: int = 0) -> np.ndarray:
     return np.array(visits[:commits])
 
 
+#: Of the proxy that `asyncsim.replay` keeps for methods without one, by default.
+PROXY_MOMENTUM = 0.9
+
+
 class Events:
     """The heap of an event loop: whose computation ends next, and when.
 
@@ -94,11 +98,13 @@ class Minibatches:
 class UsualLoop:
     """A heap of events, one jitted gradient and one jitted update per event, separate arrays per worker.
 
-    Made once, so that compilation can be left out of the measurement.
+    It keeps the losses or, if it ``records``, all that a replay records of a commit, and for that a proxy's momentum of
+    each worker. Made once, so that compilation can be left out of the measurement.
     """
 
-    def __init__(self, method: Method, problem: Problem, seed: int = 0):
+    def __init__(self, method: Method, problem: Problem, seed: int = 0, records: bool = False):
         self.method, self.seed = method, seed
+        self._keeps_proxy = records and method.proxy is None
         self.minibatches = Minibatches(problem, seed)
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), problem.init(jax.random.key(seed)))
         self.start, unravel = ravel_pytree(params)
@@ -115,16 +121,27 @@ class UsualLoop:
             return loss, ravel_pytree(steps)[0]
 
         @jax.jit
-        def update(central, server, worker, memory, step, start, facts):
+        def update(central, server, worker, memory, proxy, step, start, facts):
             visit = _visit(facts)
+            origin = method.origin(worker, start) if method.origin else start
             message, worker, _ = method.message(worker, step, start, central, visit)
             applied = method.apply(server, central, message, memory, visit)
-            return applied.central, applied.server, worker, applied.memory
+            recorded: Any = ()
+            if records:
+                momentum = method.proxy(worker) if method.proxy else PROXY_MOMENTUM * proxy + step
+                proxy = momentum if self._keeps_proxy else ()
+                vectors = applied.central - central, applied.central - origin, momentum
+                recorded = jnp.stack([jnp.vdot(vector, vector) for vector in vectors])
+            return applied.central, applied.server, worker, applied.memory, proxy, recorded
 
         self.gradient, self.update = gradient, update
 
     def run(self, cluster: Cluster, commits: int) -> Any:
-        """Run some commits from the start; return the central variable and the losses."""
+        """Run some commits from the start; return the central variable, the losses and what else is recorded.
+
+        That is for each commit ``[3]``: the squared norms of the central variable's step, of its way from where the
+        worker measures it, and of the proxy's momentum.
+        """
         n = cluster.workers
         events, batches = Events(cluster, commits, self.seed), self.minibatches.of(n)
         key = jax.random.key(self.seed)
@@ -132,19 +149,21 @@ class UsualLoop:
         starts, reads, jobs = [central] * n, [0] * n, [0] * n
         # Nothing is changed in place, so all may begin with the same arrays.
         workers, memories = [self.method.init_worker(central)] * n, [self.method.init_memory(central)] * n
-        losses = []
+        proxies: list[Any] = [jnp.zeros_like(central) if self._keeps_proxy else ()] * n
+        losses, recorded = [], []
         for commit in range(commits):
             i = events.next()
             facts = np.array([commit - reads[i], i, jobs[i], commit], np.int32)
             rows = batches.rows([i], [jobs[i]])[0, 0] if batches is not None else None
             loss, step = self.gradient(starts[i], self.data, rows, key, facts)
-            central, server, workers[i], memories[i] = self.update(
-                central, server, workers[i], memories[i], step, starts[i], facts
+            central, server, workers[i], memories[i], proxies[i], numbers = self.update(
+                central, server, workers[i], memories[i], proxies[i], step, starts[i], facts
             )
             losses.append(loss)
+            recorded.append(numbers)
             starts[i], reads[i], jobs[i] = central, commit + 1, jobs[i] + 1
             events.start(jobs[i])
-        return jax.block_until_ready((central, losses))
+        return jax.block_until_ready((central, losses, recorded))
 
 
 def with_usual_convolutions(problem: Problem) -> Problem:

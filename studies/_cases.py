@@ -119,8 +119,10 @@ class Bench:
         ]
         if usual:
             found.append(self._usual_loop("usual loop", _baselines.UsualLoop(method, self.problem)))
+            recording = _baselines.UsualLoop(method, self.problem, records=True)
+            found.append(self._usual_loop("usual loop, same records", recording))
             if self.task == "cnn":
-                # The loop before has this package's layers, which are quicker than those that one would write.
+                # The loops before have this package's layers, which are quicker than those that one would write.
                 with_xla = _baselines.UsualLoop(method, _baselines.with_usual_convolutions(self.problem))
                 found.append(self._usual_loop("usual loop, XLA's convolutions", with_xla))
         found += self._limits(replaying.at_once)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, look, methods, problems, simulate, study
+from asyncsim import Cluster, InputError, look, methods, problems, replay, simulate, study
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.study import load_file, shipped
 
@@ -84,7 +84,7 @@ def told(capsys):
 def test_loops_in_jax_and_in_pytorch_compute_the_same(task, method):
     problem, cluster, commits = PROBLEMS[task](), Cluster(3, "gamma(1, 0.2)", service=0.0), 8
     pytorch = private("pytorch")
-    central, losses = baselines.UsualLoop(METHODS[method], problem).run(cluster, commits)
+    central, losses, _ = baselines.UsualLoop(METHODS[method], problem).run(cluster, commits)
     theirs, their_losses = pytorch.TorchLoop(METHODS[method], problem).run(cluster, commits)
     # In float32; GEM divides by updates that may be as small as rounding, so a few elements may differ by the clip.
     np.testing.assert_allclose(their_losses, np.array(losses), rtol=2e-3 if method == "gem" else 1e-4)
@@ -94,12 +94,26 @@ def test_loops_in_jax_and_in_pytorch_compute_the_same(task, method):
     assert agree.mean() > (0.99 if method == "gem" else 0.99999)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_usual_loop_can_record_what_a_replay_does(method):
+    problem, cluster, commits = PROBLEMS["quadratic"](), Cluster(1, "gamma(1, 0.2)", service=0.0), 20
+    plain = baselines.UsualLoop(METHODS[method], problem).run(cluster, commits)
+    central, losses, recorded = baselines.UsualLoop(METHODS[method], problem, records=True).run(cluster, commits)
+    np.testing.assert_allclose(central, plain[0], rtol=1e-6)
+    replayed = replay(simulate(cluster, commits), METHODS[method], problem, progress=False).commits
+    update, moved, proxy = np.array(recorded).T
+    np.testing.assert_allclose(losses, replayed["loss"], rtol=1e-5)
+    np.testing.assert_allclose(np.sqrt(update), replayed["update_norm"], rtol=1e-5)
+    np.testing.assert_allclose(moved / 2, replayed["central_energy"], rtol=1e-5)
+    np.testing.assert_allclose(proxy / 2, replayed["proxy_energy"], rtol=1e-5)
+
+
 @needs_torch
 @pytest.mark.parametrize("task", PROBLEMS)
 def test_pytorchs_gradients_alone_are_at_the_initial_parameters(task):
     problem = PROBLEMS[task]()
     losses = private("pytorch").TorchGradients(problem, workers=3).run(4)
-    _, expected = baselines.UsualLoop(METHODS["downpour"], problem).run(Cluster(3, 1.0, service=0.0), 1)
+    _, expected, _ = baselines.UsualLoop(METHODS["downpour"], problem).run(Cluster(3, 1.0, service=0.0), 1)
     assert losses.shape == (4,) and losses[0] == pytest.approx(float(expected[0]), rel=1e-4)
 
 
@@ -365,7 +379,8 @@ def test_study_of_a_replay_writes_what_can_be_read(told, monkeypatch):
     assert list(rows.columns) == list(turns.TURN_COLUMNS)
     assert (rows["per_second"] == rows["amount"] / rows["seconds"]).all() and (rows["setup_seconds"] >= 0).all()
     assert set(rows.groupby(["workers", "method"]).size()) == {2 * rows["contender"].nunique()}
-    contenders = {"replay", "replay and simulation", "usual loop", "gradients alone", "ensemble of 2"}
+    contenders = {"replay", "replay and simulation", "gradients alone", "ensemble of 2"}
+    contenders |= {"usual loop", "usual loop, same records"}
     assert contenders <= set(rows["contender"])
     swept = tables["sweep"][tables["sweep"]["best"]]
     assert list(swept[~swept["way"].str.startswith("PyTorch")]["workers"]) == [2, 3]
