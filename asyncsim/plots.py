@@ -136,8 +136,10 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
         label = f"long-run {expected.law}: mean {least}{_digits(expected.in_system)}"
         axes.axhline(expected.in_system, color=BLACK, linestyle="--", linewidth=1, label=label)
     axes.set_xlim(0, time[-1])
-    axes.set_ylim(0, max(top, 0 if expected is None else expected.in_system) * 1.05)
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    highest = max(top, 0 if expected is None else expected.in_system) * 1.05
+    axes.set_ylim(0, highest)
+    # Visits are whole, but their means may all lie between two numbers.
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=highest >= 3, steps=[1, 2, 5, 10]))
     _legend_on_top(axes)
 
 
