@@ -14,7 +14,7 @@ from asyncsim.rows import entry, row, set_row, set_tree_row, tree_row
 class Squares(NamedTuple):
     """Squared norms at each commit, ``[..., piece_size]``; on each device those of its part of the vectors."""
 
-    update: Array  # of the central variable's step
+    update: Array  # of the central variable's step; before it is rounded where the server `adds_update`
     moved: Array  # of its way since the worker's origin
     proxy: Array  # of the proxy's momentum
 
@@ -27,6 +27,11 @@ class Committed(NamedTuple):
     squares: Squares
 
 
+def adds_update(method: Method) -> bool:
+    """Return whether the server adds the update as it is: it is the step then, which need not be formed anew."""
+    return method.message is send_update and method.apply is add
+
+
 def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Callable[..., Array]]:
     """Return the function that makes one commit, and the one that tells what its worker reads at that visit.
 
@@ -35,7 +40,6 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
     workers to the central variable, the server's state and the worker's row after it, and the squared norms.
     """
     division = layout.division
-    adds_update = method.message is send_update and method.apply is add
 
     def commit(central, server, worker, read, start, update, form, visit, *memories):
         origin = method.origin(worker.method, read) if method.origin else read
@@ -43,10 +47,10 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
         applied = method.apply(server, central, message, worker.memory, visit, *memories)
         proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + update
         # The difference would need the central variable before the commit, and so a copy of it.
-        step = update if adds_update else applied.central - central
+        step = update if adds_update(method) else applied.central - central
         squares = Squares(*map(division.square, (step, applied.central - origin, proxy)))
-        row = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, learner=())
-        return applied.central, applied.server, row, squares
+        left = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, learner=())
+        return applied.central, applied.server, left, squares
 
     def reply(server, central, memory, visit):
         return central if method.reply is None else method.reply(server, central, memory, visit)
@@ -58,14 +62,20 @@ def build_commits(method: Method, layout: Layout):
     """Return the function that commits a piece's updates, one after the other.
 
     It goes from the state, the piece, the rows of its workers (``[piece_size]``, as they are before it: each worker
-    commits once), what they read, their starts and updates to the state after it and what else the commits leave. The
-    memories in the state are those before the piece.
+    commits once), what they read, their starts and updates, and the scratch of what the commits leave beside the state
+    to the state after it and that. In this state memories, learners and separate reads are those before the piece.
     """
     division = layout.division
     commit, reply = build_commit(method, layout)
 
     def commits(
-        state: ReplayState, piece: Pieces, rows: WorkerRow, read: Array, start: Array, update: Array, scratch: Committed
+        state: ReplayState,
+        piece: Pieces,
+        worker_rows: WorkerRow,
+        read: Array,
+        start: Array,
+        update: Array,
+        scratch: Committed,
     ) -> tuple[ReplayState, Committed]:
         def form(i: Array, central: Array, committed: Committed) -> Array:
             """Return the central variable that message ``i`` is formed with."""
@@ -89,7 +99,7 @@ def build_commits(method: Method, layout: Layout):
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
             # Tied to the turn: of a piece with room for one commit XLA would else take work on its only rows out of the
             # loop, as passes over memory of their own.
-            *given, _ = jax.lax.optimization_barrier((rows, read, start, update, i))
+            *given, _ = jax.lax.optimization_barrier((worker_rows, read, start, update, i))
             worker, *own = (tree_row(leaves, i) for leaves in given)
             told = memories(i, committed)
             formed = form(i, before, committed)

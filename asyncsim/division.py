@@ -121,9 +121,9 @@ class Division(NamedTuple):
             return jnp.vdot(vector, vector)
         # Part upon part, of which XLA makes one pass over whatever the vector is computed from.
         part = vector.size // FOLDS
-        folded = sum(vector[i * part : (i + 1) * part] ** 2 for i in range(FOLDS))
+        folded = jnp.sum(sum(vector[i * part : (i + 1) * part] ** 2 for i in range(FOLDS)))
         rest = vector[FOLDS * part :]
-        return jnp.sum(folded) + jnp.vdot(rest, rest)
+        return folded + jnp.vdot(rest, rest) if rest.size else folded
 
     def total(self, parts: Any) -> Any:
         """Return the sum of the devices' parts of squared norms."""

@@ -16,6 +16,7 @@ from asyncsim.plan import Plan
 from asyncsim.problems.problem import Problem
 from asyncsim.programs import compiled_ensemble
 from asyncsim.recording import Recording
+from asyncsim.replay_state import PROXY_MOMENTUM
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
@@ -32,7 +33,7 @@ def replay_ensemble(
     precision: str = "float32",
     evaluate_every: int | None = None,
     diagnose_every: int = 5,
-    proxy_momentum: float = 0.9,
+    proxy_momentum: float = PROXY_MOMENTUM,
     progress: bool | None = None,
     batched: bool | None = None,
     **hyperparameters: Any,

@@ -1,7 +1,8 @@
 """The jitted heart of the replay: the gradients of a piece, then its commits one after the other.
 
-A piece has room for ``piece_size`` commits. Reading rows of the carried ``[workers, parameters]`` arrays, and
-committing, which writes them, are loops apart, each over the commits there are. They are loops even where a piece has
+A piece has room for ``piece_size`` commits. Reading rows of the carried ``[workers, parameters]`` arrays,
+committing, which writes those of methods and proxies, and writing the others are loops apart, each over the commits
+there are. They are loops even where a piece has
 room for one commit only: XLA fuses no work across a loop of unknown length, so it never reads a row after the first
 write (it would have to copy the whole array at every piece), and an update is a number in memory before it is applied,
 the same for every method. (What does not change from turn to turn it does move out of a loop: hence
@@ -32,7 +33,7 @@ class Scratch(NamedTuple):
     What a method or its gradients have no use for is ``()`` there.
     """
 
-    rows: WorkerRow
+    worker_rows: WorkerRow
     read: Array
     start: Any
     learner: Learner
@@ -111,24 +112,24 @@ def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Lay
         vectors = rows(state.central[None])
         lanes = jnp.zeros((division.lanes, *layout.of_members, division.padded), vectors.dtype)
         learner = jax.tree.map(lambda leaf: rows(leaf, division.lanes), state.workers.learner)
-        own = jax.tree.map(rows, state.workers._replace(learner=()))
+        worker_rows = jax.tree.map(rows, state.workers._replace(learner=()))
         squares = Squares(*(jnp.zeros(recorded, vectors.dtype) for _ in Squares._fields))
         return Scratch(
-            rows=own,
+            worker_rows=worker_rows,
             read=vectors,
             start=vectors if method.resume else (),
             learner=learner,
             results=gradients.empty(data, key, lanes, learner, jax.tree.map(lambda leaf: leaf[0], pieces)),
-            committed=Committed(own.memory, vectors if layout.keeps_history else (), squares),
+            committed=Committed(worker_rows.memory, vectors if layout.keeps_history else (), squares),
         )
 
     def one_piece(state: ReplayState, scratch: Scratch, data: Any, key: Array, piece: Pieces):
         worker, count = piece.visit.worker, piece.size
-        rows = read_rows(state.workers._replace(learner=()), worker, count, scratch.rows)
+        worker_rows = read_rows(state.workers._replace(learner=()), worker, count, scratch.worker_rows)
         read = read_rows(state.read, piece.slot, count, scratch.read)
         start: Any = read
         if method.resume is not None:
-            start = _starts(method, rows.method, read, count, scratch.start)
+            start = _starts(method, worker_rows.method, read, count, scratch.start)
         lanes = division.to_lanes(start)
         own = division.own(worker)
         learner = read_rows(state.workers.learner, own, division.own_count(count), scratch.learner)
@@ -138,14 +139,14 @@ def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Lay
             loss = division.of_all(results.loss).astype(piece.visit.time.dtype)
             piece = piece._replace(visit=piece.visit._replace(loss=loss))
         before = state.central
-        state, committed = commits(state, piece, rows, read, start, update, scratch.committed)
+        state, committed = commits(state, piece, worker_rows, read, start, update, scratch.committed)
         if layout.keeps_history:
             state = _read_separately(layout, state, piece, jnp.concatenate([before[None], committed.central]))
         left = committed.memory, division.of_all(results.learner)
         memory, learner_rows = write_rows((state.workers.memory, state.workers.learner), left, worker, count)
         state = state._replace(workers=state.workers._replace(memory=memory, learner=learner_rows))
         scratch = Scratch(
-            rows=rows,
+            worker_rows=worker_rows,
             read=read,
             start=start if method.resume else (),
             learner=learner,
@@ -162,7 +163,9 @@ def _starts(method: Method, rows: Any, read: Array, count: Array, into: Array) -
     resume: Any = method.resume
 
     def one(i, into):
-        return set_row(into, resume(tree_row(rows, i), row(read, i)), i)
+        # Tied to the turn, as a commit's work is.
+        *given, _ = jax.lax.optimization_barrier((rows, read, i))
+        return set_row(into, resume(*(tree_row(leaves, i) for leaves in given)), i)
 
     return jax.lax.fori_loop(0, count, one, into)
 

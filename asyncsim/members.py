@@ -7,7 +7,7 @@ import jax
 
 from asyncsim.flat import Flat
 from asyncsim.local import Learner, LocalResult, build_local
-from asyncsim.methods.method import Array, Memories, Method, Visit
+from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, WorkerRow, initial_state
 
@@ -31,8 +31,10 @@ def batched_method(members: Members, one: Method) -> Method:
     """Return the members' method, all but its optimizer; ``one`` is any of them."""
 
     def over(name: str) -> Any:
-        if getattr(one, name) is None:
-            return None
+        found = getattr(one, name)
+        # The defaults work with any axes, and are recognised as such.
+        if found in (None, send_update, add):
+            return found
 
         def function(*arguments: Any) -> Any:
             return jax.vmap(

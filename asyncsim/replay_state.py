@@ -11,6 +11,9 @@ from asyncsim.flat import Flat
 from asyncsim.local import Learner
 from asyncsim.methods.method import Array, Method, State, Visit
 
+#: Momentum of the proxy that a replay keeps for methods without one, unless another is asked for.
+PROXY_MOMENTUM = 0.9
+
 
 class Layout(NamedTuple):
     """What the compiled program depends on besides method and problem.

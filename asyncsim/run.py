@@ -29,7 +29,8 @@ class Run:
     ----------
     commits : pandas.DataFrame
         One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``, ``staleness``, ``loss`` (of
-        the worker's minibatches), ``update_norm`` (how far the central variable moved), ``central_energy`` (half the
+        the worker's minibatches), ``update_norm`` (of the central variable's step; where the server adds a worker's
+        update as it is, of that, before the sum is rounded), ``central_energy`` (half the
         square of how far it moved since the worker's read; with GEM since what the worker pulled at its visit
         before, as its own rule has it) and ``proxy_energy`` (half the square of the proxy's
         momentum).

@@ -63,7 +63,7 @@ AHEAD = 4
 DIVIDED, EVEN = 4096, 64
 #: The squares of vectors of so many elements are summed in so many parts, laid upon each other first: 1.03 to 1.05 the
 #: rate of dot products (digits), for which XLA calls a library that takes the vector from memory. Of longer vectors it
-#: would divide the parts among threads, as above: three times as slow.
+#: would divide the parts among threads, as above: three times as slow. Accelerators have not been asked.
 FOLDED_FROM, FOLDS = _FEW_PARAMETERS, 8
 FOLDED_BELOW = FOLDS * DIVIDED
 

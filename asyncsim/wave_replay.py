@@ -17,7 +17,7 @@ from asyncsim.policy import Policy
 from asyncsim.problems.problem import Problem
 from asyncsim.programs import compiled
 from asyncsim.recording import Recording
-from asyncsim.replay_state import ReplayState
+from asyncsim.replay_state import PROXY_MOMENTUM, ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
@@ -37,7 +37,7 @@ def replay(
     evaluate_every: int | None = None,
     diagnose_every: int = 5,
     diagnose_energy: bool = False,
-    proxy_momentum: float = 0.9,
+    proxy_momentum: float = PROXY_MOMENTUM,
     devices: Sequence[Any] | None = None,
     progress: bool | None = None,
 ) -> Run:
@@ -141,7 +141,7 @@ class Replay:
         stops: np.ndarray | None = None,
         diagnose_every: int = 5,
         diagnose_energy: bool = False,
-        proxy_momentum: float = 0.9,
+        proxy_momentum: float = PROXY_MOMENTUM,
         devices: Sequence[Any] | None = None,
     ):
         check_replay(trace, method, problem, diagnose_every, proxy_momentum)

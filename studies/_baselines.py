@@ -16,6 +16,7 @@ from asyncsim.methods import Method, Visit
 from asyncsim.problems import Problem
 from asyncsim.problems.batches import BatchIndices
 from asyncsim.problems.layers import cross_entropy
+from asyncsim.replay_state import PROXY_MOMENTUM
 from asyncsim.streams import Streams
 
 
@@ -52,10 +53,6 @@ def usual_model(cluster: Cluster, commits: int, seed: int = 0) -> np.ndarray:
         env.process(work(worker))
     env.run(until=finished)
     return np.array(visits[:commits])
-
-
-#: Of the proxy that `asyncsim.replay` keeps for methods without one, by default.
-PROXY_MOMENTUM = 0.9
 
 
 class Events:
@@ -98,8 +95,8 @@ class Minibatches:
 class UsualLoop:
     """A heap of events, one jitted gradient and one jitted update per event, separate arrays per worker.
 
-    It keeps the losses or, if it ``records``, all that a replay records of a commit, and for that a proxy's momentum of
-    each worker. Made once, so that compilation can be left out of the measurement.
+    It keeps the losses or, if it ``records``, all that a replay records of every commit, and for that the momentum of a
+    proxy for each worker. Made once, so that compilation can be left out of the measurement.
     """
 
     def __init__(self, method: Method, problem: Problem, seed: int = 0, records: bool = False):

@@ -18,6 +18,8 @@ RATIOS = (
     ("replay", "usual loop, PyTorch"),
     ("gradients alone", "usual loop"),
     ("gradients alone", "usual loop, same records"),
+    ("gradients alone", "usual loop, XLA's convolutions"),
+    ("gradients alone", "usual loop, PyTorch"),
     ("ensemble of 32", "usual loop"),
     ("gradients alone", "gradients alone, PyTorch"),
     ("simulate", "usual SimPy model"),

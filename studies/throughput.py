@@ -4,7 +4,8 @@ All sides of a comparison run in this one process, in turns, several times; the 
 The gradients alone, in the best of several batchings, as many at a time as in the replay and without any update, are
 the limit of what a replay can reach; on a CPU the table commit_limits says what moving a worker's vectors at each
 commit leaves of their rate one piece at a time. The usual loops keep nothing but losses; one more records what a replay
-does. They have the problem's own loss; for the CNN there is one more with the convolutions that one would write.
+does of every commit. They have the problem's own loss; for the CNN there is one more with the convolutions that one
+would write.
 Prints rates, ratios, costs and how near the machine's ceilings all this comes; writes tables and a figure.
 """
 

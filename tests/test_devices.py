@@ -5,6 +5,7 @@ import itertools
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import (
@@ -246,6 +247,27 @@ def test_several_lanes_on_each_device_are_the_loop(method, in_turn, elementwise,
     running = divided(make_trace(commits=COMMITS), rule, make_problem("quadratic"), 2)
     found = forced_deviation(running, EVERY)
     assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize("parameters", [1_999, 2_000, 2_007, 17_226, 32_767, 32_768])
+def test_squared_norms_of_vectors_of_members_and_of_shards(parameters):
+    """Also where they are summed part upon part, with and without a rest."""
+    vector = np.random.default_rng(0).standard_normal(parameters)
+    expected = vector @ vector
+    whole = Division(devices=1, lanes=1, parameters=parameters, by_parameters=False)
+    np.testing.assert_allclose(whole.square(jnp.asarray(vector)), expected, rtol=1e-13)  # sums of thousands of terms
+    np.testing.assert_allclose(whole.square(jnp.asarray(vector, jnp.float32)), expected, rtol=1e-5)
+    np.testing.assert_allclose(whole.square(jnp.stack([vector, 2 * vector])), [expected, 4 * expected], rtol=1e-13)
+
+    shards = Division(devices=3, lanes=1, parameters=parameters, by_parameters=True)
+    filled_up = np.pad(vector, (0, shards.padded - parameters), constant_values=1e3)
+    mapped = jax.shard_map(
+        lambda shard: shards.total(shards.square(shard)),
+        mesh=Mesh(devices(3), DEVICES),
+        in_specs=PartitionSpec(DEVICES),
+        out_specs=PartitionSpec(),
+    )
+    np.testing.assert_allclose(mapped(filled_up), expected, rtol=1e-13)
 
 
 def test_shards():

@@ -111,6 +111,18 @@ def test_in_single_precision():
     assert len({run.commits["loss"].iloc[-1] for run in runs}) == 4
 
 
+def test_a_step_that_rounding_swallows_is_recorded_alike():
+    options = {"learning_rate": [1e-10, 2e-10], "progress": False}
+    members, singles = (
+        replay_ensemble(make_trace(commits=60), methods.downpour, make_problem("quadratic"), batched=batched, **options)
+        for batched in (True, False)
+    )
+    for member, single in zip(members, singles, strict=True):
+        norms = member.commits["update_norm"], single.commits["update_norm"]
+        np.testing.assert_allclose(*norms, rtol=1e-6)
+        assert (norms[0] > 0).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

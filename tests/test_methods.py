@@ -325,12 +325,13 @@ def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision)
     ]
     for run in runs[1:]:
         assert np.array_equal(run.commits["loss"], runs[0].commits["loss"])
-        # Of an update that is added as it is the norm is taken itself, of others that of what the addition came to.
-        norms = run.commits["update_norm"], runs[0].commits["update_norm"]
-        np.testing.assert_allclose(*norms, rtol=1e-5 if precision == "float32" else 1e-13)
         for a, b in zip(*map(jax.tree.leaves, (run.params, runs[0].params)), strict=True):
             assert np.array_equal(a, b)
         assert run.evaluations.equals(runs[0].evaluations)
+    sgd, downpour, adaptive = (run.commits["update_norm"] for run in runs)
+    assert np.array_equal(adaptive, sgd)
+    # DOWNPOUR's step is recorded before the sum is rounded; the central variable is less than a thousand times as long.
+    np.testing.assert_allclose(downpour, sgd, rtol=1e3 * np.finfo(precision).eps)
 
 
 # Stability

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.commits import adds_update
 from asyncsim.local import Learner
 from asyncsim.methods.method import Applied, Method, Visit
 from asyncsim.programs import Same
@@ -19,11 +20,8 @@ from asyncsim.real.book import RECORDED, Account
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.log import Event
 from asyncsim.real.processes import Processes
-from asyncsim.replay_state import WorkerRow
+from asyncsim.replay_state import PROXY_MOMENTUM, WorkerRow
 from asyncsim.results import write_whole
-
-#: Momentum of the proxy beside methods that keep none: a replay's default.
-PROXY_MOMENTUM = 0.9
 
 
 class State(NamedTuple):
@@ -129,7 +127,8 @@ def _compiled(same_method: Same, before: bool):
         kept = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, ())
         seen = Applied(central, server, row.memory) if before else applied
         replied = method.reply(seen.server, seen.central, seen.memory, visit) if method.reply else seen.central
-        moved, step = applied.central - origin, applied.central - central
+        step = update if adds_update(method) else applied.central - central
+        moved = applied.central - origin
         squares = (jnp.linalg.norm(step), jnp.sum(moved**2) / 2, jnp.sum(proxy**2) / 2)
         return applied.central, applied.server, kept, replied, squares
 
