@@ -1,12 +1,11 @@
 """The jitted heart of the replay: the gradients of a piece, then its commits one after the other.
 
-A piece has room for ``piece_size`` commits. Reading rows of the carried ``[workers, parameters]`` arrays,
-committing, which writes those of methods and proxies, and writing the others are loops apart, each over the commits
-there are. They are loops even where a piece has
-room for one commit only: XLA fuses no work across a loop of unknown length, so it never reads a row after the first
-write (it would have to copy the whole array at every piece), and an update is a number in memory before it is applied,
-the same for every method. (What does not change from turn to turn it does move out of a loop: hence
-`asyncsim.rows.entry` and the barrier in `asyncsim.commits`.)
+A piece has room for ``piece_size`` commits. Reading rows of the carried ``[workers, parameters]`` arrays, committing,
+which writes those of methods and proxies, and writing the others are loops apart, each over the commits there are. They
+are loops even where a piece has room for one commit only: XLA fuses no work across a loop of unknown length, so it
+never reads a row after the first write (it would have to copy the whole array at every piece), and an update is a
+number in memory before it is applied, the same for every method. (What does not change from turn to turn it does move
+out of a loop: hence `asyncsim.rows.entry` and the barrier in `asyncsim.commits`.)
 
 On several devices each runs this program on its own lanes and its own part of the vectors, see `asyncsim.division`.
 """
