@@ -109,7 +109,8 @@ class Paper:
         """
         names = [require_choice("only", name, self.figures) for name in only] or list(self.figures)
         out = results / self.name if out is None else out
-        written, missing = self._draw(names, {folder: results / folder for folder in self.studies}, out)
+        folders = {folder: results / folder for folder in self.studies}
+        written, missing = self._draw(names, folders, out, lambda error, name: f"{error}; {self.remedy(name)}")
         if not written:
             raise InputError("\n".join(["nothing could be drawn", *missing]))
         for why in missing:
@@ -131,7 +132,8 @@ class Paper:
             As `draw` returns them.
         """
         names = [name for name, drawing in self.figures.items() if drawing.folder == study]
-        written, missing = self._draw(names, {study: Path(folder)}, Path(folder))
+        # Without a remedy: what is not there was not asked for, or failed and has been told.
+        written, missing = self._draw(names, {study: Path(folder)}, Path(folder), lambda error, _: str(error))
         for why in missing:
             print(f"note: not drawn: {why}", file=sys.stderr)
         return written
@@ -159,8 +161,13 @@ class Paper:
         given = parser.parse_args(arguments)
         return told(lambda: self.draw(given.results, given.out, split_names(given.only or "")))
 
-    def _draw(self, names: Sequence[str], folders: dict[str, Path], out: Path) -> tuple[list[Path], list[str]]:
-        """Draw figures; return what was written, and of each figure that could not be drawn why, and the remedy."""
+    def _draw(
+        self, names: Sequence[str], folders: dict[str, Path], out: Path, told: Callable[[InputError, str], str]
+    ) -> tuple[list[Path], list[str]]:
+        """Draw figures; return what was written, and of each figure that could not be drawn why, as it is to be told.
+
+        ``told`` goes from the error and the figure's name to the text; figures of one text are told together.
+        """
         written: list[Path] = []
         missing: dict[str, list[str]] = {}
         measured: list[Any] = []
@@ -172,7 +179,7 @@ class Paper:
                     figure = drawing.draw(results)
                     found = drawing.measure(results) if drawing.measure else []
                 except InputError as error:
-                    missing.setdefault(f"{error}; {self.remedy(name)}", []).append(name)
+                    missing.setdefault(told(error, name), []).append(name)
                     continue
                 written += look.save(figure, out / name)
                 measured += found

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -192,17 +192,24 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         """Check the options of the executor; raise InputError for those that cannot be used."""
         executor.check(self)
 
-    def make_methods(self) -> "list[Method]":
+    def make_methods(self, swept: Collection[str] = ()) -> "list[Method]":
         """Return the methods, saying aloud which changed options some of them ignore.
+
+        Parameters
+        ----------
+        swept : collection of str
+            Options of which a study has several values: functions of the user's own get these, too, where they are the
+            default.
 
         Raises
         ------
         InputError
-            An unknown method, one asked for twice, or a hyper-parameter outside its range.
+            An unknown method, one asked for twice, or a hyper-parameter outside its range; a function of the user's
+            own that makes none.
         """
         from asyncsim.study_factories import make_methods
 
-        return make_methods(self)
+        return make_methods(self, swept)
 
     def make_problem(self) -> "Problem":
         """Return the problem, saying aloud which changed options it ignores.

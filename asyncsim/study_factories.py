@@ -1,8 +1,9 @@
 """Methods and problems from the options of a study: each factory is called with those that it has arguments for."""
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
     from asyncsim.study_config import StudyOptions
 
 
-def make_methods(options: "StudyOptions") -> list[Method]:
+def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method]:
     """Return the methods, saying aloud which changed options some of them ignore; see `StudyOptions.make_methods`."""
     methods: list[Method] = []
     used: dict[str, set[str]] = {}
     for entry in split_names(options.methods):
         arguments = {}
-        if isinstance(entry, str) and ".py:" in entry:
+        if _is_own(entry):
             factory = _own(entry)
-            # Its own defaults stand; the options that were changed reach it.
-            arguments = {
-                name: value for name, value in _arguments_of(options, factory).items() if options.changed(name)
-            }
+            # Its own defaults stand; the options that were changed, or that a study varies, reach it.
+            offered = _arguments_of(options, factory)
+            arguments = {name: offered[name] for name in offered if options.changed(name) or name in swept}
             _require_defaults(entry, factory, arguments)
-            entry = _call(options, factory, arguments)
+            _say_kept(entry, factory, {name: offered[name] for name in offered if name not in arguments})
+            entry = _made(entry, functools.partial(_call, options, factory, arguments))
         elif isinstance(entry, str):
             factory = METHODS[require_choice("methods", entry, METHODS)]
             arguments = _arguments_of(options, factory)
@@ -75,6 +76,16 @@ def factory_options() -> tuple[set[str], set[str]]:
     return _options_of(METHODS.values()) | {"methods"}, _options_of(PROBLEMS.values()) | {"problem"}
 
 
+def own_options(options: "StudyOptions") -> set[str]:
+    """Return the options that functions of the user's own make methods from."""
+    fields = {field.name for field in dataclasses.fields(options)}
+    return fields & _options_of(_own(entry) for entry in split_names(options.methods) if _is_own(entry))
+
+
+def _is_own(entry: Any) -> bool:
+    return isinstance(entry, str) and ".py:" in entry
+
+
 def _own(entry: str) -> Callable[..., Any]:
     """Return the function that ``FILE.py:NAME`` names."""
     text, _, name = entry.rpartition(":")
@@ -88,6 +99,29 @@ def _own(entry: str) -> Callable[..., Any]:
     if not callable(getattr(module, name, None)):
         raise InputError(f"methods = {entry!r}: {text} has no function {name}")
     return getattr(module, name)
+
+
+def _made(entry: str, make: Callable[[], Any]) -> Method:
+    """Return the method that a function of the user's own makes."""
+    try:
+        method = make()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"methods = {entry!r}: cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(method, Method):
+        raise InputError(f"methods = {entry!r}: returned {method!r}; must return a Method, as methods.gem() does")
+    return method
+
+
+def _say_kept(entry: str, factory: Callable[..., Any], offered: Mapping[str, Any]) -> None:
+    """Say which of the study's options that were left at their defaults a function has other defaults for."""
+    own = {name: inspect.signature(factory).parameters[name].default for name in offered}
+    kept = [
+        f"{name} = {own[name]!r} (the study's: {offered[name]!r})" for name in offered if own[name] != offered[name]
+    ]
+    if kept:
+        note(f"{entry} keeps its own {', '.join(kept)}")
 
 
 def _require_defaults(entry: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

@@ -150,7 +150,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         An option that cannot be used, whatever cell it belongs to.
     """
     from asyncsim.cell import Cell
-    from asyncsim.study_factories import factory_options
+    from asyncsim.study_factories import factory_options, own_options
 
     methods: dict[Any, Any] = {}
     problems: dict[Any, Any] = {}
@@ -158,9 +158,10 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
     for values in grid:
         own = config.at(**values)
         own.check()
-        of_methods, of_problem = (_chosen(own, options) for options in factory_options())
+        method_options, problem_options = factory_options()
+        of_methods, of_problem = _chosen(own, method_options | own_options(own)), _chosen(own, problem_options)
         if of_methods not in methods:
-            methods[of_methods] = own.make_methods()
+            methods[of_methods] = own.make_methods(swept=set(values))
         if of_problem not in problems:
             problems[of_problem] = own.make_problem()
         problem = problems[of_problem]

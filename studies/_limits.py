@@ -109,7 +109,7 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
             (largest, smallest), tried = value
             seeds = search.cells[0].config.seeds
             found[place] = {**row, "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}, tried
-            tell(f"{told}: stable up to {largest}, {len(tried)} runs")
+            tell(f"{told}: {'nothing stable' if largest is None else f'stable up to {largest:.4g}'}, {len(tried)} runs")
         rows, runs = zip(*(found[place] for place in sorted(found)), strict=True)
         results.write_csv(folder / "limits.csv", pd.DataFrame(list(rows)))
         results.write_csv(folder / "limit_runs.csv", pd.DataFrame([run for own in runs for run in own]))
@@ -117,6 +117,8 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
 
 def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
     """Return the limits that a search finds, and a row for each run that it made.
+
+    No limits where nothing that was tried is stable: values may also be too low to learn in so few steps.
 
     Parameters
     ----------
@@ -135,7 +137,8 @@ def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[di
                 return False
         return True
 
-    return bisect(search.values, stable), tried
+    largest, smallest = bisect(search.values, stable)
+    return (largest, None if largest is None else smallest), tried
 
 
 def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ _FALL = {
     "downpour": lambda n: (20 * n**0.7, 0.08),
     "adaptive_staleness": lambda n: (80 + 3 * n, 0.35),
     "sgd": lambda n: (60, 0.08),
+    "mine": lambda n: (50, 0.1),
 }
 
 

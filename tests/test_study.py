@@ -309,6 +309,9 @@ def needs(patience):
 
 def other():
     return 3
+
+def fails():
+    raise RuntimeError("no luck")
 """
 
 
@@ -316,6 +319,9 @@ def test_a_method_of_an_own_file(capsys):
     Path("mine.py").write_text(MINE)
     (method,) = Config(methods="mine.py:damped").make_methods()
     assert method.hyperparameters == {"learning_rate": 0.01, "patience": 10}
+    assert capsys.readouterr().err == "note: mine.py:damped keeps its own learning_rate = 0.01 (the study's: 0.05)\n"
+    (method,) = Config(methods="mine.py:damped").make_methods(swept={"learning_rate"})
+    assert method.hyperparameters["learning_rate"] == 0.05
     method, _ = Config(methods=("mine.py:damped", "gem"), learning_rate=0.1, kappa=2.0).make_methods()
     assert method.hyperparameters == {"learning_rate": 0.1, "patience": 10}
     assert capsys.readouterr().err == "note: --kappa changes nothing for damped\n"
@@ -326,7 +332,8 @@ def test_a_method_of_an_own_file(capsys):
     [
         ("mine.py:dampd", "mine.py has no function dampd"),
         ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
-        ("mine.py:other", "methods = 3: must be a name, or a Method"),
+        ("mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
+        ("mine.py:fails", "methods = 'mine.py:fails': cannot be made: RuntimeError: no luck"),
         ("broken.py:damped", "cannot be imported: ZeroDivisionError: division by zero"),
     ],
 )

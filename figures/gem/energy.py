@@ -15,7 +15,7 @@ from asyncsim.errors import InputError
 from asyncsim.run import Run
 from asyncsim.sweep import Finished
 
-from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, setting, values_of
+from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, methods_of, setting, values_of
 
 #: Share of a run, at its end, that counts: that of "final" losses and energy ratios in a study's summary.
 _LATE = 0.1
@@ -34,15 +34,15 @@ _SHARES = {
 def by_workers(results: Finished) -> Figure:
     """Draw central over proxy energy against n, of the whole vector and of the weights, and shares of the weights."""
     results = at_rate(results)
-    names = [name for name in _METHODS if name in set(results.summary["method"])]
+    looks = look.looks(methods_of(results))
     figure, panels = look.new_figure(look.DOUBLE, 4.9, 2, 2, sharex=True)
     whole, gem, shares, downpour = panels
-    for name, one in look.looks(names).items():
+    for name, one in looks.items():
         late = _late(chosen(results, method=name), _whole)
         whole.fill_between(late.index, late["min"], late["max"], color=one.color, alpha=0.2, linewidth=0)
         whole.plot(late.index, late["median"], color=one.color, linestyle=one.line, marker="o", ms=3, label=one.label)
     for axes, name in zip((gem, downpour), _METHODS, strict=True):
-        if name in names:
+        if name in looks:
             _weights(axes, chosen(results, method=name), look.METHOD_LOOKS[name])
         axes.set_title(f"each weight, {look.METHOD_LOOKS[name].label}")
     for axes in (whole, gem, downpour):
@@ -56,8 +56,9 @@ def by_workers(results: Finished) -> Figure:
     look.plain_logs(whole.yaxis)
     whole.set_title("whole vector")
     whole.legend(loc="upper left")
-    whole.annotate("compliant", (1, 1), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
-                   ha="right", va="bottom", fontsize=7)  # fmt: skip
+    # Beside the panel, where no curve is.
+    whole.annotate("compliant", (1, 1), (2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                   ha="left", va="center", fontsize=7)  # fmt: skip
     _draw_shares(shares, results)
     for axes in panels:
         axes.set_xscale("log")
@@ -66,8 +67,10 @@ def by_workers(results: Finished) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("workers n")
-    for axes, name in zip((whole, whole, gem, downpour), ("gem", "downpour") * 2, strict=True):
-        _mark_diverged(axes, results, name)
+    for name, one in looks.items():
+        _mark_diverged(whole, results, name, one)
+    for axes, name in zip((gem, downpour), _METHODS, strict=True):
+        _mark_diverged(axes, results, name, look.METHOD_LOOKS[name])
     _finish_by_workers(figure, results)
     return figure
 
@@ -78,16 +81,16 @@ def over_time(results: Finished) -> Figure:
     counts = values_of(results, "workers")
     n = min(counts, key=lambda count: abs(np.log(count / 10)))
     results = chosen(results, workers=n)
-    names = [name for name in _METHODS if name in set(results.summary["method"])]
+    looks = look.looks(methods_of(results))
     heights = {"height_ratios": [1.3, 1, 1]}
-    figure, panels = look.new_figure(look.DOUBLE, 6.4, len(names), 3, sharex=True, sharey="row", gridspec_kw=heights)
-    columns = len(names)
+    columns = len(looks)
+    figure, panels = look.new_figure(look.DOUBLE, 6.4, columns, 3, sharex=True, sharey="row", gridspec_kw=heights)
     image: Any = None
-    for column, name in enumerate(names):
+    for column, (name, one) in enumerate(looks.items()):
         rows = chosen(results, method=name)
         runs = rows.runs()
         over, tensors, workers = panels[column::columns]
-        over.set_title(look.METHOD_LOOKS[name].label)
+        over.set_title(one.label)
         _energies(over, runs, n, float(rows.summary["method.learning_rate"].iloc[0]))
         image = _map(tensors, _by_tensor(runs, n))
         image = _map(workers, _by_worker(runs, n), labels=False)
@@ -167,11 +170,10 @@ def _draw_shares(axes: Axes, results: Finished) -> None:
         axes.legend(loc="upper left")
 
 
-def _mark_diverged(axes: Axes, results: Finished, method: str) -> None:
+def _mark_diverged(axes: Axes, results: Finished, method: str, one: look.Look) -> None:
     rows = results.rows(method=method, status="diverged")
     for n in rows["workers"].unique():
-        color = look.METHOD_LOOKS[method].color
-        axes.plot(n, axes.get_ylim()[1], color=color, clip_on=False, **DIVERGED)
+        axes.plot(n, axes.get_ylim()[1], color=one.color, clip_on=False, **DIVERGED)
 
 
 def _finish_by_workers(figure: Figure, results: Finished) -> None:

@@ -27,7 +27,7 @@ from .panels import (
     loss,
     own_table,
     published_curves,
-    published_handle,
+    published_handles,
     setting,
     values_of,
     workers_label,
@@ -43,18 +43,19 @@ _CLUSTER = ["service", "cv"]
 def fitted(results: Finished) -> Figure:
     """Draw a row for each method: the map of the deviation, and the curves of the cluster that fits all best."""
     table = _table(results)
-    names = [name for name in METHODS.values() if name in set(table["method"])]
+    names = look.looks(dict.fromkeys(table["method"]))
     best, all_rates = _best(table), _rates(table)
     figure = Figure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")
     shown: dict[str, Any] = {"width_ratios": [1, 1.25]}
     panels = figure.subplots(len(names), 2, squeeze=False, gridspec_kw=shown)
     most = table.loc[table["fitted"]].groupby(["method", *_CLUSTER])["deviation"].mean().max()
     image: Any = None
-    for (left, right), name in zip(panels, names, strict=True):
+    for (left, right), (name, one) in zip(panels, names.items(), strict=True):
         image = _map(left, table[table["method"] == name], all_rates[name], best, most)
-        left.set_title(f"{look.METHOD_LOOKS[name].label}, \u03b7 = {all_rates[name]:g}, fitted n")
+        left.set_title(f"{one.label}, \u03b7 = {all_rates[name]:g}, fitted n")
         curves = _curves(results, name, all_rates[name], best)
-        _draw_curves(right, results, curves, name, set(table.loc[table["fitted"], "workers"]))
+        theirs = _targets(results, name, curves)
+        _draw_curves(right, curves, theirs, one, set(table.loc[table["fitted"], "workers"]))
     panels[-1][0].set_xlabel("CV of the compute time")
     panels[-1][1].set_xlabel(STEPS)
     figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation over the fitted n", location="left", shrink=0.8)
@@ -62,7 +63,8 @@ def fitted(results: Finished) -> Figure:
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
     text = setting(results, f"cluster fitted to {_fitted_to(results)}: {where}")
-    finish(figure, first, text, [*handles, _target_handle(first, results)], columns=5)
+    name = "" if is_paper(results) else "to be found"
+    finish(figure, first, text, [*handles, *published_handles(figure, first, results, name)], columns=5)
     return figure
 
 
@@ -135,33 +137,26 @@ def _curves(results: Finished, method: str, rate: float, best: tuple[float, floa
     return {n: loss(chosen(rows, workers=n).runs(), n) for n in values_of(rows, "workers")}
 
 
-def _draw_curves(axes: Axes, results: Finished, curves: dict[int, Curve], method: str, fitted_on: set[int]) -> None:
-    (panel,) = (panel for panel, name in METHODS.items() if name == method)
+def _draw_curves(
+    axes: Axes, curves: dict[int, Curve], theirs: dict[int, pd.Series], one: look.Look, fitted_on: set[int]
+) -> None:
     looks = look.shades(curves)
-    theirs = _targets(results, method) or published_curves(panel, method, curves)
-    theirs = {n: theirs[n] for n in curves if n in theirs}
     log_axis(axes, [*curves.values(), *theirs.values()], LOSS, most=MOST_LOSS)
     draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) + ("" if n in fitted_on else " (held out)") for n in curves}
-    draw_family(axes, curves, labels, look.METHOD_LOOKS[method].line, looks=looks)
+    draw_family(axes, curves, labels, one.line, looks=looks)
     axes.set_xlabel("")
 
 
-def _targets(results: Finished, method: str) -> dict[int, pd.Series]:
+def _targets(results: Finished, method: str, curves: dict[int, Curve]) -> dict[int, pd.Series]:
     """Return the curves that were fitted to, by worker step; of other problems than the paper's these are our own."""
     if is_paper(results):
-        return {}
+        (panel,) = (panel for panel, name in METHODS.items() if name == method)
+        return published_curves(panel, method, curves)
     table = own_table(results, "target.csv", ["method", "workers", "step", "loss"])
     of_method = table[table["method"] == method].groupby("workers")
-    return {int(n): rows.set_index("step")["loss"] for n, rows in of_method}
+    return {int(n): rows.set_index("step")["loss"] for n, rows in of_method if n in curves}
 
 
 def _fitted_to(results: Finished) -> str:
     return "the published curves" if is_paper(results) else "curves of a cluster that is to be found again"
-
-
-def _target_handle(axes: Axes, results: Finished) -> Any:
-    handle = published_handle(axes, results)
-    if not is_paper(results):
-        handle.set_label("to be found")
-    return handle

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from asyncsim import look
 from asyncsim.sweep import Finished
+from asyncsim.wording import counted
 
 from .panels import finish, own_table, problem
 
@@ -30,9 +31,10 @@ def limits(results: Finished) -> Figure:
         label, at = _PANELS[question]
         axes.set_ylabel(label)
         axes.set_xlabel(at)
-    seeds = f", {table['seeds'].iloc[0]:g} seeds" if "seeds" in table and table["seeds"].nunique() == 1 else ""
+    seeds = f", {counted(table['seeds'].iloc[0], 'seed')}" if "seeds" in table and table["seeds"].nunique() == 1 else ""
     text = f"limits of stability, {problem(results)}{seeds}; bars end at the smallest unstable value"
-    finish(figure, panels[0], text + "; arrows: none found")
+    nothing = "; no mark: nothing stable found" if table["largest_stable"].isna().any() else ""
+    finish(figure, panels[0], f"{text}; arrows: none found{nothing}")
     return figure
 
 

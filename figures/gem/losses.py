@@ -1,5 +1,6 @@
 """Figures 1, 2 and 3: losses for several numbers of workers, method by method, and GEM's median factor."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,9 +31,10 @@ from .panels import (
     log_axis,
     loss,
     median_pi,
+    methods_of,
     points_told,
     published_curves,
-    published_handle,
+    published_handles,
     rates,
     setting,
     values_of,
@@ -53,36 +55,35 @@ def of_workers(results: Finished, panel: str) -> Figure:
     method = METHODS[panel]
     results = at_rate(chosen(results, method=method))
     figure, (axes,) = look.new_figure(*PANEL)
-    _loss_panel(axes, results, panel)
-    name = look.METHOD_LOOKS[method].label
-    finish(
-        figure, axes, setting(results, f"{name} with n workers", _points(results)), [published_handle(axes, results)]
-    )
+    one = look.METHOD_LOOKS[method]
+    _loss_panel(axes, results, method, one)
+    text = setting(results, f"{one.label} with n workers", _points(results))
+    finish(figure, axes, text, published_handles(figure, axes, results))
     return figure
 
 
 def of_workers_at_all_rates(results: Finished) -> Figure:
-    """Draw figure 1a to c at each learning rate: a row for each, a column for each method."""
-    panels = {panel: method for panel, method in METHODS.items() if method in set(results.summary["method"])}
+    """Draw figure 1a to c, and the like of other methods, at each learning rate: a row for each, a column a method."""
+    looks = look.looks(methods_of(results))
     found = rates(results)
     size = (look.DOUBLE, 2.2 * len(found) + 0.7)
-    figure, all_axes = look.new_figure(*size, len(panels), len(found), sharex=True, sharey=True)
+    figure, all_axes = look.new_figure(*size, len(looks), len(found), sharex=True, sharey=True)
     for row, rate in enumerate(found):
-        for column, (panel, method) in enumerate(panels.items()):
-            axes = all_axes[row * len(panels) + column]
+        for column, (method, one) in enumerate(looks.items()):
+            axes = all_axes[row * len(looks) + column]
             own = at_rate(results._replace(summary=results.rows(method=method)), rate)
             if len(own.summary):
-                _loss_panel(axes, own, panel)
+                _loss_panel(axes, own, method, one)
             else:  # a study that was interrupted
                 axes.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center")
-            axes.set_title(f"{look.METHOD_LOOKS[method].label}, \u03b7 = {rate:g}")
+            axes.set_title(f"{one.label}, \u03b7 = {rate:g}")
             axes.label_outer()
     # Shared limits: those that show all curves.
     limits = [line.get_ydata() for axes in all_axes for line in axes.lines]
     drawn = next(axes for axes in all_axes if axes.lines)
     log_axis(drawn, limits, most=MOST_LOSS)
-    handles = [published_handle(drawn, results)]
-    finish(figure, drawn, setting(results, "losses with n workers", _points(results)), handles)
+    text = setting(results, "losses with n workers", _points(results))
+    finish(figure, drawn, text, published_handles(figure, drawn, results))
     return figure
 
 
@@ -90,11 +91,13 @@ def final(results: Finished) -> Figure:
     """Draw the final losses against the number of workers, method by method: figure 1d."""
     results = at_rate(results)
     figure, (axes,) = look.new_figure(*PANEL)
-    names = [name for name in METHODS.values() if name in set(results.summary["method"])]
+    names = methods_of(results)
     shown = [results.summary["final_loss"], *(published.series("1d", name)["y"] for name in names)]
     log_axis(axes, shown, "loss over the last tenth", MOST_LOSS)
-    for (name, one), marker in zip(look.looks(names).items(), "osD", strict=False):
+    known = False
+    for (name, one), marker in zip(look.looks(names).items(), itertools.cycle("osDv^P"), strict=False):
         points = published.series("1d", name)
+        known = known or not points.empty
         axes.plot(points["x"], points["y"], marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
         rows = chosen(results, method=name).summary
         losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
@@ -109,7 +112,8 @@ def final(results: Finished) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("workers n")
-    finish(figure, axes, setting(results, "final loss"), [_hollow_handle(axes, results)], columns=2)
+    handles = [_hollow_handle(axes, results)] if known else []
+    finish(figure, axes, setting(results, "final loss"), handles, columns=2)
     return figure
 
 
@@ -147,7 +151,7 @@ def factors(results: Finished) -> Figure:
     draw_family(axes, curves, {n: workers_label(n) for n in curves}, looks=looks)
     axes.set_ylabel("median \u03c0 over the weights")
     text = setting(results, "GEM's factor \u03c0 with n workers", _points(results))
-    finish(figure, axes, text, [published_handle(axes, results)])
+    finish(figure, axes, text, published_handles(figure, axes, results))
     return figure
 
 
@@ -218,14 +222,15 @@ def measure_factors(results: Finished) -> list[Deviation]:
     return found
 
 
-def _loss_panel(axes: Axes, results: Finished, panel: str) -> None:
+def _loss_panel(axes: Axes, results: Finished, method: str, one: look.Look) -> None:
     curves = family(results, "workers")
     looks = look.shades(curves)
-    theirs = published_curves(panel, METHODS[panel], curves)
+    panels = [panel for panel, published_method in METHODS.items() if published_method == method]
+    theirs = published_curves(panels[0], method, curves) if panels else {}
     log_axis(axes, [*curves.values(), *theirs.values()], most=MOST_LOSS)
     draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) for n in curves}
-    draw_family(axes, curves, labels, look.METHOD_LOOKS[METHODS[panel]].line, looks=looks)
+    draw_family(axes, curves, labels, one.line, looks=looks)
     axes.set_ylabel(LOSS)
 
 

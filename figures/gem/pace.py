@@ -1,5 +1,6 @@
 """Figures 4 and 5: the loss against simulated time with a fixed effective batch, and over many data epochs."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .panels import (
     family,
     finish,
     log_axis,
+    methods_of,
     setting,
     values_of,
     workers_label,
@@ -44,25 +46,33 @@ def speedup(results: Finished) -> Figure:
 
 
 def generalization(results: Finished) -> Figure:
-    """Draw training and validation loss over the data epochs, a panel for each method: figure 5."""
-    names = list(dict.fromkeys(results.summary["method"]))
-    figure, panels = look.new_figure(look.DOUBLE, 2.6, len(names), sharex=True, sharey=True)
+    """Draw training and validation loss over the data epochs: figure 5. A row for each n, a column for each method."""
+    looks, counts = look.looks(methods_of(results)), values_of(results, "workers")
+    size = (look.DOUBLE, 2.1 * len(counts) + 0.5)
+    figure, panels = look.new_figure(*size, len(looks), len(counts), sharex="row", sharey=True)
     unit, per_gradient = _epochs(results)
-    for axes, (name, one) in zip(panels, look.looks(names).items(), strict=True):
-        rows = chosen(results, method=name)
+    for axes, (n, name) in zip(panels, itertools.product(counts, looks), strict=True):
+        axes.set_xlabel(unit)
+        rows = results._replace(summary=results.rows(method=name, workers=n))
+        if rows.summary.empty:  # a study that was interrupted
+            axes.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center")
+            continue
         evaluated = pd.concat([run.evaluations for run in rows.runs()])
-        n = int(rows.summary["own_workers"].iloc[0])
-        axes.set_title(f"{one.label}, {workers_label(n)}")
+        # SGD's is one, with as many gradients as the others of its row.
+        axes.set_title(f"{looks[name].label}, {workers_label(int(rows.summary['own_workers'].iloc[0]))}")
         for column, (label, line) in _PARTS.items():
             of_seeds = evaluated.groupby("gradients")[column].agg(["mean", "min", "max"])
             x = of_seeds.index * per_gradient
             color = look.BLUE if column == "train_loss" else look.VERMILLION
             axes.fill_between(x, of_seeds["min"], of_seeds["max"], color=color, alpha=0.2, linewidth=0)
             axes.plot(x, of_seeds["mean"], color=color, linestyle=line, label=label)
+    for axes in panels:
         axes.set_xlim(0, None)
-        axes.set_xlabel(unit)
-    log_axis(panels[0], [line.get_ydata() for axes in panels for line in axes.lines], "loss on all examples")
-    finish(figure, panels[0], setting(results, "training and validation loss"))
+    drawn = next(axes for axes in panels if axes.lines)
+    log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
+    for axes in panels[:: len(looks)]:
+        axes.set_ylabel("loss on all examples")
+    finish(figure, drawn, setting(results, "training and validation loss"))
     return figure
 
 
@@ -89,23 +99,23 @@ def misspecified(results: Finished, panel: str) -> Figure:
 
 def rates(results: Finished) -> Figure:
     """Draw the final loss against the learning rate, a panel for each method, a curve for each number of workers."""
-    names = [name for name in look.METHOD_LOOKS if name in set(results.summary["method"])]
+    names = look.looks(methods_of(results))
     figure, panels = look.new_figure(look.DOUBLE, 2.6, len(names), sharex=True, sharey=True)
     log_axis(panels[0], [results.summary["final_loss"]], "loss over the last tenth", most=MOST_LOSS)
     panels[0].set_xscale("log")
     looks = look.shades(values_of(results, "own_workers"))
-    for axes, name in zip(panels, names, strict=True):
+    for axes, (name, one) in zip(panels, names.items(), strict=True):
         rows = chosen(results, method=name)
         for n in values_of(rows, "own_workers"):
             of_rate = rows.rows(own_workers=n).groupby("learning_rate")
             losses = of_rate["final_loss"].agg(["mean", "min", "max"])
             style = _marked(looks[n])
             axes.fill_between(losses.index, losses["min"], losses["max"], color=style["color"], alpha=0.2, linewidth=0)
-            axes.plot(losses.index, losses["mean"], linestyle=look.METHOD_LOOKS[name].line, **style)
+            axes.plot(losses.index, losses["mean"], linestyle=one.line, **style)
             diverged = of_rate["status"].agg(lambda status: (status == "diverged").any())
             for rate in diverged.index[diverged]:
                 axes.plot(rate, axes.get_ylim()[1], "x", color=style["color"], markersize=5, clip_on=False)
-        axes.set_title(look.METHOD_LOOKS[name].label)
+        axes.set_title(one.label)
         axes.set_xlabel("learning rate \u03b7")
         places = values_of(results, "learning_rate")
         axes.set_xticks(places, [f"{rate:g}" for rate in places])

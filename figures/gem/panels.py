@@ -59,13 +59,34 @@ def chosen(results: Finished, **values: Any) -> Finished:
     return results._replace(summary=rows)
 
 
+def methods_of(results: Finished, names: Iterable[str] | None = None) -> list[str]:
+    """Return the methods of the results, in the order of their looks; only those of ``names``, if given.
+
+    Raises
+    ------
+    InputError
+        There are none.
+    """
+    there = list(dict.fromkeys(results.summary["method"]))
+    wanted = [*look.METHOD_LOOKS, *there] if names is None else list(names)
+    found = [name for name in dict.fromkeys(wanted) if name in there]
+    if not found:
+        raise InputError(f"folder = {str(results.folder)!r}: no finished run has method = {' or '.join(names or ())}")
+    return found
+
+
 def rates(results: Finished) -> list[float]:
     """Return the learning rates of the results, ascending."""
     return sorted(_rate(results.summary).dropna().unique())
 
 
 def at_rate(results: Finished, rate: float | None = None) -> Finished:
-    """Return the results of one learning rate; by default the paper's, or the largest where that was not run."""
+    """Return the results of one learning rate; by default the paper's, or the largest where that was not run.
+
+    All of them, by default, of a study with one for each method.
+    """
+    if rate is None and "learning_rate" not in results.summary:
+        return results
     found = rates(results)
     wanted = rate
     if wanted is None:
@@ -195,10 +216,13 @@ def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, most: float |
     axes.set_ylabel(label)
 
 
-def published_handle(axes: Axes, results: Finished) -> Any:
-    """Return a handle for the legend: what the grey curves are."""
-    name = "published" if is_paper(results) else "published (MNIST)"
-    return axes.plot([], [], marker="o", label=name, **_PUBLISHED, **_HOLLOW)[0]
+def published_handles(figure: Figure, axes: Axes, results: Finished, name: str = "") -> list[Any]:
+    """Return a handle for the legend, if there are grey curves in the figure: what these are, if not published."""
+    lines = [line for one in figure.axes for line in one.lines if line.get_color() == _PUBLISHED["color"]]
+    if not lines:
+        return []
+    name = name or ("published" if is_paper(results) else "published (MNIST)")
+    return axes.plot([], [], marker="o", label=name, **_PUBLISHED, **_HOLLOW)
 
 
 def finish(figure: Figure, axes: Axes, text: str, more: Sequence[Any] = (), columns: int | None = None) -> None:
@@ -254,8 +278,10 @@ def own_table(results: Finished, name: str, columns: Sequence[str]) -> pd.DataFr
     path = results.folder / name
     try:
         table = pd.read_csv(path)
+    except FileNotFoundError as error:
+        raise InputError(f"folder = {str(results.folder)!r}: no {name} there") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"folder = {str(results.folder)!r}: no {name} there ({error})") from error
+        raise InputError(f"{str(path)!r}: cannot be read ({error}); make it again") from error
     missing = [column for column in columns if column not in table]
     if missing or table.empty:
         what = f"lacks {', '.join(missing)}" if missing else "has no rows"
