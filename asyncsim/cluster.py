@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncsim.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.laws import Constant, Law, as_law, parse
-from asyncsim.policy import Policy, asynchronous, form_of
+from asyncsim.policy import POLICIES, Policy, asynchronous, form_of, parse_policy
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
@@ -122,7 +122,7 @@ class Cluster:
                 "protocol 'read_then_write'"
             )
         if not isinstance(self.policy, Policy):
-            raise InputError(f"policy = {self.policy!r}: must be a policy; write asyncsim.asynchronous()")
+            raise InputError(f"policy = {self.policy!r}: must be a policy; {_policy_instead_of(self.policy)}")
         _check_policy(self)
 
     @property
@@ -263,6 +263,15 @@ def _check_bandwidth(cluster: Cluster, store: Any) -> None:
             raise InputError(f"{given} = {value!r}: says nothing without {missing}; give both or neither")
     if cluster.shared_bandwidth and cluster.bandwidth is None:
         raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
+
+
+def _policy_instead_of(value: Any) -> str:
+    """Return what to write for something that is no policy."""
+    if isinstance(value, str):
+        return f"write asyncsim.{parse_policy(value)}"
+    if value in POLICIES.values():
+        return f"call it, as in asyncsim.{form_of(value.__name__)}"
+    return "write asyncsim.asynchronous()"
 
 
 def _check_policy(cluster: Cluster) -> None:

@@ -1,6 +1,7 @@
 """Ensembles: seeds and hyper-parameter values that share a trace, replayed together."""
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -65,7 +66,8 @@ def replay_ensemble(
     Raises
     ------
     InputError
-        As `replay` does; no seeds or values; values to batch that are not numbers.
+        As `replay` does; a factory that is no function or takes no such hyper-parameter; no seeds or values; values to
+        batch that are not numbers.
 
     Examples
     --------
@@ -76,6 +78,9 @@ def replay_ensemble(
     >>> len(runs)
     6
     """
+    if not isinstance(seeds, Iterable):
+        raise InputError(f"seeds = {seeds!r}: must be several, [0, 1, 2] say, or range({seeds})")
+    _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
     for method in grid.methods:
         check_replay(trace, method, problem, diagnose_every, proxy_momentum)
@@ -136,12 +141,24 @@ class _Grid(NamedTuple):
         differing = {}
         for name in self.combinations[0]:
             values = [combination[name] for combination in self.combinations]
-            if not all(isinstance(value, int | float | np.number) for value in values):
+            # A bool is for a choice, which cannot be one for all members.
+            if any(isinstance(value, bool) or not isinstance(value, int | float | np.number) for value in values):
                 raise InputError(
                     f"{name} = {values!r}: values of one batch must be numbers; run them with batched=False"
                 )
             differing[name] = jnp.tile(jnp.asarray(values, dtype), len(self.seeds))
         return Members(self.factory, differing)
+
+
+def _check_factory(factory: Any, hyperparameters: dict[str, Any]) -> None:
+    if not callable(factory):
+        hint = "; give the function that makes it, methods.gem without brackets" if isinstance(factory, Method) else ""
+        raise InputError(f"factory: is a {type(factory).__name__}, must be a function{hint}")
+    try:
+        inspect.signature(factory).bind_partial(**hyperparameters)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(factory).parameters)
+        raise InputError(f"hyperparameters: {error}; it takes {takes}") from None
 
 
 def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dict[str, Any]) -> _Grid:

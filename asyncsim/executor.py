@@ -197,7 +197,8 @@ def check(config: "StudyOptions") -> None:
     require_count("cpus_per_run", config.cpus_per_run)
     accelerators = require_nonnegative("accelerators_per_run", config.accelerators_per_run)
     if not ray:
-        for name, given in (("address", config.address is not None), ("accelerators_per_run", accelerators > 0)):
+        asked = {"address": config.address is not None, "accelerators_per_run": accelerators > 0}
+        for name, given in (asked | {"cpus_per_run": config.cpus_per_run > 1}).items():
             if given:
                 raise InputError(f"{name} = {getattr(config, name)!r}: is an option of --executor ray; add that")
         return

@@ -33,14 +33,19 @@ _CALLS = {
 _OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy")
 
 
-def check_method(method: Method, params: Any) -> None:
-    """Raise InputError unless a method's functions take what they are given and return what they must.
+def check_method(method: Method, params: Any) -> tuple[str, ...]:
+    """Check that a method's functions take what they are given and return what they must.
 
     Parameters
     ----------
     method : Method
     params : tree of arrays or ShapeDtypeStruct
         The problem's initial parameters; only their shapes are used.
+
+    Returns
+    -------
+    tuple of str
+        The diagnostics that come with its messages.
 
     Raises
     ------
@@ -62,12 +67,13 @@ def check_method(method: Method, params: Any) -> None:
         _require_vector(method, "resume", _call(method, "resume", worker, central), central)
     if method.origin is not None:
         _require_vector(method, "origin", _call(method, "origin", worker, central), central)
-    message = _check_message(method, worker, central, visit)
+    message, diagnostics = _check_message(method, worker, central, visit)
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
     _check_apply(method, server, central, message, memory, visit)
     if method.reply is not None:
         _require_vector(method, "reply", _call(method, "reply", server, central, memory, visit), central)
+    return diagnostics
 
 
 def check_fields(method: Method) -> None:
@@ -116,7 +122,7 @@ def _check_optimizer(method: Method, params: Any, visit: Visit) -> None:
         _require_alike(_named(method, "look_ahead"), "how far, of the tree of the parameters", ahead, params)
 
 
-def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> Any:
+def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> tuple[Any, tuple[str, ...]]:
     result = _call(method, "message", worker, central, central, central, visit)
     if not isinstance(result, tuple) or len(result) != 3:
         raise InputError(
@@ -135,7 +141,7 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> A
                 f"{_named(method, 'message')} returned {_told(value)} for the diagnostic {name!r}: must be "
                 f"a vector of shape {_shape(central)}"
             )
-    return message
+    return message, tuple(diagnostics)
 
 
 def _check_apply(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:

@@ -28,15 +28,16 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     """Return how a run ended, as columns.
 
     ``final_loss`` is the mean minibatch loss and ``energy_ratio`` the median of central over proxy energy, both over
-    the last tenth of the commits, ``median_...`` the mean of the recorded medians of a method's own diagnostic there;
-    ``train_...`` and ``test_...`` are the last evaluation's. NaN if the run diverged.
+    the last tenth of the commits, ``median_...`` the mean of the recorded medians of a method's own diagnostic there,
+    or the last if none was recorded there; ``train_...`` and ``test_...`` are the last evaluation's. NaN if the run
+    diverged.
     """
     last = run.commits.tail(max(1, round(FINAL_SHARE * len(trace.taken_up))))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (last["central_energy"] / last["proxy_energy"]).median()
     evaluated = run.evaluations.iloc[-1].filter(regex="^(train|test)_").to_dict()
-    shown = run.diagnostics
-    late = shown[(shown["commit"] >= last["commit"].iloc[0]) & (shown["quantile"] == 0.5) & (shown["tensor"] == "")]
+    shown = run.diagnostics[(run.diagnostics["quantile"] == 0.5) & (run.diagnostics["tensor"] == "")]
+    late = shown[shown["commit"] >= min(last["commit"].iloc[0], shown["commit"].max())]
     medians = late.groupby("quantity", sort=False)["value"].mean().add_prefix("median_").to_dict()
     ended = {"final_loss": last["loss"].mean(), **evaluated, "energy_ratio": ratio, **medians}
     if run.diverged_at is not None:

@@ -34,6 +34,8 @@ def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method
             _say_kept(entry, factory, {name: offered[name] for name in offered if name not in arguments})
             entry = _made(entry, functools.partial(_call, options, factory, arguments))
         elif isinstance(entry, str):
+            if entry.endswith(".py"):
+                raise InputError(f"methods = {entry!r}: is a file; name its function, too: {entry}:FUNCTION")
             factory = METHODS[require_choice("methods", entry, METHODS)]
             arguments = _arguments_of(options, factory)
             entry = _call(options, factory, arguments)

@@ -102,7 +102,7 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
     rows.append(("throughput (commits/s)", f"{mean['trace.throughput']:.2f}", fastest))
     rows.append(
         (
-            "server utilisation",
+            "server utilisation" if cluster.discipline != "lock_free" else "visits in service, mean",
             f"{mean['trace.utilisation']:.3f}",
             _utilisation(queue),
         )

@@ -18,6 +18,8 @@ from asyncsim.sweep import Result, SweepConfig, draw, run_cells, sweep
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asyncsim.cell import Cell
+
 TABLE = "tensors.csv"
 #: Parts of a run in the printed table.
 _PARTS = 4
@@ -75,7 +77,7 @@ def run(config: Config) -> Result:
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
+        An option that cannot be used, a method without pi, or a folder or disk that cannot be written.
     KeyboardInterrupt
         Passed on; tables and figures of the runs that were finished are there then.
     """
@@ -84,7 +86,20 @@ def run(config: Config) -> Result:
     if config.effective_batch is not None:
         grid = [{"workers": n, "batch_size": config.effective_batch // n} for n in config.workers]
     with config.computing_device():
-        return run_cells("tensors", config, sweep(config, grid), _conclude)
+        cells = sweep(config, grid)
+        _require_pi(cells[0])
+        return run_cells("tensors", config, cells, _conclude)
+
+
+def _require_pi(cell: "Cell") -> None:
+    import jax
+
+    from asyncsim.method_check import check_method
+
+    params = jax.eval_shape(cell.problem.init, jax.random.key(0))
+    for method in cell.methods:
+        if "pi" not in check_method(method, params):
+            raise InputError(f"methods = {method.name!r}: has no diagnostic pi, which this study is of; choose gem")
 
 
 def medians(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":

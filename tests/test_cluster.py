@@ -8,6 +8,7 @@ import pytest
 from asyncsim.cluster import Cluster, HeterogeneityWarning, Policy, asynchronous
 from asyncsim.errors import InputError
 from asyncsim.laws import Constant, Exponential, Gamma, Mixture, Uniform
+from asyncsim.policy import barrier
 
 REFUSED = [
     ({"workers": 0}, r"workers = 0: must be at least 1"),
@@ -39,6 +40,8 @@ REFUSED = [
     ({"read_blocks": 4, "protocol": "write_then_read"}, "read_blocks = 4: nobody commits while a read is made"),
     ({"read_blocks": 4, "discipline": "lock_free"}, "read_blocks = 4: nobody commits while a read is made"),
     ({"policy": "asynchronous"}, r"policy = 'asynchronous': must be a policy; write asyncsim.asynchronous\(\)"),
+    ({"policy": "cancel_stale(2, 3)"}, r"write asyncsim.cancel_stale\(limit=2, count=3\)"),
+    ({"policy": None}, r"policy = None: must be a policy; write asyncsim.asynchronous\(\)"),
 ]
 
 
@@ -46,6 +49,11 @@ REFUSED = [
 def test_refused(given, message):
     with pytest.raises(InputError, match=message):
         Cluster(**{"workers": 3, "compute": 1.0, **given})
+
+
+def test_a_policy_that_was_not_called():
+    with pytest.raises(InputError, match=r"must be a policy; call it, as in asyncsim.barrier\(count\)"):
+        Cluster(3, 1.0, policy=barrier)
 
 
 def test_laws_from_numbers_and_texts():

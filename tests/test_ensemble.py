@@ -132,12 +132,31 @@ def test_a_step_that_rounding_swallows_is_recorded_alike():
         ({"learning_rate": [0.1, -1.0]}, "learning_rate = -1.0: must be above zero"),
         ({"variant": ["program", "paper"], "batched": True}, "variant = .*: values of one batch must be numbers"),
         ({"precision": "half"}, "precision = 'half'"),
+        ({"seeds": 3}, r"seeds = 3: must be several, \[0, 1, 2\] say, or range\(3\)"),
+        ({"learnin_rate": [0.1]}, "hyperparameters: .*'learnin_rate'; it takes learning_rate, momentum"),
     ],
 )
 def test_what_cannot_be_run(options, message):
     protocol = "read_then_write" if "variant" in options else "exchange"
     with pytest.raises(InputError, match=message):
         replay_ensemble(make_trace(protocol, commits=60), methods.gem, make_problem("quadratic"), **options)
+
+
+def choosing(learning_rate=0.1, fast=True):
+    return methods.downpour(learning_rate=learning_rate if fast else learning_rate / 2)
+
+
+def test_choices_are_not_batched():
+    trace, problem = make_trace("exchange", commits=60), make_problem("quadratic")
+    with pytest.raises(InputError, match=r"fast = \[True, False\]: values of one batch must be numbers"):
+        replay_ensemble(trace, choosing, problem, batched=True, fast=[True, False])
+    one, other = replay_ensemble(trace, choosing, problem, batched=False, fast=[True, False])
+    assert one.commits["update_norm"].iloc[0] > other.commits["update_norm"].iloc[0]
+
+
+def test_a_method_is_no_factory():
+    with pytest.raises(InputError, match="factory: is a Method, must be a function; give the function that makes it"):
+        replay_ensemble(make_trace("exchange", commits=60), methods.gem(), make_problem("quadratic"))
 
 
 def test_recorded_columns_are_those_of_a_replay():

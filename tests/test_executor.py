@@ -347,6 +347,7 @@ def test_every_error_has_one_traceback(capsys):
     ("options", "message"),
     [
         ("--address auto", "address = 'auto': is an option of --executor ray; add that"),
+        ("--cpus-per-run 2", "cpus_per_run = 2: is an option of --executor ray; add that"),
         ("--accelerators-per-run 1", "accelerators_per_run = 1.0: is an option of --executor ray; add that"),
         ("--cpus-per-run 0", "cpus_per_run = 0: must be at least 1"),
         (

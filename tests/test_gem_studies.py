@@ -202,6 +202,20 @@ def test_first_and_last_loss():
     assert limits().first_and_last(run, 10) == (4.0, 2.0)
 
 
+def test_limits_that_were_not_found(told):
+    # In two steps nobody halves the loss: rates are too low as well as too high.
+    options = "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --noise 0 --steps 2"
+    code, _, err = told("stability", options)
+    assert code == 0 and any("downpour, learning_rate: nothing stable" in line for line in err)
+    assert pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]].isna().all(axis=None)
+
+
+def test_tensors_need_pi(told):
+    code, _, err = told("tensors", "--workers 2 --methods downpour --steps 4")
+    assert code == 2 and not Path("mine").exists()
+    assert err == ["error: methods = 'downpour': has no diagnostic pi, which this study is of; choose gem"]
+
+
 @pytest.mark.full
 def test_limits_of_gradient_descent(told, monkeypatch):
     # One worker on a quadratic of curvature one: the loss shrinks with a rate below two and grows above it.

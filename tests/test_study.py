@@ -330,6 +330,7 @@ def test_a_method_of_an_own_file(capsys):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
+        ("mine.py", "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
         ("mine.py:dampd", "mine.py has no function dampd"),
         ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
         ("mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),

@@ -21,7 +21,7 @@ def own_table(results: Finished, name: str) -> pd.DataFrame:
     except (OSError, ValueError) as error:
         raise InputError(f"folder = {str(results.folder)!r}: no {name} there ({error})") from error
     if table.empty:
-        raise InputError(f"{str(path)!r}: has no rows; make it again")
+        raise InputError(f"{str(path)!r}: has no rows")
     return table
 
 

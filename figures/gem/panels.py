@@ -284,8 +284,8 @@ def own_table(results: Finished, name: str, columns: Sequence[str]) -> pd.DataFr
         raise InputError(f"{str(path)!r}: cannot be read ({error}); make it again") from error
     missing = [column for column in columns if column not in table]
     if missing or table.empty:
-        what = f"lacks {', '.join(missing)}" if missing else "has no rows"
-        raise InputError(f"{str(path)!r}: {what}; make it again")
+        what = f"lacks {', '.join(missing)}; make it again" if missing else "has no rows"
+        raise InputError(f"{str(path)!r}: {what}")
     return table
 
 
