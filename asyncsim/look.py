@@ -120,14 +120,16 @@ _FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in en
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the look of each method, all different up to twelve that the table does not know.
 
-    Such a method's name chooses its colour, and the next one if another in ``names`` has that already.
+    Such a method's name chooses its colour, and the next one if another in ``names`` has that already, as long as there
+    are free ones.
     """
     names = list(names)
     found = {name: METHOD_LOOKS[name] for name in names if name in METHOD_LOOKS}
+    known = {one.color for one in found.values()}
     taken: set[int] = set()
     for name in sorted(set(names) - set(found)):
         wanted = zlib.crc32(name.encode()) % 4
-        places = [*range(wanted, len(_FREE)), *range(wanted)]
+        places = sorted([*range(wanted, len(_FREE)), *range(wanted)], key=lambda place: _FREE[place][0] in known)
         place = next((place for place in places if place not in taken), wanted)
         taken.add(place)
         found[name] = Look(*_FREE[place], name.replace("_", " "))

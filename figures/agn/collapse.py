@@ -27,6 +27,7 @@ def collapse(results: Finished) -> Figure:
     windows = sorted(table["window"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.7, len(windows), sharey=True, sharex=True)
     looks = look.looks(dict.fromkeys(table["method"]))
+    theirs: set[int] = set()
     for axes, window in zip(panels, windows, strict=True):
         for (name, one), marker in zip(looks.items(), itertools.cycle(_MARKERS), strict=False):
             rows = table[(table["method"] == name) & (table["window"] == window)].sort_values("workers")
@@ -34,17 +35,19 @@ def collapse(results: Finished) -> Figure:
             axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=one.label, **style)
             known = published.grid("collapse_accuracy", name)
             known = known[known.index.get_level_values("window") == window]
+            theirs |= set(known.index.get_level_values("workers"))
             hollow: dict[str, Any] = {"linestyle": "none", "marker": "s", "markerfacecolor": "white", "markersize": 5}
             axes.plot(known.index.get_level_values("workers"), 100 * known, color=one.color, zorder=1, **hollow)
         axes.axhline(_CHANCE, color=look.GREY, linewidth=0.7, linestyle=":")
         axes.set_title(f"\u03bb = {window}")
         axes.set_xlabel("workers n")
-    counts = sorted(table["workers"].unique())
+    counts = sorted({*table["workers"], *theirs})
     panels[0].set_xticks(counts, [str(n) for n in counts])
     panels[0].set_ylim(0, 103)
     panels[0].set_ylabel("training accuracy (%)")
     handles, _ = panels[0].get_legend_handles_labels()
-    handles += panels[0].plot([], [], color=look.BLACK, label=f"published ({published.SOURCE}, MNIST)", **hollow)
+    if theirs:
+        handles += panels[0].plot([], [], color=look.BLACK, label=f"published ({published.SOURCE}, MNIST)", **hollow)
     handles += panels[0].plot([], [], color=look.GREY, linewidth=0.7, linestyle=":", label="chance")
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
     look.title(figure, setting(results, "accuracy at the end with more workers and windows of \u03bb local steps"))
@@ -74,7 +77,8 @@ def staleness(results: Finished) -> Figure:
     handles = [one.plot([], [], color=s.color, label=f"\u03bb = {w}")[0] for w, s in look.shades(windows).items()]
     handles += one.plot([], [], color=look.BLACK, linewidth=0.8, linestyle="--", label="n \u2212 1")
     mark: dict[str, Any] = {"marker": "^", "linestyle": "none", "color": look.VERMILLION, "markersize": 5}
-    handles += one.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
+    if modes.index.isin(counts).any():
+        handles += one.plot([], [], label=f"published mode ({published.SOURCE})", **mark)
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
     config = results.config
     cluster = f"a local step {config.get('compute')} s, a visit {config.get('service')} s, {config.get('protocol')}"
