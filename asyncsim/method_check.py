@@ -187,6 +187,8 @@ def _traced(call: str, function: Callable[..., Any], *given: Any) -> Any:
         raise
     except Exception as error:
         told = (str(error).splitlines() or [""])[0]
+        if isinstance(error, jax.errors.ConcretizationTypeError):
+            told += "; choose between values with jax.numpy.where"
         raise InputError(f"{call}: failed: {type(error).__name__}: {told}") from error
 
 

@@ -95,10 +95,13 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
         raise InputError(
             f"resume = {str(folder)!r}: no results of a study ({error}); give the folder of one"
         ) from error
+    if "study" not in found:
+        raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give the folder of one")
     wanted = json.loads(json.dumps(record))
     differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if differing:
         told = "; ".join(f"{name} = {found.get(name)!r}, not {wanted.get(name)!r}" for name in differing[:3])
+        told += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
         raise InputError(
             f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options that it was "
             "made with, or begin anew with out"

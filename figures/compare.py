@@ -22,7 +22,7 @@ from asyncsim import look
 from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
 from asyncsim.sweep import Finished, read
-from asyncsim.wording import counted
+from asyncsim.wording import counted, over_seeds
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
@@ -72,9 +72,9 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     panels[0].set_ylabel("loss on the training data")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    seeds = counted(int(table["seeds"].max()), "seed")
+    seeds = over_seeds(int(table["seeds"].max()))
     config = finished.config
-    title = f"{config['problem']}, {counted(config['workers'], 'worker')}; mean and range of {seeds}"
+    title = f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=8)
     return figure
 

@@ -24,6 +24,7 @@ from asyncsim.paper import Drawing, Paper, Study
 from asyncsim.run import Run
 from asyncsim.study import load
 from asyncsim.sweep import Finished
+from asyncsim.wording import over_seeds
 
 #: What the study's methods are called here, where that is not their label elsewhere.
 _LABELS = {"lsgd": "LSGD, one leader", "lsgd_groups": "LSGD, a leader in each group", "aeasgd": "EASGD, asynchronous"}
@@ -113,7 +114,9 @@ def leaderships(finished: Finished) -> Figure:
         axes.set_title(f"n = {n}", fontsize=8)
         axes.legend()
     panels[0].set_ylabel("share of elections")
-    what = f"{finished.config['problem']}; {_seeds(table, 'means over')}; dotted: 1/n; kept: the leader stays"
+    what = (
+        f"{finished.config['problem']}; {over_seeds(_seeds(table), 'means over')}; dotted: 1/n; kept: the leader stays"
+    )
     look.title(figure, f"LSGD's one leader; {what}")
     return figure
 
@@ -160,12 +163,11 @@ def _quantity(table: pd.DataFrame) -> str:
 
 
 def _setting(finished: Finished, table: pd.DataFrame) -> str:
-    return f"{finished.config['problem']}; {_seeds(table, 'mean and range of')}"
+    return f"{finished.config['problem']}; {over_seeds(_seeds(table))}"
 
 
-def _seeds(table: pd.DataFrame, what: str) -> str:
-    seeds = int(table["seeds"].max())
-    return "1 seed" if seeds == 1 else f"{what} {seeds} seeds"
+def _seeds(table: pd.DataFrame) -> int:
+    return int(table["seeds"].max())
 
 
 def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:

@@ -15,7 +15,7 @@ from asyncsim import look
 from asyncsim.errors import InputError
 from asyncsim.paper import Drawing, Paper, Study
 from asyncsim.sweep import Finished
-from asyncsim.wording import counted
+from asyncsim.wording import counted, over_seeds
 
 _BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]
 
@@ -72,9 +72,9 @@ def momentum(finished: Finished) -> Figure:
     right.set_xlabel("explicit momentum on the server")
     right.set_ylabel("gradients until a tenth of the loss")
     right.legend(ncols=2)
-    seeds = counted(summary["seed"].nunique(), "seed")
+    seeds = over_seeds(summary["seed"].nunique(), "means and ranges of")
     gradients = counted(config["gradients"], "gradient")
-    look.title(figure, f"{config['problem']}, {gradients} at the best learning rate; means and ranges of {seeds}")
+    look.title(figure, f"{config['problem']}, {gradients} at the best learning rate; {seeds}")
     return figure
 
 

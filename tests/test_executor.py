@@ -256,9 +256,12 @@ def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturb
 def test_only_the_same_configuration_is_resumed(told):
     assert told(*STUDY, "--out=mine")[0] == 0
     before = files("mine")
+    Path("studies/config.json").write_text("{}")
     for options, message in [
         (("--steps=3", "--resume=mine"), "resume = 'mine': holds results of another configuration (steps = 2, not 3)"),
+        (("--steps=3", "--workers=3", "--noise=0.2", "--seeds=1", "--resume=mine"), "; and in "),
         (("--resume=absent",), "resume = 'absent': no results of a study"),
+        (("--resume=studies",), "resume = 'studies': its config.json names no study; give the folder of one"),
         (("--resume=mine", "--out=other"), "out = 'other': results that are resumed stay where they are; leave it out"),
     ]:
         code, err = told(*STUDY, *options)

@@ -120,6 +120,10 @@ WRONG = {
         {"look_ahead": lambda state: jnp.zeros(2)},
         r"damped\.look_ahead\(optimizer_state\) returned .* for how far, of the tree of the parameters: must be ",
     ),
+    "a condition on a value": (
+        {"apply": lambda s, c, m, k, v: Applied(c + m if v.staleness > 3 else c, s, k)},
+        rf"{APPLY}: failed: TracerBoolConversionError: .*; choose between values with jax.numpy.where",
+    ),
     "not a function": ({"apply": 3}, r"damped\.apply = 3: must be a function, apply\(server, "),
     "not a switch": ({"sees_loss": 1}, r"damped\.sees_loss = 1: must be True or False"),
     "no memories": (

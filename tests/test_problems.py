@@ -579,6 +579,8 @@ BAD = {
     "init: must return": lambda: custom(lambda key: jnp.ones(2, jnp.int32), half),
     "init: must .* gave {}": lambda: custom(lambda key: {}, half),
     "loss: must return a scalar": lambda: custom(line, lambda p, b, k: p),
+    r"loss: takes \(p, b\); it is called as loss\(params, batch, key\)": lambda: custom(line, lambda p, b: p),
+    "train: a list of numbers; give an array, or a tree": lambda: custom(line, lambda p, b, k: p.sum(), train=[1, 2]),
     "loss: must return the scalar and the new state": lambda: custom(
         line, lambda p, s, b, k: jnp.sum(p), init_state=lambda: {"n": jnp.zeros(())}
     ),

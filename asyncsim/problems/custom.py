@@ -1,5 +1,6 @@
 """A user's own problem, from functions and arrays."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,10 @@ def _as_arrays(argument: str, data: Tree) -> Tree:
             raise InputError(f"{argument}: an array of {array.dtype}; must be real numbers")
         return array
 
-    return jax.tree.map(convert, data)
+    arrays = jax.tree.map(convert, data)
+    if isinstance(data, list | tuple) and not any(leaf.ndim for leaf in jax.tree.leaves(arrays)):
+        raise InputError(f"{argument}: a {type(data).__name__} of numbers; give an array, or a tree of arrays")
+    return arrays
 
 
 def _require_alike(train: Tree, test: Tree) -> None:
@@ -138,6 +142,11 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
     stateful = problem.init_state is not None
     before = (params, state) if stateful else (params,)
     batch = _shapes(problem.train, problem.batch_size)
+    call = f"loss({'params, state, batch, key' if stateful else 'params, batch, key'})"
+    try:
+        inspect.signature(problem.loss).bind(*before, batch, jax.random.key(0))
+    except TypeError:
+        raise InputError(f"loss: takes {inspect.signature(problem.loss)}; it is called as {call}") from None
     value = result = jax.eval_shape(problem.loss, *before, batch, jax.random.key(0))
     if stateful:
         if not isinstance(result, tuple) or len(result) != 2:

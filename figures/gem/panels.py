@@ -13,7 +13,7 @@ from asyncsim.curves import DIVERGED, Curve, curve_of, diagnostic_curve, trace_l
 from asyncsim.errors import InputError
 from asyncsim.run import Run
 from asyncsim.sweep import Finished
-from asyncsim.wording import counted
+from asyncsim.wording import counted, over_seeds
 
 from . import published
 
@@ -242,7 +242,7 @@ def setting(results: Finished, *parts: str) -> str:
     found, seeds = rates(results), results.summary["seed"].nunique()
     said = [*parts, problem(results)]
     said += [f"\u03b7\u00a0=\u00a0{found[0]:g}"] if len(found) == 1 else []
-    said += ["1 seed" if seeds == 1 else f"mean and range of {seeds} seeds"]
+    said += [over_seeds(seeds)]
     return "; ".join(part for part in said if part)
 
 
