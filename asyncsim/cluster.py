@@ -269,7 +269,7 @@ def _policy_instead_of(value: Any) -> str:
     """Return what to write for something that is no policy."""
     if isinstance(value, str):
         return f"write asyncsim.{parse_policy(value)}"
-    if value in POLICIES.values():
+    if any(value is one for one in POLICIES.values()):
         return f"call it, as in asyncsim.{form_of(value.__name__)}"
     return "write asyncsim.asynchronous()"
 

@@ -79,7 +79,7 @@ def replay_ensemble(
     6
     """
     if not isinstance(seeds, Iterable):
-        raise InputError(f"seeds = {seeds!r}: must be several, [0, 1, 2] say, or range({seeds})")
+        raise InputError(f"seeds = {seeds!r}: must be several, [0, 1, 2] say, or range(3)")
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
     for method in grid.methods:
@@ -155,10 +155,13 @@ def _check_factory(factory: Any, hyperparameters: dict[str, Any]) -> None:
         hint = "; give the function that makes it, methods.gem without brackets" if isinstance(factory, Method) else ""
         raise InputError(f"factory: is a {type(factory).__name__}, must be a function{hint}")
     try:
-        inspect.signature(factory).bind_partial(**hyperparameters)
+        signature = inspect.signature(factory)
+    except ValueError:  # a built-in without one
+        return
+    try:
+        signature.bind(**hyperparameters)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(factory).parameters)
-        raise InputError(f"hyperparameters: {error}; it takes {takes}") from None
+        raise InputError(f"hyperparameters: {error}; the factory takes {', '.join(signature.parameters)}") from None
 
 
 def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dict[str, Any]) -> _Grid:

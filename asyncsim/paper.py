@@ -162,11 +162,11 @@ class Paper:
         return told(lambda: self.draw(given.results, given.out, split_names(given.only or "")))
 
     def _draw(
-        self, names: Sequence[str], folders: dict[str, Path], out: Path, told: Callable[[InputError, str], str]
+        self, names: Sequence[str], folders: dict[str, Path], out: Path, tell: Callable[[InputError, str], str]
     ) -> tuple[list[Path], list[str]]:
         """Draw figures; return what was written, and of each figure that could not be drawn why, as it is to be told.
 
-        ``told`` goes from the error and the figure's name to the text; figures of one text are told together.
+        ``tell`` goes from the error and the figure's name to the text; figures of one text are told together.
         """
         written: list[Path] = []
         missing: dict[str, list[str]] = {}
@@ -179,7 +179,7 @@ class Paper:
                     figure = drawing.draw(results)
                     found = drawing.measure(results) if drawing.measure else []
                 except InputError as error:
-                    missing.setdefault(told(error, name), []).append(name)
+                    missing.setdefault(tell(error, name), []).append(name)
                     continue
                 written += look.save(figure, out / name)
                 measured += found

@@ -74,7 +74,7 @@ def load(name: str) -> ModuleType:
     try:
         module = load_file(f"asyncsim.studies.{name}", path)
     except (Exception, SystemExit) as error:
-        raise InputError(f"study = {name!r}: {path} cannot be imported: {_told(error, path)}") from error
+        raise InputError(f"study = {name!r}: {path} cannot be imported: {told_in_a_line(error, path)}") from error
     missing = [needed for needed in ("Config", "run") if not callable(getattr(module, needed, None))]
     if missing:
         raise InputError(
@@ -217,11 +217,11 @@ def _first_line(path: Path) -> str:
             warnings.simplefilter("ignore")  # of the user's own code; they show when it is imported
             docstring = ast.get_docstring(ast.parse(path.read_bytes()))
     except (OSError, SyntaxError, ValueError) as error:
-        return f"(cannot be read: {_told(error, path)})"
+        return f"(cannot be read: {told_in_a_line(error, path)})"
     return docstring.partition("\n")[0] if docstring else "(no docstring)"
 
 
-def _told(error: BaseException, path: Path) -> str:
+def told_in_a_line(error: BaseException, path: str | Path) -> str:
     """Return an error in one line, with the line of the file that led to it."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"

@@ -8,6 +8,7 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -35,6 +36,10 @@ else:
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 #: Options on which no result depends.
 _ELSEWHERE = {"out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"}
+
+
+#: The notes that were told, where each is told once.
+_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
 
 
 @dataclass(frozen=True)
@@ -198,8 +203,8 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         Parameters
         ----------
         swept : collection of str
-            Options of which a study has several values: functions of the user's own get these, too, where they are the
-            default.
+            Options that set a study's cells apart, the columns of its summary: functions of the user's own get these,
+            too, where they are the default.
 
         Raises
         ------
@@ -385,5 +390,19 @@ def _plain(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """Tell the user something that needs no remedy."""
-    print(f"note: {text}", file=sys.stderr)
+    """Tell the user something that needs no remedy; in `each_note_once` not again."""
+    told = _TOLD.get()
+    if told is None or text not in told:
+        print(f"note: {text}", file=sys.stderr)
+    if told is not None:
+        told.add(text)
+
+
+@contextlib.contextmanager
+def each_note_once() -> Iterator[None]:
+    """Tell each note only once inside, as of the many cells of a study."""
+    token = _TOLD.set(set())
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)

@@ -12,7 +12,7 @@ from asyncsim.method_check import check_fields
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.named import optimizers
 from asyncsim.problems import PROBLEMS, Problem
-from asyncsim.study import load_file
+from asyncsim.study import load_file, told_in_a_line
 from asyncsim.study_config import note, split_names
 
 if TYPE_CHECKING:
@@ -27,8 +27,12 @@ def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method
         arguments = {}
         if _is_own(entry):
             factory = _own(entry)
-            # Its own defaults stand; the options that were changed, or that a study varies, reach it.
-            offered = _arguments_of(options, factory)
+            # Its own defaults stand; the options of methods that were changed, or that a study varies, reach it.
+            offered = {
+                name: value
+                for name, value in _arguments_of(options, factory).items()
+                if name in _options_of(METHODS.values())
+            }
             arguments = {name: offered[name] for name in offered if options.changed(name) or name in swept}
             _require_defaults(entry, factory, arguments)
             _say_kept(entry, factory, {name: offered[name] for name in offered if name not in arguments})
@@ -78,12 +82,6 @@ def factory_options() -> tuple[set[str], set[str]]:
     return _options_of(METHODS.values()) | {"methods"}, _options_of(PROBLEMS.values()) | {"problem"}
 
 
-def own_options(options: "StudyOptions") -> set[str]:
-    """Return the options that functions of the user's own make methods from."""
-    fields = {field.name for field in dataclasses.fields(options)}
-    return fields & _options_of(_own(entry) for entry in split_names(options.methods) if _is_own(entry))
-
-
 def _is_own(entry: Any) -> bool:
     return isinstance(entry, str) and ".py:" in entry
 
@@ -110,17 +108,21 @@ def _made(entry: str, make: Callable[[], Any]) -> Method:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"methods = {entry!r}: cannot be made: {type(error).__name__}: {error}") from error
+        path = str(Path(entry.rpartition(":")[0]).absolute())
+        raise InputError(f"methods = {entry!r}: cannot be made: {told_in_a_line(error, path)}") from error
     if not isinstance(method, Method):
         raise InputError(f"methods = {entry!r}: returned {method!r}; must return a Method, as methods.gem() does")
     return method
 
 
 def _say_kept(entry: str, factory: Callable[..., Any], offered: Mapping[str, Any]) -> None:
-    """Say which of the study's options that were left at their defaults a function has other defaults for."""
+    """Say where a function's own defaults stand and are others than the study's."""
     own = {name: inspect.signature(factory).parameters[name].default for name in offered}
+    # Others than numbers and texts, schedules say, cannot be compared or told in short.
     kept = [
-        f"{name} = {own[name]!r} (the study's: {offered[name]!r})" for name in offered if own[name] != offered[name]
+        f"{name} = {own[name]!r} (the study's: {given!r})"
+        for name, given in offered.items()
+        if isinstance(own[name], int | float | str) and own[name] != given
     ]
     if kept:
         note(f"{entry} keeps its own {', '.join(kept)}")
@@ -135,7 +137,7 @@ def _require_defaults(entry: str, factory: Callable[..., Any], arguments: Mappin
 
 def _arguments_of(options: "StudyOptions", factory: Callable[..., Any]) -> dict[str, Any]:
     fields = {field.name for field in dataclasses.fields(options)}
-    arguments = {name: getattr(options, name) for name in _options_of([factory]) if name in fields}
+    arguments = {name: getattr(options, name) for name in sorted(_options_of([factory]) & fields)}
     # A study may leave the rate to each method.
     if arguments.get("learning_rate", 0.0) is None:
         del arguments["learning_rate"]
@@ -166,4 +168,6 @@ def _say_ignored(options: "StudyOptions", names: set[str], used: Mapping[str, se
 
 def _options_of(factories: Iterable[Callable[..., Any]]) -> set[str]:
     # A policy is the cluster's; methods that need one name their own.
-    return {name for factory in factories for name in inspect.signature(factory).parameters} - {"policy"}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = (one for factory in factories for one in inspect.signature(factory).parameters.values())
+    return {one.name for one in parameters if one.kind in named} - {"policy"}

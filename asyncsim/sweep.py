@@ -31,7 +31,7 @@ from asyncsim import results
 from asyncsim.errors import InputError, require_count
 from asyncsim.executor import opened
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import StudyConfig, StudyOptions
+from asyncsim.study_config import StudyConfig, StudyOptions, each_note_once
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,6 +138,7 @@ class Finished(NamedTuple):
         return Trace.load(self.folder / trace_file)
 
 
+@each_note_once()
 def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]":
     """Return a cell for each of some values that a config has otherwise; of a `SweepConfig` always its ``workers``.
 
@@ -150,7 +151,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         An option that cannot be used, whatever cell it belongs to.
     """
     from asyncsim.cell import Cell
-    from asyncsim.study_factories import factory_options, own_options
+    from asyncsim.study_factories import factory_options
 
     methods: dict[Any, Any] = {}
     problems: dict[Any, Any] = {}
@@ -158,8 +159,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
     for values in grid:
         own = config.at(**values)
         own.check()
-        method_options, problem_options = factory_options()
-        of_methods, of_problem = _chosen(own, method_options | own_options(own)), _chosen(own, problem_options)
+        of_methods, of_problem = (_chosen(own, options) for options in factory_options())
         if of_methods not in methods:
             methods[of_methods] = own.make_methods(swept=set(values))
         if of_problem not in problems:

@@ -107,6 +107,8 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
             found[place] = {**row, "error": value.error}, []
         else:
             (largest, smallest), tried = value
+            # Nothing is stable: values may also be too low to learn in so few steps.
+            smallest = None if largest is None else smallest
             seeds = search.cells[0].config.seeds
             found[place] = {**row, "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}, tried
             tell(f"{told}: {'nothing stable' if largest is None else f'stable up to {largest:.4g}'}, {len(tried)} runs")
@@ -117,8 +119,6 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
 
 def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
     """Return the limits that a search finds, and a row for each run that it made.
-
-    No limits where nothing that was tried is stable: values may also be too low to learn in so few steps.
 
     Parameters
     ----------
@@ -137,8 +137,7 @@ def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[di
                 return False
         return True
 
-    largest, smallest = bisect(search.values, stable)
-    return (largest, None if largest is None else smallest), tried
+    return bisect(search.values, stable), tried
 
 
 def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:

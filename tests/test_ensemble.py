@@ -133,7 +133,7 @@ def test_a_step_that_rounding_swallows_is_recorded_alike():
         ({"variant": ["program", "paper"], "batched": True}, "variant = .*: values of one batch must be numbers"),
         ({"precision": "half"}, "precision = 'half'"),
         ({"seeds": 3}, r"seeds = 3: must be several, \[0, 1, 2\] say, or range\(3\)"),
-        ({"learnin_rate": [0.1]}, "hyperparameters: .*'learnin_rate'; it takes learning_rate, momentum"),
+        ({"learnin_rate": [0.1]}, "hyperparameters: .*'learnin_rate'; the factory takes learning_rate, momentum"),
     ],
 )
 def test_what_cannot_be_run(options, message):

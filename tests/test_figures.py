@@ -246,6 +246,9 @@ def test_looks_are_stable_and_distinct():
     assert len({(str(one.color), str(one.line)) for one in found.values()}) == len(names)
     own = look.looks(["my_own_method", "another", "third", "fourth"]).values()
     assert len({str(one.line) for one in own}) == len({one.color for one in own}) == 4
+    # A colour that no other method of the figure has.
+    beside = look.looks(["my_own_method", "dana_zero", "lsgd", "easgd"])
+    assert len({one.color for one in beside.values()}) == 4
     alone = look.looks(["my_own_method"])
     assert alone["my_own_method"] == look.looks(["gem", "my_own_method"])["my_own_method"]
     assert alone["my_own_method"].label == "my own method"

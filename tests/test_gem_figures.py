@@ -106,14 +106,43 @@ def test_other_methods_than_the_papers_are_drawn(tmp_path):
     cells = [({"workers": n, "learning_rate": rate}, "mine", {}) for rate in (0.05, 0.2) for n in (1, 2)]
     for study in ("stability", "misspecification", "energy", "generalization"):
         write_study(tmp_path / study, study, cells)
-    drawn = {
-        name: one.folder for name, one in gem.FIGURES.items() if name in ("1d", "5", "learning_rates", *OWN[1:5:2])
-    }
-    for name, folder in drawn.items():
+    for name in ("1d", "5", "learning_rates", "misspecification", "energy", "energy_time"):
+        folder = gem.FIGURES[name].folder
         figure = gem.FIGURES[name].draw(read(tmp_path / folder, folder))
         said = [axes.get_title() for axes in figure.axes] + (labels(figure) if figure.legends else [])
         said += [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
         assert any("mine" in one for one in said), name
+
+
+@pytest.mark.parametrize("rates", [None, "halving"])
+def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
+    for study in ("energy", "generalization"):
+        write_study(tmp_path / study, study, [({"workers": n}, "mine", {}) for n in (1, 2)])
+        table = pd.read_csv(tmp_path / study / "summary.csv").drop(columns="method.learning_rate")
+        if rates is not None:
+            table["method.learning_rate"] = rates
+        table.to_csv(tmp_path / study / "summary.csv", index=False)
+    for name in ("5", "energy", "energy_time"):
+        folder = gem.FIGURES[name].folder
+        figure = gem.FIGURES[name].draw(read(tmp_path / folder, folder))
+        assert any(axes.lines for axes in figure.axes) and "\u03b7" not in figure.get_suptitle()
+
+
+def test_methods_of_other_workers_are_not_drawn_beside(tmp_path):
+    cells = [({"workers": 2, "learning_rate": 0.05}, "gem", {})]
+    cells += [({"workers": 2, "learning_rate": 0.05}, "sgd", {"own": 1, "steps": 20})]
+    write_study(tmp_path, "stability", cells)
+    figure = gem.FIGURES["learning_rates"].draw(read(tmp_path, "stability"))
+    assert [axes.get_title() for axes in figure.axes] == ["GEM, \u03b7 = 0.05"]
+
+
+def test_limits_that_are_not_there_are_told(tmp_path):
+    write_study(tmp_path, "stability", [({"workers": 2}, "gem", {})])
+    row = {"method": "gem", "question": "workers", "at": 0.05, "largest_stable": 8, "smallest_unstable": 9, "seeds": 3}
+    failed = {"method": "mine", "question": "workers", "at": 0.05, "error": "none"}
+    pd.DataFrame([failed, row]).to_csv(tmp_path / "limits.csv", index=False)
+    title = gem.FIGURES["limits"].draw(read(tmp_path, "stability")).get_suptitle().replace("\n", " ")
+    assert ", 3 seeds;" in title and "no mark: nothing stable found, or the search failed" in title
 
 
 def test_generalization_keeps_numbers_of_workers_apart(tmp_path):

@@ -21,6 +21,7 @@ from asyncsim.law_text import name_of
 from asyncsim.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
+from asyncsim.sweep import SweepConfig, sweep
 
 ROOT = Path(study.__file__).resolve().parent.parent
 HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "simpy", "sklearn")
@@ -304,6 +305,9 @@ from asyncsim.methods import Method, gradient_steps
 def damped(learning_rate=0.01, patience=10):
     return Method("damped", {"learning_rate": learning_rate, "patience": patience}, gradient_steps(learning_rate))
 
+def stepping(steps=3):
+    return Method("stepping", {"steps": steps}, gradient_steps(0.1))
+
 def needs(patience):
     return damped(patience=patience)
 
@@ -322,9 +326,24 @@ def test_a_method_of_an_own_file(capsys):
     assert capsys.readouterr().err == "note: mine.py:damped keeps its own learning_rate = 0.01 (the study's: 0.05)\n"
     (method,) = Config(methods="mine.py:damped").make_methods(swept={"learning_rate"})
     assert method.hyperparameters["learning_rate"] == 0.05
+    # Only options that methods are made from.
+    (method,) = Config(methods="mine.py:stepping", steps=7).make_methods()
+    assert method.hyperparameters == {"steps": 3}
+    capsys.readouterr()
     method, _ = Config(methods=("mine.py:damped", "gem"), learning_rate=0.1, kappa=2.0).make_methods()
     assert method.hyperparameters == {"learning_rate": 0.1, "patience": 10}
     assert capsys.readouterr().err == "note: --kappa changes nothing for damped\n"
+
+
+def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
+    Path("mine.py").write_text(MINE)
+    config = SweepConfig(methods=("mine.py:damped",), workers=(2, 3), problem="quadratic", seeds=1, steps=2)
+    cells = sweep(config, [{"learning_rate": rate, "workers": n} for rate in (0.05, 0.2) for n in (2, 3)])
+    assert [cell.methods[0].hyperparameters["learning_rate"] for cell in cells] == [0.05, 0.05, 0.2, 0.2]
+    assert not capsys.readouterr().err
+    cells = sweep(config, [{"workers": n} for n in (2, 3)])
+    assert {cell.methods[0].hyperparameters["learning_rate"] for cell in cells} == {0.01}
+    assert capsys.readouterr().err.count("keeps its own learning_rate = 0.01") == 1
 
 
 @pytest.mark.parametrize(
@@ -334,7 +353,7 @@ def test_a_method_of_an_own_file(capsys):
         ("mine.py:dampd", "mine.py has no function dampd"),
         ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
         ("mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
-        ("mine.py:fails", "methods = 'mine.py:fails': cannot be made: RuntimeError: no luck"),
+        ("mine.py:fails", "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck"),
         ("broken.py:damped", "cannot be imported: ZeroDivisionError: division by zero"),
     ],
 )

@@ -15,7 +15,19 @@ from asyncsim.errors import InputError
 from asyncsim.run import Run
 from asyncsim.sweep import Finished
 
-from .panels import STEPS, at_rate, bin_steps, chosen, finish, log_axis, methods_of, setting, values_of
+from .panels import (
+    STEPS,
+    at_rate,
+    bin_steps,
+    chosen,
+    finish,
+    log_axis,
+    methods_of,
+    rates,
+    setting,
+    values_of,
+    with_all_workers,
+)
 
 #: Share of a run, at its end, that counts: that of "final" losses and energy ratios in a study's summary.
 _LATE = 0.1
@@ -33,7 +45,7 @@ _SHARES = {
 
 def by_workers(results: Finished) -> Figure:
     """Draw central over proxy energy against n, of the whole vector and of the weights, and shares of the weights."""
-    results = at_rate(results)
+    results = with_all_workers(at_rate(results))
     looks = look.looks(methods_of(results))
     figure, panels = look.new_figure(look.DOUBLE, 4.9, 2, 2, sharex=True)
     whole, gem, shares, downpour = panels
@@ -77,7 +89,7 @@ def by_workers(results: Finished) -> Figure:
 
 def over_time(results: Finished) -> Figure:
     """Draw energies and compliance over worker steps, at the number of workers nearest to ten."""
-    results = at_rate(results)
+    results = with_all_workers(at_rate(results))
     counts = values_of(results, "workers")
     n = min(counts, key=lambda count: abs(np.log(count / 10)))
     results = chosen(results, workers=n)
@@ -91,7 +103,7 @@ def over_time(results: Finished) -> Figure:
         runs = rows.runs()
         over, tensors, workers = panels[column::columns]
         over.set_title(one.label)
-        _energies(over, runs, n, float(rows.summary["method.learning_rate"].iloc[0]))
+        _energies(over, runs, n, rates(rows))
         image = _map(tensors, _by_tensor(runs, n))
         image = _map(workers, _by_worker(runs, n), labels=False)
         workers.set_xlabel(STEPS)
@@ -185,8 +197,8 @@ def _finish_by_workers(figure: Figure, results: Finished) -> None:
     look.title(figure, text + ("; crosses: some run diverged, shown as far as it went" if crosses else ""))
 
 
-def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rate: float) -> None:
-    """Draw both kinetic energies and the potential one, and shade where the condition of stability holds."""
+def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rates: Sequence[float]) -> None:
+    """Draw both kinetic energies, with one learning rate the potential one, and shade where the runs are stable."""
     width = bin_steps(runs, n)
     named = {
         "central_energy": ("central, kinetic", look.BLUE, "-"),
@@ -204,7 +216,10 @@ def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rate: float) -> 
             axes.fill_between(curve.step, 1e-30, curve.mean, **area)
         axes.fill_between(curve.step, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
         axes.plot(curve.step, curve.mean, color=color, linestyle=line, label=label)
-    potential = curve_of(runs, lambda commits: learning_rate * commits["loss"].to_numpy(np.float64), "mean", n, width)
+    if len(learning_rates) != 1:  # one that changes, or a method that has none
+        return
+    (rate,) = learning_rates
+    potential = curve_of(runs, lambda commits: rate * commits["loss"].to_numpy(np.float64), "mean", n, width)
     axes.plot(
         potential.step, potential.mean, color=look.BLACK, linestyle=":", label="\u2212potential (\u03b7 \u00d7 loss)"
     )

@@ -31,9 +31,11 @@ def limits(results: Finished) -> Figure:
         label, at = _PANELS[question]
         axes.set_ylabel(label)
         axes.set_xlabel(at)
-    seeds = f", {counted(table['seeds'].iloc[0], 'seed')}" if "seeds" in table and table["seeds"].nunique() == 1 else ""
+    # A search that failed has none.
+    counts = table["seeds"].dropna().unique() if "seeds" in table else []
+    seeds = f", {counted(int(counts[0]), 'seed')}" if len(counts) == 1 else ""
     text = f"limits of stability, {problem(results)}{seeds}; bars end at the smallest unstable value"
-    nothing = "; no mark: nothing stable found" if table["largest_stable"].isna().any() else ""
+    nothing = "; no mark: nothing stable found, or the search failed" if table["largest_stable"].isna().any() else ""
     finish(figure, panels[0], f"{text}; arrows: none found{nothing}")
     return figure
 

@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator
 
 from asyncsim import look
 from asyncsim.curves import Curve, trace_length
+from asyncsim.errors import InputError
 from asyncsim.run import Run
 from asyncsim.sweep import Finished
 
@@ -38,6 +39,7 @@ from .panels import (
     rates,
     setting,
     values_of,
+    with_all_workers,
     workers_label,
 )
 from .published import Deviation
@@ -64,8 +66,11 @@ def of_workers(results: Finished, panel: str) -> Figure:
 
 def of_workers_at_all_rates(results: Finished) -> Figure:
     """Draw figure 1a to c, and the like of other methods, at each learning rate: a row for each, a column a method."""
+    results = with_all_workers(results)
     looks = look.looks(methods_of(results))
     found = rates(results)
+    if not found:
+        raise InputError(f"folder = {str(results.folder)!r}: no learning rates")
     size = (look.DOUBLE, 2.2 * len(found) + 0.7)
     figure, all_axes = look.new_figure(*size, len(looks), len(found), sharex=True, sharey=True)
     for row, rate in enumerate(found):
@@ -89,7 +94,7 @@ def of_workers_at_all_rates(results: Finished) -> Figure:
 
 def final(results: Finished) -> Figure:
     """Draw the final losses against the number of workers, method by method: figure 1d."""
-    results = at_rate(results)
+    results = with_all_workers(at_rate(results))
     figure, (axes,) = look.new_figure(*PANEL)
     names = methods_of(results)
     shown = [results.summary["final_loss"], *(published.series("1d", name)["y"] for name in names)]

@@ -59,20 +59,24 @@ def chosen(results: Finished, **values: Any) -> Finished:
     return results._replace(summary=rows)
 
 
-def methods_of(results: Finished, names: Iterable[str] | None = None) -> list[str]:
-    """Return the methods of the results, in the order of their looks; only those of ``names``, if given.
+def methods_of(results: Finished) -> list[str]:
+    """Return the methods of the results, in the order of their looks."""
+    there = list(dict.fromkeys(results.summary["method"]))
+    return [name for name in dict.fromkeys([*look.METHOD_LOOKS, *there]) if name in there]
+
+
+def with_all_workers(results: Finished) -> Finished:
+    """Return the results of the methods that have the workers of their cell, as SGD has not.
 
     Raises
     ------
     InputError
         There are none.
     """
-    there = list(dict.fromkeys(results.summary["method"]))
-    wanted = [*look.METHOD_LOOKS, *there] if names is None else list(names)
-    found = [name for name in dict.fromkeys(wanted) if name in there]
-    if not found:
-        raise InputError(f"folder = {str(results.folder)!r}: no finished run has method = {' or '.join(names or ())}")
-    return found
+    rows = results.summary[results.summary["own_workers"] == results.summary["workers"]]
+    if rows.empty:
+        raise InputError(f"folder = {str(results.folder)!r}: no finished run has the workers of its cell")
+    return results._replace(summary=rows)
 
 
 def rates(results: Finished) -> list[float]:
@@ -83,7 +87,7 @@ def rates(results: Finished) -> list[float]:
 def at_rate(results: Finished, rate: float | None = None) -> Finished:
     """Return the results of one learning rate; by default the paper's, or the largest where that was not run.
 
-    All of them, by default, of a study with one for each method.
+    All results, by default, where the learning rate is no option of the study's cells: each method then has its own.
     """
     if rate is None and "learning_rate" not in results.summary:
         return results
@@ -297,5 +301,6 @@ def _rate(summary: pd.DataFrame) -> pd.Series:
     """Return the learning rate of each run: the study's column, or else the method's own."""
     for name in ("learning_rate", "method.learning_rate"):
         if name in summary:
-            return summary[name]
+            # A schedule is a text.
+            return pd.to_numeric(summary[name], errors="coerce")
     return pd.Series(np.nan, summary.index)
