@@ -106,7 +106,7 @@ def over_time(results: Finished) -> Figure:
         _energies(over, runs, n, rates(rows))
         image = _map(tensors, _by_tensor(runs, n))
         image = _map(workers, _by_worker(runs, n), labels=False)
-        workers.set_xlabel(STEPS)
+        workers.set_xlabel(STEPS if columns < 3 else "worker steps")
         for axes, label in zip((over, tensors, workers), ("energy", "tensor", "worker"), strict=True):
             axes.set_ylabel(label)
             axes.label_outer()
