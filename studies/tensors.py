@@ -110,7 +110,7 @@ def medians(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
     Raises
     ------
     InputError
-        A method has no pi.
+        No pi was recorded of a run.
     """
     import pandas as pd
 
@@ -123,7 +123,7 @@ def medians(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
         # Beside each tensor's there is the median of all parameters, which has no name; a vector has no other.
         named = found[found["tensor"] != ""] if (found["tensor"] != "").any() else found.drop_duplicates("commit")
         if named.empty:
-            raise InputError(f"methods = {row.method!r}: its diagnostics have no pi; choose gem")
+            raise InputError(f"{row.run_folder}: no pi was recorded")
         table = named[["commit", "tensor", "value"]].rename(columns={"value": "pi_median"})
         table.insert(1, "worker_step", table["commit"] / run.config["workers"])
         for place, column in enumerate(("workers", "method", "seed")):

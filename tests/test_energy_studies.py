@@ -188,7 +188,6 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
         ("tensors --diagnose-every 0", "diagnose_every = 0"),
         ("tensors --effective-batch 9", "effective_batch = 9: cannot be shared evenly by 8 workers"),
         ("tensors --effective-batch 16 --batch-size 4", "not both"),
-        ("tensors --methods downpour --problem quadratic --steps 2", "its diagnostics have no pi"),
         ("momentum --workers 1 2", "workers = 1"),
         ("momentum --seeds 2", "seeds = 2: must be at least 3"),
         ("momentum --step 2", "step = 2.0: must be below the fewest workers, 2"),
