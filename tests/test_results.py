@@ -118,12 +118,12 @@ def test_finished_results_are_kept_and_told(error):
 
 def test_interruptions_of_what_can_be_resumed_say_how():
     with pytest.raises(KeyboardInterrupt) as new, results.new_folder("my own", "toy", resumable=True) as folder:
-        results.write_json(folder / "config.json", {"a": 1})
+        results.write_json(folder / "config.json", {"study": "toy"})
         finish(folder)
         raise KeyboardInterrupt
     go_on = "what was finished is in my own; go on with the same options and --resume 'my own'"
     assert str(new.value) == f"{go_on} instead of --out"
-    with pytest.raises(KeyboardInterrupt) as old, results.old_folder("my own", {"a": 1}):
+    with pytest.raises(KeyboardInterrupt) as old, results.old_folder("my own", {"study": "toy"}):
         raise KeyboardInterrupt
     assert str(old.value) == go_on
     with pytest.raises(KeyboardInterrupt) as never, results.new_folder("mine", "toy") as folder:
