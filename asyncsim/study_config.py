@@ -5,10 +5,8 @@ The command line is made from it. Building methods and problems imports JAX; mak
 
 import contextlib
 import dataclasses
-import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,6 +15,7 @@ from asyncsim import executor
 from asyncsim.cluster import Cluster, HeterogeneityWarning
 from asyncsim.errors import InputError, require_count, require_fraction
 from asyncsim.laws import Law, parse
+from asyncsim.notes import note
 from asyncsim.policy import Policy, parse_policy
 from asyncsim.windows import proportional_windows
 
@@ -36,10 +35,6 @@ else:
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 #: Options on which no result depends.
 _ELSEWHERE = {"out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"}
-
-
-#: The notes that were told, where each is told once.
-_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
 
 
 @dataclass(frozen=True)
@@ -387,22 +382,3 @@ def _plain(value: Any) -> Any:
     if callable(value):
         return f"function {getattr(value, '__name__', type(value).__name__)}"
     return value if isinstance(value, str | int | float | None) else repr(value)
-
-
-def note(text: str) -> None:
-    """Tell the user something that needs no remedy; in `each_note_once` not again."""
-    told = _TOLD.get()
-    if told is None or text not in told:
-        print(f"note: {text}", file=sys.stderr)
-    if told is not None:
-        told.add(text)
-
-
-@contextlib.contextmanager
-def each_note_once() -> Iterator[None]:
-    """Tell each note only once inside, as of the many cells of a study."""
-    token = _TOLD.set(set())
-    try:
-        yield
-    finally:
-        _TOLD.reset(token)

@@ -11,9 +11,10 @@ from asyncsim.errors import InputError, require_choice
 from asyncsim.method_check import check_fields
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.named import optimizers
+from asyncsim.notes import note
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.study import load_file, told_in_a_line
-from asyncsim.study_config import note, split_names
+from asyncsim.study_config import split_names
 
 if TYPE_CHECKING:
     from asyncsim.study_config import StudyOptions

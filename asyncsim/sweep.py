@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from asyncsim import results
 from asyncsim.errors import InputError, require_count
 from asyncsim.executor import opened
+from asyncsim.notes import each_note_once
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import StudyConfig, StudyOptions, each_note_once
+from asyncsim.study_config import StudyConfig, StudyOptions
 
 if TYPE_CHECKING:
     import pandas as pd
