@@ -10,6 +10,7 @@ from asyncsim import Run
 TENSORS = ("conv_1", "conv_1_bias", "dense", "dense_bias")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 METHODS = ("gem", "downpour", "adaptive_staleness")
+WITH_PI = ("gem", "mine")
 #: Worker steps in which each method's loss falls by a factor e, and where to, with n workers.
 _FALL = {
     "gem": lambda n: (40, 0.09 / n**0.3),
@@ -78,12 +79,12 @@ def _diagnostics(commits, method, n, every):
             central, proxy = at["central_energy"] * (1 + place), at["proxy_energy"]
             rows.append([*when, "central_energy", tensor, np.nan, central / len(TENSORS)])
             rows.append([*when, "proxy_energy", tensor, np.nan, proxy / len(TENSORS)])
-            if method == "gem":
+            if method in WITH_PI:
                 rows.append([*when, "pi", tensor, 0.5, level * (0.5 + 0.3 * place)])
         for quantile in QUANTILES:
             spread = 10 ** (4 * (quantile - 0.5)) * at["central_energy"] / at["proxy_energy"]
             rows.append([*when, "weight_energy_ratio", "", quantile, spread])
-            if method == "gem":
+            if method in WITH_PI:
                 rows.append([*when, "pi", "", quantile, level * 2 * quantile])
         if method == "gem":
             low = n / (n + 30)

@@ -195,6 +195,16 @@ def test_maps_of_tensors_are_in_the_order_of_the_network_and_share_their_colours
     assert first.max() > second.max()
 
 
+def test_each_method_with_a_pi_has_its_map(tmp_path):
+    cells = [({"workers": n}, name, {}) for n in (2, 4) for name in ("mine", "gem")]
+    write_study(tmp_path, "tensors", cells)
+    figure = gem.FIGURES["9"].draw(read(tmp_path, "tensors"))
+    *maps, _ = figure.axes
+    assert [axes.get_title() for axes in maps] == ["GEM", "mine"]
+    assert len({axes.collections[0].get_clim() for axes in maps}) == 1
+    assert figure.get_suptitle().startswith("median")
+
+
 def test_numbers_of_workers_keep_their_order_in_grey_print():
     shades = look.shades([5, 10, 20, 30])
     rgb = np.array([[int(shade.color[i : i + 2], 16) for i in (1, 3, 5)] for shade in shades.values()])

@@ -1,4 +1,6 @@
-"""Figures 9 and 10: GEM's median factor of each tensor over the server's updates, as heat maps."""
+"""Figures 9 and 10: the median factor of each tensor over the server's updates, of GEM and its like, as heat maps."""
+
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,39 +10,48 @@ from asyncsim import look
 from asyncsim.errors import InputError
 from asyncsim.sweep import Finished
 
-from .panels import chosen, finish, setting, values_of
+from .panels import chosen, finish, methods_of, setting, values_of
 
 #: Columns of a map.
 _COLUMNS = 120
 
 
 def heat_map(results: Finished, place: int) -> Figure:
-    """Draw the map of the ``place``-th number of workers; the colours mean the same in all of them."""
-    results = chosen(results, method="gem")
+    """Draw a map for each method with the ``place``-th number of workers; colours mean the same for all numbers."""
     counts = values_of(results, "workers")
     if place >= len(counts):
         raise InputError(
             f"folder = {str(results.folder)!r}: results of workers {', '.join(map(str, counts))} only; "
             "run the study with two numbers of workers"
         )
-    maps = {n: _medians(chosen(results, workers=n)) for n in counts}
-    most = max(float(np.nanquantile(one.to_numpy(), 0.98)) for one in maps.values())
+    maps = {n: _maps(chosen(results, workers=n)) for n in counts}
+    most = max(float(np.nanquantile(one, 0.98)) for of_methods in maps.values() for one in of_methods.values())
     shown = maps[counts[place]]
-    tensors = [str(name) for name in shown.index]
-    figure, (axes,) = look.new_figure(look.DOUBLE, 1.3 + 0.17 * len(tensors))
-    edges = np.append(shown.columns.to_numpy(), shown.attrs["commits"])
-    image = axes.pcolormesh(
-        edges, np.arange(len(tensors) + 1), shown, cmap="viridis", vmin=0, vmax=most, rasterized=True
-    )
-    axes.set_yticks(np.arange(len(tensors)) + 0.5, tensors)
-    axes.invert_yaxis()
-    axes.set_ylabel("tensor")
-    axes.set_xlabel("server updates (commits)")
-    figure.colorbar(image, ax=axes, label="median \u03c0 of the tensor", extend="max")
+    heights = [0.17 * len(one) for one in shown.values()]
+    height = 1.3 + sum(heights) + 0.4 * (len(shown) - 1)
+    figure, panels = look.new_figure(look.DOUBLE, height, 1, len(shown), sharex=True, height_ratios=heights)
+    image: Any = None
+    looks = look.looks(shown)
+    for axes, (name, one) in zip(panels, shown.items(), strict=True):
+        edges = np.append(one.columns.to_numpy(), one.attrs["commits"])
+        rows = np.arange(len(one) + 1)
+        image = axes.pcolormesh(edges, rows, one, cmap="viridis", vmin=0, vmax=most, rasterized=True)
+        axes.set_yticks(rows[:-1] + 0.5, [str(tensor) for tensor in one.index])
+        axes.invert_yaxis()
+        axes.set_ylabel("tensor")
+        if len(shown) > 1:
+            axes.set_title(looks[name].label)
+    panels[-1].set_xlabel("server updates (commits)")
+    figure.colorbar(image, ax=panels, label="median \u03c0 of the tensor", extend="max")
     network = results.config.get("problem_config", {}).get("network", "")
-    text = setting(results, f"GEM's median \u03c0 of each tensor, {counts[place]} workers", network)
-    finish(figure, axes, text.replace("mean and range", "mean"))
+    whose = f"{looks[next(iter(shown))].label}'s median" if len(shown) == 1 else "median"
+    text = setting(results, f"{whose} \u03c0 of each tensor, {counts[place]} workers", network)
+    finish(figure, panels[-1], text.replace("mean and range", "mean"))
     return figure
+
+
+def _maps(results: Finished) -> dict[str, pd.DataFrame]:
+    return {name: _medians(chosen(results, method=name)) for name in methods_of(results)}
 
 
 def _medians(results: Finished) -> pd.DataFrame:
