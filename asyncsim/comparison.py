@@ -1,7 +1,6 @@
 """Methods side by side: the same seeds, the same traces, one folder of results."""
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from asyncsim.cluster import Cluster
 from asyncsim.errors import InputError
 from asyncsim.executor import Executor, Failure, Failures, Local, tell
 from asyncsim.methods import Method, Timing
+from asyncsim.notes import each_note_once, note
 from asyncsim.outcome import outcome
 from asyncsim.problems import Problem
 from asyncsim.run import Run
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@each_note_once()
 def compare(
     cells: Sequence[Cell],
     folder: Path,
@@ -145,7 +146,7 @@ class _Runs:
                 needed = meet(cluster, method.timing)
                 name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
                 if needed != cluster and seed == 0:
-                    print(f"note: {method.name} needs {_needs(method.timing)}: it gets its own traces", file=sys.stderr)
+                    note(f"{method.name} needs {_needs(method.timing)}: it gets its own traces")
                 # The same number of gradients for all.
                 commits = same_gradients(config.commits, cluster, needed)
                 file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
@@ -169,7 +170,7 @@ class _Runs:
             self._add(place, Run.load(run_folder), trace)
             self._tell(place, "read")
         except InputError as error:
-            print(f"note: {error}: computed again", file=sys.stderr)
+            note(f"{error}: computed again")
             shutil.rmtree(run_folder)
 
     def _take(self, place: int, value: "_Replayed | Failure") -> None:

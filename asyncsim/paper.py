@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncsim import look
 from asyncsim.drawing import told
 from asyncsim.errors import InputError, require_choice
+from asyncsim.notes import note
 from asyncsim.study_config import split_names
 from asyncsim.sweep import Finished, read
 
@@ -135,7 +136,7 @@ class Paper:
         # Without a remedy: what is not there was not asked for, or failed and has been told.
         written, missing = self._draw(names, {study: Path(folder)}, Path(folder), lambda error, _: str(error))
         for why in missing:
-            print(f"note: not drawn: {why}", file=sys.stderr)
+            note(f"not drawn: {why}")
         return written
 
     def remedy(self, figure: str) -> str:

@@ -27,6 +27,7 @@ from ray.exceptions import RayError, RayTaskError
 import asyncsim
 from asyncsim.errors import InputError
 from asyncsim.executor import Done, Failure, attempt
+from asyncsim.notes import note
 
 #: Seconds without a result after which the cluster is looked at.
 _HEARTBEAT = 5.0
@@ -141,9 +142,7 @@ class RayExecutor:
                             told = f"lost {lost[place]} times: {_line(error)}"
                             yield Done(place, Failure(told, ""))
                             continue
-                        print(
-                            f"note: a run was lost ({_line(error)}); it is computed again", file=sys.stderr, flush=True
-                        )
+                        note(f"a run was lost ({_line(error)}); it is computed again")
                         waiting[self._task.remote(*calls[place])] = place
         finally:
             for ref in waiting:
@@ -178,7 +177,7 @@ class RayExecutor:
         now = time.monotonic()
         if self._without_room is None:
             self._without_room = now
-            print(f"note: {told}; waiting {_PATIENCE:g} s for one", file=sys.stderr, flush=True)
+            note(f"{told}; waiting {_PATIENCE:g} s for one")
         elif now - self._without_room > _PATIENCE:
             raise InputError(f"executor = 'ray': {told}; ask for less, or add a node")
 

@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from asyncsim.errors import InputError, require_choice
+from asyncsim.notes import note
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 _COMMAND = "python -m asyncsim.study"
@@ -199,7 +200,7 @@ def _default(study: ModuleType, options: Sequence[str]) -> Any:
 
 def _warn_of(files: dict[str, Path]) -> None:
     for name, path in files.items():
-        print(f"note: {path} is not used: a shipped study is called {name}; rename yours", file=sys.stderr)
+        note(f"{path} is not used: a shipped study is called {name}; rename yours")
 
 
 def _own() -> dict[str, Path]:

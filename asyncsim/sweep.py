@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from asyncsim import results
 from asyncsim.errors import InputError, require_count
 from asyncsim.executor import opened
-from asyncsim.notes import each_note_once
+from asyncsim.notes import each_note_once, note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import StudyConfig, StudyOptions
 
@@ -249,10 +248,9 @@ def run_cells(
             raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
         conclude(folder, ended)
         if failed:
-            print(
-                f"note: {failed} of {len(summary)} runs failed; {results.SUMMARY} has their errors, and "
-                f"{results.resume_option(folder)} tries them again",
-                file=sys.stderr,
+            note(
+                f"{failed} of {len(summary)} runs failed; {results.SUMMARY} has their errors, and "
+                f"{results.resume_option(folder)} tries them again"
             )
     return Result(folder, summary)
 

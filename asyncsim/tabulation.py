@@ -1,7 +1,6 @@
 """Studies of independent measurements, each some rows of one table; runs and traces are not kept."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from asyncsim import results
 from asyncsim.errors import InputError
 from asyncsim.executor import Failure, Failures, map_kept, opened, tell
+from asyncsim.notes import note
 from asyncsim.study_config import StudyOptions
 from asyncsim.sweep import study_folder
 
@@ -76,10 +76,9 @@ def tabulated(
             raise InputError(f"all {len(names)} measurements failed, the first with {first['error']}")
         yield folder, pd.DataFrame(_in_order(parts))
         if failed:
-            print(
-                f"note: {len(failed)} of {len(names)} measurements failed; {results.SUMMARY} has their errors, and "
-                f"{results.resume_option(folder)} tries them again",
-                file=sys.stderr,
+            note(
+                f"{len(failed)} of {len(names)} measurements failed; {results.SUMMARY} has their errors, and "
+                f"{results.resume_option(folder)} tries them again"
             )
 
 

@@ -21,7 +21,6 @@ more: about two hours on two cores for each seed.
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_nonnegative
+from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
@@ -260,7 +260,7 @@ def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
     found = {}
     for cell in cells:
         config = cell.config
-        print(f"note: {cell.problem.name} has no published curves: fits those of {cell.name}", file=sys.stderr)
+        note(f"{cell.problem.name} has no published curves: fits those of {cell.name}")
         for method in cell.methods:
             runs = []
             for seed in range(config.seeds, 2 * config.seeds):

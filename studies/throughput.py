@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import split_names
 
@@ -157,9 +158,9 @@ def _check(config: Config) -> tuple[list[str], list[str]]:
     if "mlp" in tasks and min(workers) > MOST_MLP_WORKERS:
         raise InputError(f"workers = {min(workers)}: mlp is measured with at most {MOST_MLP_WORKERS}; give fewer")
     if not set(tasks) & {"cnn", "mlp"} and config.data_dir is not None:
-        _note("--data-dir changes nothing for these tasks")
+        note("--data-dir changes nothing for these tasks")
     if set(tasks) - {"trace", "growth"} and importlib.util.find_spec("torch") is None:
-        _note("PyTorch is not installed: its rows are left out")
+        note("PyTorch is not installed: its rows are left out")
     return tasks, methods
 
 
@@ -175,7 +176,7 @@ def _workers(config: Config, task: str) -> list[int]:
     """Return the numbers of workers that a task is measured with."""
     workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
     if task == "mlp" and max(workers) > MOST_MLP_WORKERS:
-        _note(f"mlp is measured with at most {MOST_MLP_WORKERS} workers: with more its state is too large")
+        note(f"mlp is measured with at most {MOST_MLP_WORKERS} workers: with more its state is too large")
         workers = [count for count in workers if count <= MOST_MLP_WORKERS]
     return [max(workers)] if config.quick else workers
 
@@ -260,7 +261,3 @@ def _plain(config: Config) -> dict[str, Any]:
 def _private(name: str) -> Any:
     """Import one of this study's own modules, which need JAX, only when it is needed."""
     return load_file(f"asyncsim.studies._{name}", Path(__file__).parent / f"_{name}.py")
-
-
-def _note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)

@@ -22,6 +22,7 @@ import tyro
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count
+from asyncsim.notes import note
 from asyncsim.real.options import RealConfig
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike
@@ -217,7 +218,7 @@ def _simulated(config: Config, recorded: "Recorded", task: Task, problem: "Probl
         try:
             found = ask()
         except InputError as error:
-            print(f"note: no {name}: {error}", file=sys.stderr)
+            note(f"no {name}: {error}")
             continue
         results.write_csv(task.folder / f"{name}.csv", found.table)
         found.draw(task.folder / name)

@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from asyncsim.errors import InputError
+from asyncsim.notes import note
 from asyncsim.real.cluster import actor, share, shared, started
 from asyncsim.real.folder import Header
 
@@ -172,7 +173,7 @@ class Crew:
                 cause = getattr(error, "cause", None) or error
                 what = f"failed: {' '.join(f'{type(cause).__name__}: {cause}'.split())[:300]}"
         self._ask("lost", index, what)
-        print(f"note: worker {index}: {what}{', starting it again' if restart else ''}", file=sys.stderr)
+        note(f"worker {index}: {what}{', starting it again' if restart else ''}")
         if restart:
             self.workers[index] = self._worker(index)
             late = time.monotonic() + self._start_timeout
