@@ -114,6 +114,15 @@ def test_other_methods_than_the_papers_are_drawn(tmp_path):
         assert any("mine" in one for one in said), name
 
 
+def test_the_legend_names_what_only_some_panels_have(tmp_path):
+    folder = write_study(tmp_path, "energy", [({"workers": 2}, name, {}) for name in ("gem", "mine")])
+    table = pd.read_csv(folder / "summary.csv").astype({"method.learning_rate": object})
+    table.loc[table["method"] == "gem", "method.learning_rate"] = "halving"
+    table.to_csv(folder / "summary.csv", index=False)
+    figure = gem.FIGURES["energy_time"].draw(read(tmp_path, "energy"))
+    assert labels(figure)[3:] == ["\u2212potential (\u03b7 \u00d7 loss)"] and len(figure.axes[0].lines) == 2
+
+
 @pytest.mark.parametrize("rates", [None, "halving"])
 def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
     for study in ("energy", "generalization"):

@@ -113,7 +113,10 @@ def over_time(results: Finished) -> Figure:
     lines = [line.get_ydata() for axes in panels[:columns] for line in axes.lines]
     log_axis(panels[0], lines, "energy (half squared step)")
     figure.colorbar(image, ax=panels[columns:], label="log10 of central / proxy energy", extend="both", shrink=0.7)
-    finish(figure, panels[0], setting(results, f"energies over time, {n} workers"), columns=4)
+    shown: dict[str, Any] = {}  # the potential energy is not in every panel
+    for axes in panels[:columns]:
+        shown = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]} | shown
+    finish(figure, panels[0], setting(results, f"energies over time, {n} workers"), [*shown.values()], columns=4)
     return figure
 
 
