@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.allocation import trim
+from asyncsim.allocation import keep, trim
 from asyncsim.commits import build_commit
 from asyncsim.diagnosis import Applying, Formed, build_diagnose
 from asyncsim.flat import Flat
@@ -58,8 +58,10 @@ class Dispatched:
         self._method, self._layout, self._flat, self._device = method, layout, flat, device
         self._at_once, self._room = at_once, room
         self._diagnose = build_diagnose(method, flat, layout)
-        self._gradients = SideBySide(build_gradients(method, local, room), at_once)
+        self._gradients = SideBySide(build_gradients(method, local, flat, room), at_once)
         self._trim_every, self._made = commits_between_trims(layout.division.parameters), itertools.count(1)
+        if not self._trim_every:
+            keep()
         # An update that is alone in its group belongs to nobody else.
         used_up = (_UPDATES,) if room == 1 else ()
         self._commit = Passing(_build_commit_and_reply(method, layout, room), _REPLACED, used_up)

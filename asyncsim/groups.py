@@ -1,5 +1,6 @@
 """Gradients of commits that are dispatched one by one: in groups, and when each can be begun."""
 
+import functools
 import itertools
 import math
 from collections import deque
@@ -10,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.local import LocalResult
-from asyncsim.methods.method import Array, Method
+from asyncsim.flat import Flat
+from asyncsim.local import Learner, LocalResult
+from asyncsim.methods.method import Array, Method, State
 from asyncsim.replay_state import Pieces
 from asyncsim.rows import set_tree_row
 from asyncsim.side_by_side import Start
@@ -101,16 +103,25 @@ class Chunk:
         self.groups.append(Group(begin, self.begun, made))
 
 
-def build_gradients(method: Method, local: Callable[..., LocalResult], room: int) -> Callable[..., Made]:
-    """Return the function that computes the gradients of ``count`` commits from ``begin`` on, one after the other."""
+def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Flat, room: int) -> Callable[..., Made]:
+    """Return the function that computes the gradients of ``count`` commits from ``begin`` on, one after the other.
+
+    ``local`` is the function of `asyncsim.local.build_local`.
+    """
+
+    def start_of(read: Array, worker: State, learner: Learner) -> tuple[Any, Any, Learner]:
+        if method.resume is None:
+            return (), flat.unravel(read), learner
+        start = method.resume(worker, read)
+        return start, flat.unravel(start), learner
 
     def gradients(data: Any, key: Array, planned: Any, given: Sequence[Any], begin: Array, count: Array) -> Made:
         def one(place: Any) -> Made:
-            # A switch, as to make one array of them and read its rows would copy both times.
-            read, worker, learner = jax.lax.switch(place, [lambda own=own: own for own in given])
+            # A switch, as to make one array of them and read its rows would copy both times. It returns the tree, whose
+            # leaves are copied out of the vector in any case: the vector would be another copy, 2 % of the rate.
+            start, params, learner = jax.lax.switch(place, [functools.partial(start_of, *own) for own in given])
             visit, job, rows = jax.tree.map(lambda leaf: leaf[begin + place, 0], planned)
-            start = read if method.resume is None else method.resume(worker, read)
-            return Made(() if method.resume is None else start, local(data, key, start, learner, visit, job, rows))
+            return Made(start, local(data, key, params, learner, visit, job, rows))
 
         if room == 1:  # without a loop, at whose end what is made would be copied
             return one(0)

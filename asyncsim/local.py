@@ -1,6 +1,7 @@
 """A worker's local steps: the only place where gradients are computed."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,10 @@ class LocalResult(NamedTuple):
 
 
 def build_local(method: Method, problem: Problem, window: int, flat: Flat, windows_differ: bool = False):
-    """Return the function that takes a worker's local steps from ``start``: as many as the window, or as its visit."""
+    """Return the function that takes a worker's local steps from some parameters, in the problem's own tree.
+
+    They are as many as the window, or as its visit says.
+    """
     optimizer = optax.with_extra_args_support(method.optimizer)
 
     gradient = jax.value_and_grad(problem.stateful_loss, has_aux=True)
@@ -42,15 +46,15 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat, windo
         steps, optimizer_state = optimizer.update(gradients, optimizer_state, params, **given)
         return (optax.apply_updates(params, steps), optimizer_state, problem_state), (steps, value)
 
-    def local(data, key, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array) -> LocalResult:
+    def local(data, key, params, learner: Learner, visit: Visit, job: Array, rows: Array) -> LocalResult:
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
-        carry = (flat.unravel(start), learner.optimizer, learner.problem)
-        given = {"visit": visit, "start": carry[0]}
+        carry = (params, learner.optimizer, learner.problem)
+        given = {"visit": visit, "start": params}
         if window == 1:
             carry, (steps, value) = step(carry, rows[0], key, data, **given)
             return LocalResult(flat.ravel(steps), value, Learner(*carry[1:]))
 
-        nothing = jnp.zeros_like(start)
+        nothing = flat.ravel(jax.tree.map(jnp.zeros_like, params))
         if windows_differ:
 
             def another(index, state):
@@ -58,7 +62,7 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat, windo
                 carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, **given)
                 return carry, update + flat.ravel(steps), total + value
 
-            state = (carry, nothing, jnp.zeros((), start.dtype))
+            state = (carry, nothing, jnp.zeros((), nothing.dtype))
             carry, update, total = jax.lax.fori_loop(0, visit.local_steps, another, state)
             return LocalResult(update, total / visit.local_steps.astype(total.dtype), Learner(*carry[1:]))
 
@@ -71,3 +75,12 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat, windo
         return LocalResult(update, jnp.mean(values), Learner(*carry[1:]))
 
     return local
+
+
+def from_vector(local: Callable[..., LocalResult], flat: Flat) -> Callable[..., LocalResult]:
+    """Return the function of `build_local` for parameters that are one flat vector."""
+
+    def local_from_vector(data: Any, key: Array, start: Array, *given: Any) -> LocalResult:
+        return local(data, key, flat.unravel(start), *given)
+
+    return local_from_vector

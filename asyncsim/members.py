@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from asyncsim.flat import Flat
-from asyncsim.local import Learner, LocalResult, build_local
+from asyncsim.local import Learner, LocalResult, build_local, from_vector
 from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, WorkerRow, initial_state
@@ -48,13 +48,12 @@ def batched_method(members: Members, one: Method) -> Method:
 
 
 def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat) -> Callable[..., LocalResult]:
-    """Return the function of `asyncsim.local.build_local` for all members, each with its key and its examples."""
+    """Return the function of `asyncsim.local.from_vector` for all members, each with its key and its examples."""
 
     def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
         def one(values: Any, key: Array, start: Array, learner: Learner, rows: Array) -> LocalResult:
-            return build_local(members.make(**values), problem, layout.window, flat, layout.windows_differ)(
-                data, key, start, learner, visit, job, rows
-            )
+            of_one = build_local(members.make(**values), problem, layout.window, flat, layout.windows_differ)
+            return from_vector(of_one, flat)(data, key, start, learner, visit, job, rows)
 
         return jax.vmap(one)(dict(members.differing), keys, start, learner, rows)
 

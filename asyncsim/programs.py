@@ -14,7 +14,7 @@ from asyncsim.dispatched import Dispatched
 from asyncsim.division import DEVICES, Division
 from asyncsim.flat import Flat, flatten
 from asyncsim.kernel import build_advance
-from asyncsim.local import build_local
+from asyncsim.local import build_local, from_vector
 from asyncsim.members import Members, batched_local, batched_method, batched_state
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
@@ -144,7 +144,7 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     mesh = Mesh(np.array(devices), (DEVICES,))
     make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
     return Program(
-        advance=build_advance(method.value, local, layout, mesh),
+        advance=build_advance(method.value, from_vector(local, flat), layout, mesh),
         before=build_before(method.value, layout),
         diagnose=build_diagnose(method.value, flat, layout),
         evaluate=evaluate,

@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.flat import flatten
-from asyncsim.local import Learner, LocalResult, build_local
+from asyncsim.local import Learner, LocalResult, build_local, from_vector
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.programs import Same, cast
@@ -123,7 +123,7 @@ def _compiled(method: Same, problem: Same, workers: int, window: int, precision:
     """Return the jitted local steps of this very method and problem: compiled once in a process."""
     params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
-    local = build_local(method.value, problem.value, window, flat)
+    local = from_vector(build_local(method.value, problem.value, window, flat), flat)
 
     def compute(data, key, start, learner, worker, worker_step, job, rows):
         visit: Any = OwnVisit(worker, worker_step, window, workers)
