@@ -12,7 +12,7 @@ _M_MMAP_THRESHOLD, _M_TOP_PAD = (-3, 32 * 2**20), (-2, 64 * 2**20)
 
 @functools.cache
 def keep() -> None:
-    """Keep free memory for what is allocated next, up to 64 MiB for each arena of the process, if this is glibc.
+    """Keep free memory for what the process allocates next, up to 64 MiB for each of its arenas, if this is glibc.
 
     It would else return the memory of a gradient's intermediate results after each, and the system would clear it page
     by page before the next: 20 to 180 pages for each commit of MNIST's network, 3 to 8 % of the rate.

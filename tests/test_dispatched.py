@@ -1,5 +1,6 @@
 """Commits that are dispatched one by one: the same numbers as the loop over events, and no copies."""
 
+import sys
 import threading
 import weakref
 
@@ -22,12 +23,13 @@ from cases import (
 )
 from event_loop import forced_deviation
 
+import asyncsim.allocation
 import asyncsim.dispatched
 import asyncsim.programs
 import asyncsim.running
 import asyncsim.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
-from asyncsim.allocation import trim
+from asyncsim.allocation import keep, trim
 from asyncsim.dispatched import Apart, Dispatched
 from asyncsim.errors import InputError
 from asyncsim.groups import Chunk
@@ -270,8 +272,25 @@ def test_very_long_vectors_of_few_commits_wait_at_a_time(alone, monkeypatch):
     assert made and all(made)
 
 
-def test_memory_can_be_trimmed():
+@pytest.mark.parametrize(("length", "kept"), [("long", [1]), ("very long", [])])
+def test_free_memory_is_kept_where_it_is_not_given_back(length, kept, monkeypatch):
+    asyncsim.programs._build.cache_clear()
+    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0 if length == "very long" else 10**6)
+    asked = []
+    monkeypatch.setattr(asyncsim.dispatched, "keep", lambda: asked.append(1))
+    dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
+    assert asked == kept
+    asyncsim.programs._build.cache_clear()
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "elsewhere"])
+def test_memory_can_be_kept_and_trimmed(platform, monkeypatch):
+    asyncsim.allocation._of_glibc.cache_clear()
+    monkeypatch.setattr(sys, "platform", platform)
+    keep.__wrapped__()
     trim()
+    monkeypatch.undo()
+    asyncsim.allocation._of_glibc.cache_clear()
 
 
 @pytest.mark.parametrize("where", [(Dispatched, "_finish"), (asyncsim.running.Running, "_take")])
