@@ -5,21 +5,22 @@ import functools
 import sys
 from collections.abc import Callable
 
-#: Parameters of glibc's mallopt, and what they are set to (bytes): larger allocations would be returned to the system
-#: when they are freed, and so would more than this of what is free at an arena's end. 32 MiB is the most glibc takes.
-_M_MMAP_THRESHOLD, _M_TOP_PAD = (-3, 32 * 2**20), (-2, 64 * 2**20)
+#: What glibc's mallopt is told, a parameter and bytes each: allocations larger than the first (M_MMAP_THRESHOLD, 32 MiB
+#: is the most it takes) go back to the system when they are freed, and so does what is free at the end of an arena but
+#: for the second (M_TOP_PAD; half of a thread's heap, which would never go back with all of it).
+_KEEPING = ((-3, 32 * 2**20), (-2, 32 * 2**20))
 
 
 @functools.cache
 def keep() -> None:
-    """Keep free memory for what the process allocates next, up to 64 MiB for each of its arenas, if this is glibc.
+    """Keep free memory for what is allocated next, some 32 MiB for each arena, to the end of the process; with glibc.
 
-    It would else return the memory of a gradient's intermediate results after each, and the system would clear it page
-    by page before the next: 20 to 180 pages for each commit of MNIST's network, 3 to 8 % of the rate.
+    By default glibc gives back what a gradient's intermediate results took after each gradient, and the system clears
+    it page by page before the next: 20 to 180 pages for each commit of MNIST's network, 3 to 8 % of the rate.
     """
     set_option = _of_glibc("mallopt")
     if set_option is not None:
-        for option in (_M_MMAP_THRESHOLD, _M_TOP_PAD):
+        for option in _KEEPING:
             set_option(*option)
 
 

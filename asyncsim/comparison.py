@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@each_note_once()
 def compare(
     cells: Sequence[Cell],
     folder: Path,
@@ -120,8 +119,9 @@ class _Runs:
     def add(self, cells: Sequence[Cell]) -> None:
         """Compute the runs of some cells, but for those that are there already."""
         first = len(self._jobs)
-        for cell in cells:
-            self._jobs += self._jobs_of(cell)
+        with each_note_once():
+            for cell in cells:
+                self._jobs += self._jobs_of(cell)
         places = range(first, len(self._jobs))
         for place in places:
             self._read(place)
@@ -145,7 +145,7 @@ class _Runs:
             for method in cell.methods:
                 needed = meet(cluster, method.timing)
                 name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
-                if needed != cluster and seed == 0:
+                if needed != cluster:
                     note(f"{method.name} needs {_needs(method.timing)}: it gets its own traces")
                 # The same number of gradients for all.
                 commits = same_gradients(config.commits, cluster, needed)

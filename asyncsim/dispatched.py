@@ -60,7 +60,7 @@ class Dispatched:
         self._diagnose = build_diagnose(method, flat, layout)
         self._gradients = SideBySide(build_gradients(method, local, flat, room), at_once)
         self._trim_every, self._made = commits_between_trims(layout.division.parameters), itertools.count(1)
-        if not self._trim_every:
+        if not self._trim_every:  # of very long vectors, free memory is given back instead
             keep()
         # An update that is alone in its group belongs to nobody else.
         used_up = (_UPDATES,) if room == 1 else ()

@@ -28,7 +28,10 @@ class Gradients(NamedTuple):
 
 
 def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradients:
-    """Return how a device takes the local steps of its lanes: one after the other, or all as one batch."""
+    """Return how a device takes the local steps of its lanes: one after the other, or all as one batch.
+
+    ``local`` is that of `asyncsim.local.from_vector`.
+    """
     division = layout.division
 
     def arguments(lanes: Array, learner: Learner, piece: Pieces) -> Any:

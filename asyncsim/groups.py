@@ -106,7 +106,7 @@ class Chunk:
 def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Flat, room: int) -> Callable[..., Made]:
     """Return the function that computes the gradients of ``count`` commits from ``begin`` on, one after the other.
 
-    ``local`` is the function of `asyncsim.local.build_local`.
+    ``local`` is that of `asyncsim.local.build_local`.
     """
 
     def start_of(read: Array, worker: State, learner: Learner) -> tuple[Any, Any, Learner]:
@@ -118,7 +118,7 @@ def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Fla
     def gradients(data: Any, key: Array, planned: Any, given: Sequence[Any], begin: Array, count: Array) -> Made:
         def one(place: Any) -> Made:
             # A switch, as to make one array of them and read its rows would copy both times. It returns the tree, whose
-            # leaves are copied out of the vector in any case: the vector would be another copy, 2 % of the rate.
+            # leaves are copied out of the vector in any case: what was read would be another copy, 2 % of the rate.
             start, params, learner = jax.lax.switch(place, [functools.partial(start_of, *own) for own in given])
             visit, job, rows = jax.tree.map(lambda leaf: leaf[begin + place, 0], planned)
             return Made(start, local(data, key, params, learner, visit, job, rows))

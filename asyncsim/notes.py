@@ -1,4 +1,4 @@
-"""What a study tells its user aloud that needs no remedy."""
+"""What the user is told aloud and does not end what goes on."""
 
 import contextlib
 import sys
@@ -10,7 +10,7 @@ _TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
 
 
 def note(text: str) -> None:
-    """Tell the user something that needs no remedy; in `each_note_once` not again."""
+    """Tell the user something that ends nothing; in `each_note_once` not again."""
     told = _TOLD.get()
     if told is None or text not in told:
         print(f"note: {text}", file=sys.stderr)
@@ -20,8 +20,9 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def each_note_once() -> Iterator[None]:
-    """Tell each note only once inside, as of the many cells of a study."""
-    token = _TOLD.set(set())
+    """Tell each note only once inside, as of the many cells of a study; inside another one, once in that."""
+    told = _TOLD.get()
+    token = _TOLD.set(set() if told is None else told)
     try:
         yield
     finally:

@@ -74,7 +74,7 @@ def _diagnostics(commits, method, n, every):
     for index in range(0, len(commits), every * n):
         at = commits.iloc[index]
         when = [index, at["commit_time"], int(at["worker"]), int(at["worker_step"])]
-        level = plain_pi(n, (index + 1) / n)
+        level = plain_pi(n, (index + 1) / n) * (1 if method == "gem" else 0.5)
         for place, tensor in enumerate(TENSORS):
             central, proxy = at["central_energy"] * (1 + place), at["proxy_energy"]
             rows.append([*when, "central_energy", tensor, np.nan, central / len(TENSORS)])

@@ -18,10 +18,11 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_methods_of_their_own_timing_and_tuned_rates_are_sorted():
+def test_methods_of_their_own_timing_and_tuned_rates_are_sorted(capsys):
     config = compare.Config(**SMALL, methods=("downpour", "sgd"), tune=(0.02, 0.2), target=1.5)
     folder, summary = compare.run(config)
     assert len(summary) == 2 * 2 * 2
+    assert capsys.readouterr().err.count("it gets its own traces") == 1
     table = pd.read_csv(folder / compare.TABLE)
     assert sorted(table["method"]) == ["downpour", "sgd"]
     assert table["time_to_target"].is_monotonic_increasing

@@ -1,6 +1,5 @@
 """Commits that are dispatched one by one: the same numbers as the loop over events, and no copies."""
 
-import sys
 import threading
 import weakref
 
@@ -72,12 +71,17 @@ def combinations():
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """Let each gradient have a program of its own, as where vectors are very long."""
+def anew():
+    """Share no program with other tests."""
     asyncsim.programs._build.cache_clear()
-    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0)
     yield
     asyncsim.programs._build.cache_clear()
+
+
+@pytest.fixture
+def alone(anew, monkeypatch):
+    """Let each gradient have a program of its own, as where vectors are very long."""
+    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0)
 
 
 @pytest.mark.parametrize(("method", "protocol", "problem"), list(combinations()))
@@ -272,25 +276,31 @@ def test_very_long_vectors_of_few_commits_wait_at_a_time(alone, monkeypatch):
     assert made and all(made)
 
 
-@pytest.mark.parametrize(("length", "kept"), [("long", [1]), ("very long", [])])
-def test_free_memory_is_kept_where_it_is_not_given_back(length, kept, monkeypatch):
-    asyncsim.programs._build.cache_clear()
-    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0 if length == "very long" else 10**6)
+def test_free_memory_of_long_vectors_is_kept(anew, monkeypatch):
     asked = []
     monkeypatch.setattr(asyncsim.dispatched, "keep", lambda: asked.append(1))
     dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
-    assert asked == kept
-    asyncsim.programs._build.cache_clear()
+    assert asked == [1]
 
 
-@pytest.mark.parametrize("platform", [sys.platform, "elsewhere"])
-def test_memory_can_be_kept_and_trimmed(platform, monkeypatch):
-    asyncsim.allocation._of_glibc.cache_clear()
-    monkeypatch.setattr(sys, "platform", platform)
+def test_free_memory_of_very_long_vectors_is_not(alone, monkeypatch):
+    asked = []
+    monkeypatch.setattr(asyncsim.dispatched, "keep", lambda: asked.append(1))
+    dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
+    assert not asked
+
+
+def test_glibc_takes_what_it_is_told():
+    set_option = asyncsim.allocation._of_glibc("mallopt")
+    if set_option is None:
+        pytest.skip("another C library")
+    assert [set_option(*option) for option in asyncsim.allocation._KEEPING] == [1, 1]
+
+
+def test_memory_can_be_kept_and_trimmed_where_there_is_no_glibc(monkeypatch):
+    monkeypatch.setattr(asyncsim.allocation, "_of_glibc", lambda function: None)
     keep.__wrapped__()
     trim()
-    monkeypatch.undo()
-    asyncsim.allocation._of_glibc.cache_clear()
 
 
 @pytest.mark.parametrize("where", [(Dispatched, "_finish"), (asyncsim.running.Running, "_take")])

@@ -205,12 +205,14 @@ def test_maps_of_tensors_are_in_the_order_of_the_network_and_share_their_colours
 
 
 def test_each_method_with_a_pi_has_its_map(tmp_path):
-    cells = [({"workers": n}, name, {}) for n in (2, 4) for name in ("mine", "gem")]
+    cells = [({"workers": n}, name, {}) for n in (2, 4) for name in ("mine", "gem", "downpour")]
     write_study(tmp_path, "tensors", cells)
     figure = gem.FIGURES["9"].draw(read(tmp_path, "tensors"))
     *maps, _ = figure.axes
     assert [axes.get_title() for axes in maps] == ["GEM", "mine"]
     assert len({axes.collections[0].get_clim() for axes in maps}) == 1
+    gems, mine = (axes.collections[0].get_array() for axes in maps)
+    assert gems.max() > 1.5 * mine.max()
     assert figure.get_suptitle().startswith("median")
 
 

@@ -115,6 +115,7 @@ def over_time(results: Finished) -> Figure:
     figure.colorbar(image, ax=panels[columns:], label="log10 of central / proxy energy", extend="both", shrink=0.7)
     shown: dict[str, Any] = {}  # the potential energy is not in every panel
     for axes in panels[:columns]:
+        # The first panel's own stay, which `finish` compares with.
         shown = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]} | shown
     finish(figure, panels[0], setting(results, f"energies over time, {n} workers"), [*shown.values()], columns=4)
     return figure

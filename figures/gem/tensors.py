@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim import look
@@ -17,7 +18,7 @@ _COLUMNS = 120
 
 
 def heat_map(results: Finished, place: int) -> Figure:
-    """Draw a map for each method with the ``place``-th number of workers; colours mean the same for all numbers."""
+    """Draw a map for each method with a pi, with the ``place``-th number of workers; colours mean the same in all."""
     counts = values_of(results, "workers")
     if place >= len(counts):
         raise InputError(
@@ -27,22 +28,16 @@ def heat_map(results: Finished, place: int) -> Figure:
     maps = {n: _maps(chosen(results, workers=n)) for n in counts}
     most = max(float(np.nanquantile(one, 0.98)) for of_methods in maps.values() for one in of_methods.values())
     shown = maps[counts[place]]
-    heights = [0.17 * len(one) for one in shown.values()]
-    height = 1.3 + sum(heights) + 0.4 * (len(shown) - 1)
-    figure, panels = look.new_figure(look.DOUBLE, height, 1, len(shown), sharex=True, height_ratios=heights)
-    image: Any = None
     looks = look.looks(shown)
-    for axes, (name, one) in zip(panels, shown.items(), strict=True):
-        edges = np.append(one.columns.to_numpy(), one.attrs["commits"])
-        rows = np.arange(len(one) + 1)
-        image = axes.pcolormesh(edges, rows, one, cmap="viridis", vmin=0, vmax=most, rasterized=True)
-        axes.set_yticks(rows[:-1] + 0.5, [str(tensor) for tensor in one.index])
-        axes.invert_yaxis()
-        axes.set_ylabel("tensor")
-        if len(shown) > 1:
+    heights = [0.17 * len(one) for one in shown.values()]
+    size = (look.DOUBLE, 1.3 + sum(heights) + 0.4 * (len(shown) - 1))
+    figure, panels = look.new_figure(*size, 1, len(shown), sharex=True, gridspec_kw={"height_ratios": heights})
+    images = [_draw_map(axes, one, most) for axes, one in zip(panels, shown.values(), strict=True)]
+    if len(shown) > 1:
+        for axes, name in zip(panels, shown, strict=True):
             axes.set_title(looks[name].label)
     panels[-1].set_xlabel("server updates (commits)")
-    figure.colorbar(image, ax=panels, label="median \u03c0 of the tensor", extend="max")
+    figure.colorbar(images[0], ax=panels, label="median \u03c0 of the tensor", extend="max")
     network = results.config.get("problem_config", {}).get("network", "")
     whose = f"{looks[next(iter(shown))].label}'s median" if len(shown) == 1 else "median"
     text = setting(results, f"{whose} \u03c0 of each tensor, {counts[place]} workers", network)
@@ -50,17 +45,38 @@ def heat_map(results: Finished, place: int) -> Figure:
     return figure
 
 
+def _draw_map(axes: Axes, medians: pd.DataFrame, most: float) -> Any:
+    edges = np.append(medians.columns.to_numpy(), medians.attrs["commits"])
+    rows = np.arange(len(medians) + 1)
+    axes.set_yticks(rows[:-1] + 0.5, [str(tensor) for tensor in medians.index])
+    axes.set_ylabel("tensor")
+    image = axes.pcolormesh(edges, rows, medians, cmap="viridis", vmin=0, vmax=most, rasterized=True)
+    axes.invert_yaxis()
+    return image
+
+
 def _maps(results: Finished) -> dict[str, pd.DataFrame]:
-    return {name: _medians(chosen(results, method=name)) for name in methods_of(results)}
+    """Return the medians of each method that has a pi; raise InputError if none has."""
+    maps = {name: _medians(chosen(results, method=name)) for name in methods_of(results)}
+    found = {name: one for name, one in maps.items() if one is not None}
+    if not found:
+        raise InputError(
+            f"folder = {str(results.folder)!r}: no medians of tensors were recorded; run the study with a method that "
+            "has a pi, and --diagnose-every 2"
+        )
+    return found
 
 
-def _medians(results: Finished) -> pd.DataFrame:
-    """Return the median factor, tensors in the order of the network by intervals of commits, mean of the seeds."""
+def _medians(results: Finished) -> pd.DataFrame | None:
+    """Return the median factor, tensors in the order of the network by intervals of commits, mean of the seeds.
+
+    None where it was not recorded.
+    """
     runs = results.runs()
     table = pd.concat([run.diagnostics for run in runs])
     table = table[(table["quantity"] == "pi") & (table["tensor"] != "")]
     if table.empty:
-        raise InputError(f"folder = {str(results.folder)!r}: no diagnostics of tensors; record them (--diagnose-every)")
+        return None
     commits = max(int(run.config["commits"]) for run in runs)
     # Not more columns than recordings: an empty column would be a gap.
     edges = np.linspace(0, commits, min(_COLUMNS, table["commit"].nunique()) + 1)

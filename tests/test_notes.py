@@ -1,0 +1,14 @@
+"""Notes: told each time, or once inside of what has many parts."""
+
+from asyncsim.notes import each_note_once, note
+
+
+def test_each_note_is_told_once_inside_and_again_after(capsys):
+    with each_note_once():
+        for text in ("one", "one", "other"):
+            note(text)
+        with each_note_once():
+            note("one")
+        note("other")
+    note("one")
+    assert capsys.readouterr().err.splitlines() == ["note: one", "note: other", "note: one"]
