@@ -82,8 +82,8 @@ class Dispatched:
         first: Any = None
         self._begin_groups(now, chunk, upcoming, 0)
         while len(numbers) < count:
-            group = chunk.groups.popleft()
-            made = group.made()
+            group, wait = chunk.begun.pop(len(numbers))
+            made = wait()
             if not numbers:
                 start = now.read[chunk.slots[0]] if self._method.resume is None else self._first(made.start)
                 first = First(start, self._first(made.result.update))
@@ -148,7 +148,8 @@ class Dispatched:
     def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces, before: Chunk | None) -> Chunk:
         shared = data, *jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
         given = [self._given(now, 0, 0)] * self._room
-        return Chunk(pieces, self._gradients.start_for(*shared, given, np.int32(0), np.int32(0)), shared, before)
+        start = self._gradients.start_for(*shared, given, np.int32(0), np.int32(0))
+        return Chunk(pieces, start, shared, self._at_once, self._room, before)
 
     def _given(self, now: Apart, worker: int, slot: int) -> tuple[Any, ...]:
         """Return the worker's part of what a gradient is computed from."""
@@ -157,18 +158,13 @@ class Dispatched:
 
     def _begin_groups(self, now: Apart, chunk: Chunk, upcoming: Chunk | None, done: int) -> None:
         """Dispatch the gradients that can be begun when so many of the chunk's commits are dispatched."""
-        # A worker has one gradient at a time: where workers are few, shorter groups leave each thread one.
-        longest = max(1, min(self._room, len(now.workers) // self._at_once))
-        while True:
-            source = chunk if chunk.begun < chunk.commits or upcoming is None else upcoming
-            length = source.ready(done if source is chunk else done - chunk.commits, longest)
-            waiting = len(chunk.groups) + (len(upcoming.groups) if upcoming else 0)
-            # One group more than are computed, so that no thread idles; but a full one, as a short one may still grow.
-            if length < (1 if waiting < self._at_once else longest) or waiting > self._at_once:
+        for source, passed in ((chunk, done), (upcoming, done - chunk.commits)):
+            while source and (group := source.next_group(passed)):
+                commits = range(group.begin, group.end)
+                given = [self._given(now, source.workers[i], source.slots[i]) for i in commits]
+                source.dispatch(given + given[-1:] * (self._room - len(given)))
+            if source and source.planned:
                 return
-            commits = range(source.begun, source.begun + length)
-            given = [self._given(now, source.workers[i], source.slots[i]) for i in commits]
-            source.dispatch(given + given[-1:] * (self._room - length), length)
 
     def _limit_memory(self, numbers: Sequence[Array]) -> None:
         """Wait for a commit not long before the last, and trim now and then."""

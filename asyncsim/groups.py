@@ -1,7 +1,6 @@
-"""Gradients of commits that are dispatched one by one: in groups, and when each can be begun."""
+"""Gradients of commits that are dispatched one by one: in groups, each begun in its turn."""
 
 import functools
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method, State
 from asyncsim.replay_state import Pieces
 from asyncsim.rows import set_tree_row
+from asyncsim.schedule import Clock, Group, plan_groups
 from asyncsim.side_by_side import Start
 
 
@@ -33,14 +33,10 @@ class Made(NamedTuple):
     result: LocalResult
 
 
-class Group(NamedTuple):
-    """Consecutive commits, from ``begin`` to before ``end``, whose gradients one program computes.
+class Begun(NamedTuple):
+    """A group whose gradients are begun; ``made`` waits until they are dispatched, and returns what that makes."""
 
-    ``made`` waits until that is dispatched, and returns what it makes.
-    """
-
-    begin: int
-    end: int
+    group: Group
     made: Callable[[], Made]
 
 
@@ -57,12 +53,21 @@ class Chunk:
         The slots of reads after each commit.
     shared : tuple
         What all gradients need: the training data, the key, and visits, jobs and rows, on the device.
-    begun : int
-        Commits whose gradients are begun.
-    groups : deque of Group
+    planned : deque of Group
+        Those that are not begun.
+    begun : dict
+        Groups by their first commits.
     """
 
-    def __init__(self, pieces: Pieces, start: Start, shared: tuple[Any, ...], before: "Chunk | None"):
+    def __init__(
+        self,
+        pieces: Pieces,
+        start: Start,
+        shared: tuple[Any, ...],
+        threads: int,
+        room: int,
+        before: "Chunk | None",
+    ):
         self.pieces, self.shared, self._start = pieces, shared, start
         self.commits = int(pieces.size.sum())
         self.slots, self.workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
@@ -71,14 +76,16 @@ class Chunk:
             [row[:size] for row, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
             for kind in (pieces.reads, pieces.form_reads)
         )
-        self.begun, self.groups = 0, deque[Group]()
         # After how many commits of the chunk a worker or a slot has changed last; zero or less if before the chunk.
         self._changed: dict[tuple[str, int], int] = {}
-        self._turn = 0
+        self._clock: Clock = before._clock if before else Clock.start(threads)
         if before:
             self._changed = {what: after - before.commits for what, after in before._changed.items()}
-            self._turn = before._turn
-        self._ready_after = [self._needed(i) for i in range(self.commits)]
+        needed = [self._needed(i) for i in range(self.commits)]
+        steps = pieces.visit.local_steps[: self.commits, 0].tolist()
+        # As much as each thread computes, and one group more, so that none idles.
+        groups, self._clock = plan_groups(needed, steps, room, (threads + 1) * room, self._clock)
+        self.planned, self.begun = deque(groups), dict[int, Begun]()
 
     def _needed(self, i: int) -> float:
         """Return how many commits of the chunk must be dispatched before a gradient; note what its own changes."""
@@ -89,18 +96,16 @@ class Chunk:
         self._changed |= {("slot", read): i + 1 for read in self.reads[i]}
         return needed
 
-    def ready(self, done: int, longest: int) -> int:
-        """Return the length of the next group that can be begun when so many commits are dispatched."""
-        following = self._ready_after[self.begun : self.begun + longest]
-        return sum(1 for _ in itertools.takewhile(lambda after: after <= done, following))
+    def next_group(self, done: int) -> Group | None:
+        """Return the group that is to be begun next, if it can be when so many commits are dispatched."""
+        return self.planned[0] if self.planned and self.planned[0].after <= done else None
 
-    def dispatch(self, given: Sequence[Any], length: int) -> None:
+    def dispatch(self, given: Sequence[Any]) -> None:
         """Dispatch the gradients of the next group, from what is given of each and fills the room."""
-        begin = self.begun
-        self.begun += length
-        self._turn += 1
-        made = self._start(self._turn, *self.shared, given, np.int32(begin), np.int32(length))
-        self.groups.append(Group(begin, self.begun, made))
+        group = self.planned.popleft()
+        length = np.int32(group.end - group.begin)
+        made = self._start(group.thread, *self.shared, given, np.int32(group.begin), length)
+        self.begun[group.begin] = Begun(group, made)
 
 
 def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Flat, room: int) -> Callable[..., Made]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-#: Starts a call in its turn; returns a function that returns the results, arrays that may still be computed.
+#: Starts a call from a thread; returns a function that returns the results, arrays that may still be computed.
 Start = Callable[..., Callable[[], Any]]
 
 
@@ -16,7 +16,7 @@ class SideBySide:
     """A compiled function whose calls do not wait for one another.
 
     What one thread starts on a device, XLA computes in that order, one after the other; what several start, side by
-    side, once its inputs are there. So calls are started from threads, in turn.
+    side, once its inputs are there. So calls are started from threads.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class SideBySide:
         self._starts: dict[Any, Start] = {}
 
     def start_for(self, *arguments: Any) -> Start:
-        """Return what starts calls with arguments of these kinds: a function of the turn and the arguments.
+        """Return what starts calls with arguments of these kinds: a function of the thread's number and the arguments.
 
         Threads do not share what JAX is told in a context, so that they run what was compiled in this one; callbacks
         of the function see whether 64 bits are enabled in it.
@@ -50,11 +50,11 @@ class SideBySide:
             with jax.enable_x64(x64):
                 return compiled(*arguments)
 
-        def start(turn: int, *arguments: Any) -> Callable[[], Any]:
+        def start(thread: int, *arguments: Any) -> Callable[[], Any]:
             if self._at_once == 1:
                 results = call(*arguments)
                 return lambda: results
-            return _threads(self._at_once)[turn % self._at_once].submit(call, *arguments).result
+            return _threads(self._at_once)[thread].submit(call, *arguments).result
 
         return start
 

@@ -129,9 +129,9 @@ def order(monkeypatch):
     done: list[int] = []
     dispatch, finish = Chunk.dispatch, Dispatched._finish
 
-    def dispatched(chunk, given, length):
-        done.append(length)
-        dispatch(chunk, given, length)
+    def dispatched(chunk, given):
+        done.append(chunk.planned[0].end - chunk.planned[0].begin)
+        dispatch(chunk, given)
 
     def finished(*given):
         done.append(0)
