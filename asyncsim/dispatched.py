@@ -3,7 +3,7 @@
 There it takes long to move rows of the ``[workers, parameters]`` arrays of `asyncsim.kernel`. Here every vector is an
 array of its own, and what is only passed on is not copied: a worker reads the central variable itself. Gradients are
 dispatched in groups, ahead of their turn to be committed, once all that they start from is: groups are computed side
-by side, the gradients of each one after the other.
+by side, the gradients of each one after the other. So are its commits, in one call.
 """
 
 import itertools
@@ -62,9 +62,11 @@ class Dispatched:
         self._trim_every, self._made = commits_between_trims(layout.division.parameters), itertools.count(1)
         if not self._trim_every:  # of very long vectors, free memory is given back instead
             keep()
+        # A message that is formed of what a read before has seen may need what a commit of the same group makes.
+        self._together = 1 if layout.separate_forms else room
         # An update that is alone in its group belongs to nobody else.
         used_up = (_UPDATES,) if room == 1 else ()
-        self._commit = Passing(_build_commit_and_reply(method, layout, room), _REPLACED, used_up)
+        self._commit = Passing(_build_commits_and_replies(method, layout, room), _REPLACED, used_up)
 
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
@@ -78,7 +80,7 @@ class Dispatched:
             chunk = self._chunk(now, data, key, pieces, None)
         upcoming = None if following is None else self._chunk(now, data, key, following, chunk)
         assert chunk.commits == count
-        numbers: list[Array] = []
+        numbers: list[_Numbers] = []
         first: Any = None
         self._begin_groups(now, chunk, upcoming, 0)
         while len(numbers) < count:
@@ -87,9 +89,10 @@ class Dispatched:
             if not numbers:
                 start = now.read[chunk.slots[0]] if self._method.resume is None else self._first(made.start)
                 first = First(start, self._first(made.result.update))
-            for i in range(group.begin, group.end):
-                now, recorded = self._finish(now, chunk, i, made, i - group.begin)
-                numbers.append(recorded)
+            for begin in range(group.begin, group.end, self._together):
+                commits = range(begin, min(group.end, begin + self._together))
+                now, recorded = self._finish(now, chunk, commits, made, begin - group.begin)
+                numbers += recorded
                 if self._trim_every:
                     self._limit_memory(numbers)
             self._begin_groups(now, chunk, upcoming, len(numbers))
@@ -166,10 +169,10 @@ class Dispatched:
             if source and source.planned:
                 return
 
-    def _limit_memory(self, numbers: Sequence[Array]) -> None:
+    def _limit_memory(self, numbers: Sequence["_Numbers"]) -> None:
         """Wait for a commit not long before the last, and trim now and then."""
         if len(numbers) >= AHEAD:
-            numbers[-AHEAD].block_until_ready()
+            numbers[-AHEAD].of_call.block_until_ready()
         if next(self._made) % self._trim_every == 0:
             trim()
 
@@ -177,54 +180,61 @@ class Dispatched:
         """Return a copy of what was made for the first commit of a group, as the commit may reuse its memory."""
         return jnp.array(array) if self._room == 1 else array[0]
 
-    def _finish(self, now: Apart, chunk: Chunk, i: int, made: Made, place: int) -> tuple[Apart, Array]:
-        """Dispatch a commit and make the reads that follow it; return the state after it and what is recorded."""
-        pieces, worker, slot = chunk.pieces, chunk.workers[i], chunk.slots[i]
+    def _finish(
+        self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int
+    ) -> tuple[Apart, list["_Numbers"]]:
+        """Dispatch commits of a group, from that place of it on, and make the reads that follow each.
+
+        Returns the state after them and what is recorded of each.
+        """
+        workers, slots = ([of[i] for i in commits] for of in (chunk.workers, chunk.slots))
         *_, (visits, _, _) = chunk.shared
-        form: Any = ()
-        if self._layout.separate_forms:
-            before = pieces.form_offset[i, 0] < 0
-            form = now.form[pieces.form_slot[i, 0]] if before else now.central
-        central, server, row, learner, reply, recorded = self._commit(
+        centrals, server, rows, learners, replies, recorded = self._commit(
             now.central,
             now.server,
-            now.workers[worker]._replace(learner=()),
-            now.read[slot],
+            [now.workers[worker]._replace(learner=()) for worker in workers],
+            [now.read[slot] for slot in slots],
             made.start,
             made.result.update,
-            form,
+            [self._form(now, chunk.pieces, i) for i in commits],
             made.result.loss,
             made.result.learner,
             visits,
-            np.int32(i),
+            np.int32(commits[0]),
             np.int32(place),
         )
-        now.workers[worker] = row._replace(learner=learner)
-        if self._layout.reads != "separate":
-            now.read[slot] = reply
-        for other in chunk.reads[i]:
-            now.read[other] = central
-        for other in chunk.form_reads[i]:
-            now.form[other] = central
-        return now._replace(central=central, server=server), recorded
+        for turn, i in enumerate(commits):
+            now.workers[workers[turn]] = rows[turn]._replace(learner=learners[turn])
+            if self._layout.reads != "separate":
+                now.read[slots[turn]] = replies[turn]
+            for other in chunk.reads[i]:
+                now.read[other] = centrals[turn]
+            for other in chunk.form_reads[i]:
+                now.form[other] = centrals[turn]
+        now = now._replace(central=centrals[-1], server=server)
+        return now, [_Numbers(recorded, turn) for turn in range(len(commits))]
+
+    def _form(self, now: Apart, pieces: Pieces, i: int) -> Any:
+        """Return what a commit's message is formed of, if not of the central variable that the commit meets."""
+        if not self._layout.separate_forms:
+            return ()
+        return now.form[pieces.form_slot[i, 0]] if pieces.form_offset[i, 0] < 0 else now.central
 
 
-#: For `Passing`: in the function below the server's state and the worker's row take the place of those before. The
+#: For `Passing`: in the function below the server's state and the workers' rows take the place of those before. The
 #: central variable and what was read or pulled of it have other owners.
 _REPLACED, _UPDATES = {1: 1, 2: 2}, 5
 
 
-def _build_commit_and_reply(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
-    """Return the function that makes a commit, of the gradient in that ``place`` of its group, and its worker's read.
+def _build_commits_and_replies(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
+    """Return the function that makes commits, of the gradients from that ``place`` of a group on, and their replies.
 
-    The order of its arguments is that above.
+    The order of its arguments is that above; ``i`` is the first commit.
     """
     commit, reply = build_commit(method, layout)
 
-    def commit_and_reply(central, server, row, read, starts, updates, form, losses, learners, visits, i, place):
-        visit = jax.tree.map(lambda leaf: leaf[i, 0], visits)
-        made = starts, updates, losses, learners
-        start, update, loss, learner = tree_row(made, place) if room > 1 else made
+    def commit_and_reply(central, server, row, read, made, form, visit):
+        start, update, loss, learner = made
         if method.resume is None:
             start = read
         if method.sees_loss:
@@ -238,25 +248,43 @@ def _build_commit_and_reply(method: Method, layout: Layout, room: int) -> Callab
         numbers = loss.astype(central.dtype), jnp.sqrt(squares.update), squares.moved / 2, squares.proxy / 2
         return after, server_after, left, learner, seen, jnp.stack(numbers)
 
-    return commit_and_reply
+    def commits_and_replies(central, server, rows, reads, starts, updates, forms, losses, learners, visits, i, place):
+        made, done = (starts, updates, losses, learners), []
+        for turn, (row, read, form) in enumerate(zip(rows, reads, forms, strict=True)):
+            visit = jax.tree.map(lambda leaf, at=i + turn: leaf[at, 0], visits)
+            own = tree_row(made, place + turn) if room > 1 else made
+            done.append(commit_and_reply(central, server, row, read, own, form, visit))
+            central, server, *_ = done[-1]
+        centrals, _, rows, learners, replies, numbers = map(list, zip(*done, strict=True))
+        return centrals, server, rows, learners, replies, jnp.stack(numbers)
+
+    return commits_and_replies
+
+
+class _Numbers(NamedTuple):
+    """What is recorded of a commit: a row of what a call returns."""
+
+    of_call: Array
+    row: int
 
 
 class _Column:
     """A number of each commit, ``[commits, 1]``, that is waited for when it is asked for."""
 
-    def __init__(self, numbers: Sequence[Array], place: int):
+    def __init__(self, numbers: Sequence[_Numbers], place: int):
         self._numbers, self._place = numbers, place
 
     @property
     def first(self) -> Array:
         """That of the first commit, ``[1, 1]``."""
-        return self._numbers[0][self._place].reshape(1, 1)
+        of_call, row = self._numbers[0]
+        return of_call[row, self._place].reshape(1, 1)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        column = np.array([np.asarray(number)[self._place] for number in self._numbers], dtype)
+        column = np.array([np.asarray(of_call)[row, self._place] for of_call, row in self._numbers], dtype)
         return column.reshape(-1, 1)
 
 
-def _records(numbers: Sequence[Array]) -> Records:
+def _records(numbers: Sequence[_Numbers]) -> Records:
     columns: Any = [_Column(numbers, place) for place in range(len(Records._fields))]
     return Records(*columns)

@@ -9,10 +9,11 @@ from jax.flatten_util import ravel_pytree
 
 
 class Flat(NamedTuple):
-    """How a tree becomes a vector of shape ``[padded]``, and back."""
+    """How a tree becomes a vector of shape ``[padded]``, and back; ``set_row`` writes it into a row of an array."""
 
     ravel: Callable[[Any], jax.Array]
     unravel: Callable[[jax.Array], Any]
+    set_row: Callable[[jax.Array, Any, Any], jax.Array]
 
 
 def flatten(template: Any, padded: int | None = None, in_parts: bool = False) -> Flat:
@@ -25,16 +26,22 @@ def flatten(template: Any, padded: int | None = None, in_parts: bool = False) ->
     size = vector.size
     length = size if padded is None else padded
 
+    def parts(tree: Any) -> list[jax.Array]:
+        leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree) if leaf.size]
+        return leaves if length == size else [*leaves, jnp.broadcast_to(leaves[0][0], length - size)]
+
+    def set_row(array: jax.Array, tree: Any, index: Any) -> jax.Array:
+        at = 0
+        for part in parts(tree):
+            part = part.astype(array.dtype).reshape(1, -1)
+            array = jax.lax.dynamic_update_slice(array, part, (index, jnp.asarray(at, index.dtype)))
+            at += part.size
+        return array
+
     def joined(tree: Any) -> jax.Array:
-        vector = ravel_pytree(tree)[0]
-        return vector if length == size else jnp.concatenate([vector, jnp.broadcast_to(vector[0], length - size)])
+        return jnp.concatenate(parts(tree))
 
     def written(tree: Any) -> jax.Array:
-        leaves = [leaf.reshape(-1).astype(vector.dtype) for leaf in jax.tree.leaves(tree) if leaf.size]
-        into, at = jnp.broadcast_to(leaves[0][0], length), 0
-        for leaf in leaves:
-            into = jax.lax.dynamic_update_slice(into, leaf, (at,))
-            at += leaf.size
-        return into
+        return set_row(jnp.zeros((1, length), vector.dtype), tree, jnp.int32(0))[0]
 
-    return Flat(written if in_parts else joined, lambda vector: unravel(vector[:size]))
+    return Flat(written if in_parts else joined, lambda vector: unravel(vector[:size]), set_row)

@@ -128,13 +128,20 @@ def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Fla
             visit, job, rows = jax.tree.map(lambda leaf: leaf[begin + place, 0], planned)
             return Made(start, local(data, key, params, learner, visit, job, rows))
 
+        def raveled(place: Any) -> Made:
+            start, result = one(place)
+            return Made(start, result._replace(update=flat.ravel(result.update)))
+
         if room == 1:  # without a loop, at whose end what is made would be copied
-            return one(0)
+            return raveled(0)
 
         def next_one(place: Array, made: Made) -> Made:
-            return set_tree_row(made, one(place), place)
+            start, (update, loss, learner) = one(place)
+            starts, (updates, *others) = made
+            starts, losses, learners = set_tree_row((starts, *others), (start, loss, learner), place)
+            return Made(starts, LocalResult(flat.set_row(updates, update, place), losses, learners))
 
-        shapes = jax.eval_shape(one, 0)
+        shapes = jax.eval_shape(raveled, 0)
         nothing = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), shapes)
         return jax.lax.fori_loop(0, count, next_one, nothing)
 

@@ -22,15 +22,15 @@ class Learner(NamedTuple):
 class LocalResult(NamedTuple):
     """What a worker brings to its visit."""
 
-    update: Array
+    update: Any
     loss: Array
     learner: Learner
 
 
-def build_local(method: Method, problem: Problem, window: int, flat: Flat, windows_differ: bool = False):
-    """Return the function that takes a worker's local steps from some parameters, in the problem's own tree.
+def build_local(method: Method, problem: Problem, window: int, windows_differ: bool = False):
+    """Return the function that takes a worker's local steps from some parameters.
 
-    They are as many as the window, or as its visit says.
+    They are as many as the window, or as its visit says. Parameters and update are in the problem's own tree.
     """
     optimizer = optax.with_extra_args_support(method.optimizer)
 
@@ -52,15 +52,15 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat, windo
         given = {"visit": visit, "start": params}
         if window == 1:
             carry, (steps, value) = step(carry, rows[0], key, data, **given)
-            return LocalResult(flat.ravel(steps), value, Learner(*carry[1:]))
+            return LocalResult(steps, value, Learner(*carry[1:]))
 
-        nothing = flat.ravel(jax.tree.map(jnp.zeros_like, params))
+        nothing = jax.tree.map(jnp.zeros_like, params)
         if windows_differ:
 
             def another(index, state):
                 carry, update, total = state
                 carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, **given)
-                return carry, update + flat.ravel(steps), total + value
+                return carry, optax.tree.add(update, steps), total + value
 
             state = (carry, nothing, jnp.zeros((), nothing.dtype))
             carry, update, total = jax.lax.fori_loop(0, visit.local_steps, another, state)
@@ -69,7 +69,7 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat, windo
         def next_step(state, index):
             carry, update = state
             carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, **given)
-            return (carry, update + flat.ravel(steps)), value
+            return (carry, optax.tree.add(update, steps)), value
 
         (carry, update), values = jax.lax.scan(next_step, (carry, nothing), jnp.arange(window))
         return LocalResult(update, jnp.mean(values), Learner(*carry[1:]))
@@ -78,9 +78,10 @@ def build_local(method: Method, problem: Problem, window: int, flat: Flat, windo
 
 
 def from_vector(local: Callable[..., LocalResult], flat: Flat) -> Callable[..., LocalResult]:
-    """Return the function of `build_local` for parameters that are one flat vector."""
+    """Return the function of `build_local` for parameters and an update that are one flat vector each."""
 
     def local_from_vector(data: Any, key: Array, start: Array, *given: Any) -> LocalResult:
-        return local(data, key, flat.unravel(start), *given)
+        result = local(data, key, flat.unravel(start), *given)
+        return result._replace(update=flat.ravel(result.update))
 
     return local_from_vector

@@ -52,7 +52,7 @@ def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat
 
     def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
         def one(values: Any, key: Array, start: Array, learner: Learner, rows: Array) -> LocalResult:
-            of_one = build_local(members.make(**values), problem, layout.window, flat, layout.windows_differ)
+            of_one = build_local(members.make(**values), problem, layout.window, layout.windows_differ)
             return from_vector(of_one, flat)(data, key, start, learner, visit, job, rows)
 
         return jax.vmap(one)(dict(members.differing), keys, start, learner, rows)

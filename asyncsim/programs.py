@@ -123,7 +123,7 @@ class Same:
 @cached(maxsize=32)
 def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...], at_once: int) -> Program:
     flat = _flatten(problem.value, layout, dtype, devices[0])
-    local = build_local(method.value, problem.value, layout.window, flat, layout.windows_differ)
+    local = build_local(method.value, problem.value, layout.window, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
     if layout.dispatched:
         room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))

@@ -133,9 +133,9 @@ def order(monkeypatch):
         done.append(chunk.planned[0].end - chunk.planned[0].begin)
         dispatch(chunk, given)
 
-    def finished(*given):
-        done.append(0)
-        return finish(*given)
+    def finished(running, now, chunk, commits, *given):
+        done.extend([0] * len(commits))
+        return finish(running, now, chunk, commits, *given)
 
     monkeypatch.setattr(Chunk, "dispatch", dispatched)
     monkeypatch.setattr(Dispatched, "_finish", finished)
@@ -269,7 +269,7 @@ def test_very_long_vectors_of_few_commits_wait_at_a_time(alone, monkeypatch):
 
     def limit_and_look(self, numbers):
         limit(self, numbers)
-        made.extend(number.is_ready() for number in numbers[:-3])
+        made.extend(number.of_call.is_ready() for number in numbers[:-3])
 
     monkeypatch.setattr(Dispatched, "_limit_memory", limit_and_look)
     running.advance(EVERY)
@@ -339,7 +339,8 @@ def test_numbers_of_workers_share_what_is_compiled():
         running = dispatched(make_trace(workers=workers, commits=2 * EVERY), method, problem)
         running.advance(EVERY)
         compiled = running.running._program.advance.__self__
-        assert (len(compiled._gradients._starts), len(compiled._commit._compiled)) == (1, 1)
+        assert len(compiled._gradients._starts) == 1
+        assert len(compiled._commit._compiled) <= 4  # for each number of commits in a call
 
 
 def test_several_devices_are_left_to_the_kernel():

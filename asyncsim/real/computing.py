@@ -123,7 +123,7 @@ def _compiled(method: Same, problem: Same, workers: int, window: int, precision:
     """Return the jitted local steps of this very method and problem: compiled once in a process."""
     params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
-    local = from_vector(build_local(method.value, problem.value, window, flat), flat)
+    local = from_vector(build_local(method.value, problem.value, window), flat)
 
     def compute(data, key, start, learner, worker, worker_step, job, rows):
         visit: Any = OwnVisit(worker, worker_step, window, workers)
