@@ -7,7 +7,7 @@ by side, the gradients of each one after the other. So are its commits, in one c
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +24,7 @@ from asyncsim.methods.method import Array, Method, State
 from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
 from asyncsim.rows import tree_row
+from asyncsim.schedule import Group
 from asyncsim.side_by_side import SideBySide
 from asyncsim.tuning import AHEAD, commits_between_trims
 
@@ -58,11 +59,11 @@ class Dispatched:
         self._method, self._layout, self._flat, self._device = method, layout, flat, device
         self._at_once, self._room = at_once, room
         self._diagnose = build_diagnose(method, flat, layout)
-        self._gradients = SideBySide(build_gradients(method, local, flat, room), at_once)
+        self._gradients = SideBySide(build_gradients(method, local, flat, room), at_once, used_up=(_INTO,))
         self._trim_every, self._made = commits_between_trims(layout.division.parameters), itertools.count(1)
         if not self._trim_every:  # of very long vectors, free memory is given back instead
             keep()
-        # A message that is formed of what a read before has seen may need what a commit of the same group makes.
+        # A message that is formed of what an earlier read saw may need what a commit of the same group makes.
         self._together = 1 if layout.separate_forms else room
         # An update that is alone in its group belongs to nobody else.
         used_up = (_UPDATES,) if room == 1 else ()
@@ -89,12 +90,13 @@ class Dispatched:
             if not numbers:
                 start = now.read[chunk.slots[0]] if self._method.resume is None else self._first(made.start)
                 first = First(start, self._first(made.result.update))
-            for begin in range(group.begin, group.end, self._together):
-                commits = range(begin, min(group.end, begin + self._together))
-                now, recorded = self._finish(now, chunk, commits, made, begin - group.begin)
+            for commits in _calls(group, self._together):
+                now, recorded = self._finish(now, chunk, commits, made, commits[0] - group.begin)
                 numbers += recorded
                 if self._trim_every:
                     self._limit_memory(numbers)
+            if self._room > 1:
+                chunk.spare.append((made.start, made.result.update, made.result.learner))
             self._begin_groups(now, chunk, upcoming, len(numbers))
         return now._replace(upcoming=upcoming), _records(numbers), first
 
@@ -151,7 +153,7 @@ class Dispatched:
     def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces, before: Chunk | None) -> Chunk:
         shared = data, *jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
         given = [self._given(now, 0, 0)] * self._room
-        start = self._gradients.start_for(*shared, given, np.int32(0), np.int32(0))
+        start = self._gradients.start_for(*shared, given, self._memory_like(now), np.int32(0), np.int32(0))
         return Chunk(pieces, start, shared, self._at_once, self._room, before)
 
     def _given(self, now: Apart, worker: int, slot: int) -> tuple[Any, ...]:
@@ -159,13 +161,26 @@ class Dispatched:
         row = now.workers[worker]
         return now.read[slot], () if self._method.resume is None else row.method, row.learner
 
+    def _memory_like(self, now: Apart) -> Any:
+        """Return the shapes of the memory for what a group makes, see `asyncsim.groups.build_gradients`."""
+        if self._room == 1:
+            return ()
+        one = () if self._method.resume is None else now.central, now.central, now.workers[0].learner
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self._room, *leaf.shape), leaf.dtype), one)
+
+    def _memory(self, now: Apart, source: Chunk) -> Any:
+        """Return memory for what a group makes: that of an earlier one, if there is some."""
+        if source.spare:
+            return source.spare.pop()
+        return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, device=self._device), self._memory_like(now))
+
     def _begin_groups(self, now: Apart, chunk: Chunk, upcoming: Chunk | None, done: int) -> None:
         """Dispatch the gradients that can be begun when so many of the chunk's commits are dispatched."""
         for source, passed in ((chunk, done), (upcoming, done - chunk.commits)):
             while source and (group := source.next_group(passed)):
                 commits = range(group.begin, group.end)
                 given = [self._given(now, source.workers[i], source.slots[i]) for i in commits]
-                source.dispatch(given + given[-1:] * (self._room - len(given)))
+                source.dispatch(given + given[-1:] * (self._room - len(given)), self._memory(now, source))
             if source and source.planned:
                 return
 
@@ -220,6 +235,18 @@ class Dispatched:
             return ()
         return now.form[pieces.form_slot[i, 0]] if pieces.form_offset[i, 0] < 0 else now.central
 
+
+def _calls(group: Group, most: int) -> Iterator[range]:
+    """Yield a group's commits, as many for each call as a power of two says, so that few numbers are compiled."""
+    begin = group.begin
+    while begin < group.end:
+        length = 1 << min(most, group.end - begin).bit_length() - 1
+        yield range(begin, begin + length)
+        begin += length
+
+
+#: Where `asyncsim.groups.build_gradients`' function gets memory for what it makes.
+_INTO = 4
 
 #: For `Passing`: in the function below the server's state and the workers' rows take the place of those before. The
 #: central variable and what was read or pulled of it have other owners.

@@ -57,6 +57,8 @@ class Chunk:
         Those that are not begun.
     begun : dict
         Groups by their first commits.
+    spare : list
+        Memory for what groups make (see `build_gradients`), which no commit needs any longer.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Chunk:
         # As much as each thread computes, and one group more, so that none idles.
         groups, self._clock = plan_groups(needed, steps, room, (threads + 1) * room, self._clock)
         self.planned, self.begun = deque(groups), dict[int, Begun]()
+        self.spare: list[Any] = before.spare if before else []
 
     def _needed(self, i: int) -> float:
         """Return how many commits of the chunk must be dispatched before a gradient; note what its own changes."""
@@ -100,18 +103,19 @@ class Chunk:
         """Return the group that is to be begun next, if it can be when so many commits are dispatched."""
         return self.planned[0] if self.planned and self.planned[0].after <= done else None
 
-    def dispatch(self, given: Sequence[Any]) -> None:
-        """Dispatch the gradients of the next group, from what is given of each and fills the room."""
+    def dispatch(self, given: Sequence[Any], into: Any) -> None:
+        """Dispatch the gradients of the next group, from what is given of each and fills the room, into memory."""
         group = self.planned.popleft()
         length = np.int32(group.end - group.begin)
-        made = self._start(group.thread, *self.shared, given, np.int32(group.begin), length)
+        made = self._start(group.thread, *self.shared, given, into, np.int32(group.begin), length)
         self.begun[group.begin] = Begun(group, made)
 
 
 def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Flat, room: int) -> Callable[..., Made]:
     """Return the function that computes the gradients of ``count`` commits from ``begin`` on, one after the other.
 
-    ``local`` is that of `asyncsim.local.build_local`.
+    ``local`` is that of `asyncsim.local.build_local`. ``into`` is memory for starts, updates and learners of so many as
+    there is room for, filled with anything, unless that is one.
     """
 
     def start_of(read: Array, worker: State, learner: Learner) -> tuple[Any, Any, Learner]:
@@ -120,7 +124,9 @@ def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Fla
         start = method.resume(worker, read)
         return start, flat.unravel(start), learner
 
-    def gradients(data: Any, key: Array, planned: Any, given: Sequence[Any], begin: Array, count: Array) -> Made:
+    def gradients(
+        data: Any, key: Array, planned: Any, given: Sequence[Any], into: Any, begin: Array, count: Array
+    ) -> Made:
         def one(place: Any) -> Made:
             # A switch, as to make one array of them and read its rows would copy both times. It returns the tree, whose
             # leaves are copied out of the vector in any case: what was read would be another copy, 2 % of the rate.
@@ -128,21 +134,18 @@ def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Fla
             visit, job, rows = jax.tree.map(lambda leaf: leaf[begin + place, 0], planned)
             return Made(start, local(data, key, params, learner, visit, job, rows))
 
-        def raveled(place: Any) -> Made:
-            start, result = one(place)
+        if room == 1:  # without a loop, at whose end what is made would be copied
+            start, result = one(0)
             return Made(start, result._replace(update=flat.ravel(result.update)))
 
-        if room == 1:  # without a loop, at whose end what is made would be copied
-            return raveled(0)
-
         def next_one(place: Array, made: Made) -> Made:
-            start, (update, loss, learner) = one(place)
+            start, (update, *other) = one(place)
             starts, (updates, *others) = made
-            starts, losses, learners = set_tree_row((starts, *others), (start, loss, learner), place)
-            return Made(starts, LocalResult(flat.set_row(updates, update, place), losses, learners))
+            starts, others = set_tree_row((starts, others), (start, other), place)
+            return Made(starts, LocalResult(flat.set_row(updates, update, place), *others))
 
-        shapes = jax.eval_shape(raveled, 0)
-        nothing = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape), leaf.dtype), shapes)
-        return jax.lax.fori_loop(0, count, next_one, nothing)
+        starts, updates, learners = into
+        losses = jnp.zeros(room, jax.eval_shape(one, 0).result.loss.dtype)
+        return jax.lax.fori_loop(0, count, next_one, Made(starts, LocalResult(updates, losses, learners)))
 
     return gradients

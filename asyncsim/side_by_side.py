@@ -24,10 +24,12 @@ class SideBySide:
         To be compiled.
     at_once : int
         At most so many are computed side by side. With 1 there is no thread.
+    used_up : tuple of int
+        Places of arguments whose memory the results may have.
     """
 
-    def __init__(self, function: Callable[..., Any], at_once: int):
-        self._function, self._at_once = jax.jit(function), at_once
+    def __init__(self, function: Callable[..., Any], at_once: int, used_up: tuple[int, ...] = ()):
+        self._function, self._at_once = jax.jit(function, donate_argnums=used_up), at_once
         self._starts: dict[Any, Start] = {}
 
     def start_for(self, *arguments: Any) -> Start:

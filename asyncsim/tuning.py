@@ -46,8 +46,9 @@ _LONG_VECTOR = 100_000
 #: Groups of gradients that are then computed at a time, if there are cores for them, as each takes memory; and replays
 #: of fewer parameters, as Python plans for one of them at a time. Measured on two cores only.
 _MOST_AT_ONCE = 4
-#: Gradients in such a group: 1.1 times the rate of one, with 10 and with 100 workers (MNIST's network; 8: no better).
-_GROUP = 4
+#: Gradients in such a group at most: 1.04 times the rate of 4 with 100 workers, the same with 10 (MNIST's network). And
+#: elements of their vectors, as some ten groups are kept where workers are few and their times differ.
+_GROUP, _GROUP_ELEMENTS = 8, 2**21
 #: Elements of a vector of each worker up to which replays are computed at a time: with three vectors 0.4 GB a replay.
 _MOST_ELEMENTS = 2**25
 #: Parameters from which on moving a vector costs more than anything else that is done once a commit: several devices of
@@ -111,7 +112,9 @@ def gradients_a_group(parameters: int, has_convolution: bool) -> int:
     One for very long vectors, which to copy out of the loop takes longer than another call, and for losses with XLA's
     own convolutions: in a loop they make the gradient of MNIST's network 3.5 times as slow.
     """
-    return 1 if parameters >= VERY_LONG_VECTOR or has_convolution else _GROUP
+    if parameters >= VERY_LONG_VECTOR or has_convolution:
+        return 1
+    return min(_GROUP, _GROUP_ELEMENTS // parameters)
 
 
 def commits_between_trims(parameters: int) -> int:

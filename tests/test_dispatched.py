@@ -129,9 +129,9 @@ def order(monkeypatch):
     done: list[int] = []
     dispatch, finish = Chunk.dispatch, Dispatched._finish
 
-    def dispatched(chunk, given):
+    def dispatched(chunk, *given):
         done.append(chunk.planned[0].end - chunk.planned[0].begin)
-        dispatch(chunk, given)
+        dispatch(chunk, *given)
 
     def finished(running, now, chunk, commits, *given):
         done.extend([0] * len(commits))
@@ -331,6 +331,24 @@ def test_a_state_can_be_gone_on_from():
     other.advance(2 * EVERY)
     assert np.array_equal(one.state.central, other.state.central)
     assert np.array_equal(moved.central, state.central + 1)  # what was given is still there
+
+
+def test_groups_use_the_memory_of_those_before(monkeypatch):
+    memory, anew = Dispatched._memory, []
+
+    def counted(running, now, source):
+        anew.append(not source.spare)
+        return memory(running, now, source)
+
+    monkeypatch.setattr(Dispatched, "_memory", counted)
+    running = dispatched(make_trace(workers=7, commits=EVERY), make_method("gem"), make_problem("quadratic"), 2)
+    running.advance(EVERY)
+    assert len(anew) > 20 and sum(anew) < 10 and not any(anew[10:])
+
+
+def test_groups_of_longer_vectors_are_shorter():
+    lengths = [asyncsim.tuning.gradients_a_group(count, False) for count in (16, 163_790, 500_000, 999_999, 1_000_000)]
+    assert lengths == [8, 8, 4, 2, 1]
 
 
 def test_numbers_of_workers_share_what_is_compiled():
