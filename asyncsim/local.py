@@ -62,7 +62,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
                 carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, **given)
                 return carry, optax.tree.add(update, steps), total + value
 
-            state = (carry, nothing, jnp.zeros((), nothing.dtype))
+            state = (carry, nothing, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
             carry, update, total = jax.lax.fori_loop(0, visit.local_steps, another, state)
             return LocalResult(update, total / visit.local_steps.astype(total.dtype), Learner(*carry[1:]))
 
