@@ -1,4 +1,4 @@
-"""Commits dispatched one by one: for long vectors on a CPU.
+"""Commits dispatched a few at a time: for long vectors on a CPU.
 
 There it takes long to move rows of the ``[workers, parameters]`` arrays of `asyncsim.kernel`. Here every vector is an
 array of its own, and what is only passed on is not copied: a worker reads the central variable itself. Gradients are
