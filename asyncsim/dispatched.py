@@ -192,7 +192,7 @@ class Dispatched:
             trim()
 
     def _first(self, array: Array) -> Array:
-        """Return a copy of what was made for the first commit of a group, as the commit may reuse its memory."""
+        """Return a copy of what was made for the first commit of a group, as its memory is used again."""
         return jnp.array(array) if self._room == 1 else array[0]
 
     def _finish(

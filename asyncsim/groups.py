@@ -1,4 +1,4 @@
-"""Gradients of commits that are dispatched one by one: in groups, each begun in its turn."""
+"""Gradients of commits that are dispatched a few at a time: in groups, each begun as planned."""
 
 import functools
 import math

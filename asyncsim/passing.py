@@ -1,10 +1,12 @@
 """Compiled functions without needless copies: what is only passed on stays where it is."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 class Passing:
@@ -15,7 +17,8 @@ class Passing:
     function : function
     replaced : mapping of int to int
         Places of arguments that are what the function returned before at some place. An array that it computes there
-        belongs to nobody else, so the next call may use its memory; one that it passes on may have other owners.
+        belongs to nobody else, so the next call may use its memory; one that it passes on may have other owners. One
+        that is given twice, as a call with other arguments returned it twice, is copied first.
     used_up : tuple of int
         Places of arguments that belong to nobody else.
     """
@@ -29,12 +32,19 @@ class Passing:
         leaves, structure = jax.tree.flatten(arguments)
         if structure not in self._compiled:
             self._compiled[structure] = self._compile(arguments)
-        run, sources, returned = self._compiled[structure]
+        run, reused, sources, returned = self._compiled[structure]
+        given = Counter(map(id, leaves))
+        for place in reused:
+            if given[id(leaves[place])] > 1:
+                leaves[place] = jnp.array(leaves[place])
         there = [*leaves, *run(*leaves)]
         return jax.tree.unflatten(returned, [there[source] for source in sources])
 
-    def _compile(self, arguments: tuple[Any, ...]) -> tuple[Any, list[int], Any]:
-        """Return the compiled function of leaves, and where among these and its results each returned leaf is."""
+    def _compile(self, arguments: tuple[Any, ...]) -> tuple[Any, list[int], list[int], Any]:
+        """Return the compiled function of leaves, and whose memory it reuses.
+
+        And where among these and its results each returned leaf is, and the tree of what is returned.
+        """
         structure = jax.tree.structure(arguments)
         jaxpr, shapes = jax.make_jaxpr(self._function, return_shape=True)(*arguments)
         inputs, outputs = jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars
@@ -53,13 +63,15 @@ class Passing:
         used_up = [place for one in self._used_up for place in jax.tree.leaves(given[one]) if place not in kept]
         order = _in_place(list(made.values()), replaced, used_up, jaxpr.in_avals, jaxpr.out_avals)
 
-        @functools.partial(jax.jit, donate_argnums=(*replaced, *used_up))
+        reused = [*replaced, *used_up]
+
+        @functools.partial(jax.jit, donate_argnums=reused)
         def run(*leaves: Any) -> list[Any]:
             results = jax.tree.leaves(self._function(*jax.tree.unflatten(structure, leaves)))
             return [results[leaf] for leaf in order]
 
         there = passed | {id(outputs[leaf]): len(inputs) + at for at, leaf in enumerate(order)}
-        return run, [there[id(variable)] for variable in outputs], jax.tree.structure(shapes)
+        return run, reused, [there[id(variable)] for variable in outputs], jax.tree.structure(shapes)
 
 
 def _in_place(

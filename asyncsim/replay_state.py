@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     windows_differ : bool
         Whether some commits have fewer local steps than the window.
     dispatched : bool
-        Whether each commit is dispatched on its own, by `asyncsim.dispatched` and not `asyncsim.kernel`.
+        Whether commits are dispatched a few at a time, by `asyncsim.dispatched` and not `asyncsim.kernel`.
     """
 
     division: Division

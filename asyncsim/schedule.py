@@ -1,4 +1,4 @@
-"""Which thread computes which gradients, and in which order, where commits are dispatched one by one.
+"""Which thread computes which gradients, and in which order, where commits are dispatched a few at a time.
 
 That is planned beforehand from the trace, as if each local step took the same time and nothing else took any. Nothing
 depends on how long it really takes but the speed.
@@ -19,7 +19,7 @@ class Group(NamedTuple):
     thread : int
         Which starts the call.
     after : int
-        How many commits of the chunk must be dispatched before; less than zero: all but so many of the one before.
+        How many commits of the chunk must be dispatched before; zero: all of the chunk before; less: all but so many.
     """
 
     begin: int
@@ -36,7 +36,7 @@ class Clock(NamedTuple):
     free : list of float
         When each thread is.
     computing : list of int
-        The length of its last group.
+        The commits of its last group.
     made : list of float
         When each of the chunk's commits is.
     """
@@ -65,7 +65,7 @@ def plan_groups(
     ----------
     needed : sequence of float
         How many commits of the chunk must be made before a gradient can be begun; zero or less if it hangs on one of
-        the chunk before.
+        the chunk before, less than any number if on none.
     steps : sequence of int
         Local steps of each commit.
     room : int

@@ -32,6 +32,7 @@ from asyncsim.allocation import keep, trim
 from asyncsim.dispatched import Apart, Dispatched
 from asyncsim.errors import InputError
 from asyncsim.groups import Chunk
+from asyncsim.methods import Applied
 from asyncsim.passing import Passing
 from asyncsim.side_by_side import SideBySide
 from asyncsim.wave_replay import Replay
@@ -331,6 +332,20 @@ def test_a_state_can_be_gone_on_from():
     other.advance(2 * EVERY)
     assert np.array_equal(one.state.central, other.state.central)
     assert np.array_equal(moved.central, state.central + 1)  # what was given is still there
+
+
+@pytest.mark.parametrize("at_once", [1, 2], indirect=True)
+def test_a_memory_that_is_the_servers_too():
+    """A call of one commit returns it twice, one of several reuses a worker's memory."""
+
+    def apply(server, central, message, memory, visit):
+        momentum = 0.5 * server + message
+        return Applied(central + momentum + 0.01 * (momentum - memory), momentum, momentum)
+
+    zeros = {"init_server": jnp.zeros_like, "init_memory": jnp.zeros_like}
+    method = methods.Method("own", {}, methods.gradient_steps(0.01), apply=apply, **zeros)
+    found = forced_deviation(dispatched(make_trace(commits=STEPS), method, make_problem("quadratic")), EVERY)
+    assert max(found.values()) < FORCED, found
 
 
 def test_groups_use_the_memory_of_those_before(monkeypatch):
