@@ -7,7 +7,7 @@ by side, the gradients of each one after the other. So are its commits, in one c
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,18 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.allocation import keep, trim
-from asyncsim.commits import build_commit
+from asyncsim.calls import Column, Numbers, build_commits, calls, records
 from asyncsim.diagnosis import Applying, Formed, build_diagnose
 from asyncsim.flat import Flat
 from asyncsim.groups import Chunk, Made, build_gradients
 from asyncsim.local import LocalResult
 from asyncsim.methods.method import Array, Method, State
-from asyncsim.passing import Passing
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
-from asyncsim.rows import tree_row
-from asyncsim.schedule import Group
 from asyncsim.side_by_side import SideBySide
 from asyncsim.tuning import AHEAD, commits_between_trims
+
+#: Where `asyncsim.groups.build_gradients`' function gets memory for what it makes.
+_INTO = 4
 
 
 class Apart(NamedTuple):
@@ -65,9 +65,7 @@ class Dispatched:
             keep()
         # A message that is formed of what an earlier read saw may need what a commit of the same group makes.
         self._together = 1 if layout.separate_forms else room
-        # An update that is alone in its group belongs to nobody else.
-        used_up = (_UPDATES,) if room == 1 else ()
-        self._commit = Passing(_build_commits_and_replies(method, layout, room), _REPLACED, used_up)
+        self._commit = build_commits(method, layout, room)
 
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
@@ -81,7 +79,7 @@ class Dispatched:
             chunk = self._chunk(now, data, key, pieces, None)
         upcoming = None if following is None else self._chunk(now, data, key, following, chunk)
         assert chunk.commits == count
-        numbers: list[_Numbers] = []
+        numbers: list[Numbers] = []
         first: Any = None
         self._begin_groups(now, chunk, upcoming, 0)
         while len(numbers) < count:
@@ -90,7 +88,7 @@ class Dispatched:
             if not numbers:
                 start = now.read[chunk.slots[0]] if self._method.resume is None else self._first(made.start)
                 first = First(start, self._first(made.result.update))
-            for commits in _calls(group, self._together):
+            for commits in calls(group, self._together):
                 now, recorded = self._finish(now, chunk, commits, made, commits[0] - group.begin)
                 numbers += recorded
                 if self._trim_every:
@@ -98,7 +96,7 @@ class Dispatched:
             if self._room > 1:
                 chunk.spare.append((made.start, made.result.update, made.result.learner))
             self._begin_groups(now, chunk, upcoming, len(numbers))
-        return now._replace(upcoming=upcoming), _records(numbers), first
+        return now._replace(upcoming=upcoming), records(numbers), first
 
     def before(self, state: Apart, pieces: Pieces) -> Formed:
         """Return what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does.
@@ -119,7 +117,7 @@ class Dispatched:
             applied = Applying(server, state.central, memory, read, proxy, ())
         return Formed(copied(row.method), central, applied)
 
-    def diagnose(self, formed: Formed, first: First, pieces: Pieces, losses: "_Column") -> dict[str, list[Array]]:
+    def diagnose(self, formed: Formed, first: First, pieces: Pieces, losses: Column) -> dict[str, list[Array]]:
         """Return the diagnostics of the first commit, as the function of `asyncsim.diagnosis.build_diagnose` does."""
         return self._diagnose(formed, first, pieces, losses.first)
 
@@ -184,7 +182,7 @@ class Dispatched:
             if source and source.planned:
                 return
 
-    def _limit_memory(self, numbers: Sequence["_Numbers"]) -> None:
+    def _limit_memory(self, numbers: Sequence[Numbers]) -> None:
         """Wait for a commit not long before the last, and trim now and then."""
         if len(numbers) >= AHEAD:
             numbers[-AHEAD].of_call.block_until_ready()
@@ -195,9 +193,7 @@ class Dispatched:
         """Return a copy of what was made for the first commit of a group, as its memory is used again."""
         return jnp.array(array) if self._room == 1 else array[0]
 
-    def _finish(
-        self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int
-    ) -> tuple[Apart, list["_Numbers"]]:
+    def _finish(self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int) -> tuple[Apart, list[Numbers]]:
         """Dispatch commits of a group, from that place of it on, and make the reads that follow each.
 
         Returns the state after them and what is recorded of each.
@@ -227,91 +223,10 @@ class Dispatched:
             for other in chunk.form_reads[i]:
                 now.form[other] = centrals[turn]
         now = now._replace(central=centrals[-1], server=server)
-        return now, [_Numbers(recorded, turn) for turn in range(len(commits))]
+        return now, [Numbers(recorded, turn) for turn in range(len(commits))]
 
     def _form(self, now: Apart, pieces: Pieces, i: int) -> Any:
         """Return what a commit's message is formed of, if not of the central variable that the commit meets."""
         if not self._layout.separate_forms:
             return ()
         return now.form[pieces.form_slot[i, 0]] if pieces.form_offset[i, 0] < 0 else now.central
-
-
-def _calls(group: Group, most: int) -> Iterator[range]:
-    """Yield a group's commits, as many for each call as a power of two says, so that few numbers are compiled."""
-    begin = group.begin
-    while begin < group.end:
-        length = 1 << min(most, group.end - begin).bit_length() - 1
-        yield range(begin, begin + length)
-        begin += length
-
-
-#: Where `asyncsim.groups.build_gradients`' function gets memory for what it makes.
-_INTO = 4
-
-#: For `Passing`: in the function below the server's state and the workers' rows take the place of those before. The
-#: central variable and what was read or pulled of it have other owners.
-_REPLACED, _UPDATES = {1: 1, 2: 2}, 5
-
-
-def _build_commits_and_replies(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
-    """Return the function that makes commits, of the gradients from that ``place`` of a group on, and their replies.
-
-    The order of its arguments is that above; ``i`` is the first commit.
-    """
-    commit, reply = build_commit(method, layout)
-
-    def commit_and_reply(central, server, row, read, made, form, visit):
-        start, update, loss, learner = made
-        if method.resume is None:
-            start = read
-        if method.sees_loss:
-            visit = visit._replace(loss=loss.astype(visit.time.dtype))
-        formed = form if layout.separate_forms else central
-        after, server_after, left, squares = commit(central, server, row, read, start, update, formed, visit)
-        if layout.reads == "after":
-            seen: Any = reply(server_after, after, left.memory, visit)
-        else:
-            seen = reply(server, central, row.memory, visit) if layout.reads == "before" else ()
-        numbers = loss.astype(central.dtype), jnp.sqrt(squares.update), squares.moved / 2, squares.proxy / 2
-        return after, server_after, left, learner, seen, jnp.stack(numbers)
-
-    def commits_and_replies(central, server, rows, reads, starts, updates, forms, losses, learners, visits, i, place):
-        made, done = (starts, updates, losses, learners), []
-        for turn, (row, read, form) in enumerate(zip(rows, reads, forms, strict=True)):
-            visit = jax.tree.map(lambda leaf, at=i + turn: leaf[at, 0], visits)
-            own = tree_row(made, place + turn) if room > 1 else made
-            done.append(commit_and_reply(central, server, row, read, own, form, visit))
-            central, server, *_ = done[-1]
-        centrals, _, rows, learners, replies, numbers = map(list, zip(*done, strict=True))
-        return centrals, server, rows, learners, replies, jnp.stack(numbers)
-
-    return commits_and_replies
-
-
-class _Numbers(NamedTuple):
-    """What is recorded of a commit: a row of what a call returns."""
-
-    of_call: Array
-    row: int
-
-
-class _Column:
-    """A number of each commit, ``[commits, 1]``, that is waited for when it is asked for."""
-
-    def __init__(self, numbers: Sequence[_Numbers], place: int):
-        self._numbers, self._place = numbers, place
-
-    @property
-    def first(self) -> Array:
-        """That of the first commit, ``[1, 1]``."""
-        of_call, row = self._numbers[0]
-        return of_call[row, self._place].reshape(1, 1)
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        column = np.array([np.asarray(of_call)[row, self._place] for of_call, row in self._numbers], dtype)
-        return column.reshape(-1, 1)
-
-
-def _records(numbers: Sequence[_Numbers]) -> Records:
-    columns: Any = [_Column(numbers, place) for place in range(len(Records._fields))]
-    return Records(*columns)

@@ -1,0 +1,111 @@
+"""Commits of a group in calls of some each, and what is recorded of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.commits import build_commit
+from asyncsim.methods.method import Array, Method
+from asyncsim.passing import Passing
+from asyncsim.replay_state import Layout, Records
+from asyncsim.rows import tree_row
+from asyncsim.schedule import Group
+
+
+def calls(group: Group, most: int) -> Iterator[range]:
+    """Yield a group's commits, as many for each call as a power of two says, so that few numbers are compiled."""
+    begin = group.begin
+    while begin < group.end:
+        length = 1 << min(most, group.end - begin).bit_length() - 1
+        yield range(begin, begin + length)
+        begin += length
+
+
+#: For `Passing`: in the function below the server's state and the workers' rows take the place of those before. The
+#: central variable and what was read or pulled of it have other owners.
+_REPLACED, _UPDATES = {1: 1, 2: 2}, 5
+
+
+def build_commits(method: Method, layout: Layout, room: int) -> Passing:
+    """Return the function that makes the commits of a call, from that ``place`` of their group on, and their replies.
+
+    Parameters
+    ----------
+    central, server
+        Of the replay's state.
+    rows, reads, forms : list
+        Of each commit: its worker's row, what that worker read, and what its message is formed of, if that is separate.
+    starts, updates, losses, learners
+        What the group's gradients made (`asyncsim.groups.Made`).
+    visits : Visit
+        Of the chunk.
+    i, place : int
+        The first commit, in the chunk and in its group.
+    """
+    # An update that is alone in its group belongs to nobody else.
+    used_up = (_UPDATES,) if room == 1 else ()
+    return Passing(_build(method, layout, room), _REPLACED, used_up)
+
+
+def _build(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
+    commit, reply = build_commit(method, layout)
+
+    def commit_and_reply(central, server, row, read, made, form, visit):
+        start, update, loss, learner = made
+        if method.resume is None:
+            start = read
+        if method.sees_loss:
+            visit = visit._replace(loss=loss.astype(visit.time.dtype))
+        formed = form if layout.separate_forms else central
+        after, server_after, left, squares = commit(central, server, row, read, start, update, formed, visit)
+        if layout.reads == "after":
+            seen: Any = reply(server_after, after, left.memory, visit)
+        else:
+            seen = reply(server, central, row.memory, visit) if layout.reads == "before" else ()
+        numbers = loss.astype(central.dtype), jnp.sqrt(squares.update), squares.moved / 2, squares.proxy / 2
+        return after, server_after, left, learner, seen, jnp.stack(numbers)
+
+    def commits_and_replies(central, server, rows, reads, starts, updates, forms, losses, learners, visits, i, place):
+        made, done = (starts, updates, losses, learners), []
+        for turn, (row, read, form) in enumerate(zip(rows, reads, forms, strict=True)):
+            visit = jax.tree.map(lambda leaf, at=i + turn: leaf[at, 0], visits)
+            own = tree_row(made, place + turn) if room > 1 else made
+            done.append(commit_and_reply(central, server, row, read, own, form, visit))
+            central, server, *_ = done[-1]
+        centrals, _, rows, learners, replies, numbers = map(list, zip(*done, strict=True))
+        return centrals, server, rows, learners, replies, jnp.stack(numbers)
+
+    return commits_and_replies
+
+
+class Numbers(NamedTuple):
+    """What is recorded of a commit: a row of what a call returns."""
+
+    of_call: Array
+    row: int
+
+
+class Column:
+    """A number of each commit, ``[commits, 1]``, that is waited for when it is asked for."""
+
+    def __init__(self, numbers: Sequence[Numbers], place: int):
+        self._numbers, self._place = numbers, place
+
+    @property
+    def first(self) -> Array:
+        """That of the first commit, ``[1, 1]``."""
+        of_call, row = self._numbers[0]
+        return of_call[row, self._place].reshape(1, 1)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        column = np.array([np.asarray(of_call)[row, self._place] for of_call, row in self._numbers], dtype)
+        return column.reshape(-1, 1)
+
+
+def records(numbers: Sequence[Numbers]) -> Records:
+    """Return what is recorded of commits; it is waited for when it is asked for."""
+    columns: Any = [Column(numbers, place) for place in range(len(Records._fields))]
+    return Records(*columns)
