@@ -127,16 +127,16 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     evaluate = jax.jit(_evaluation(problem.value, flat))
     if layout.dispatched:
         room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))
-        one_by_one = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
+        dispatched = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
         return Program(
-            advance=one_by_one.advance,
-            before=one_by_one.before,
-            diagnose=one_by_one.diagnose,
+            advance=dispatched.advance,
+            before=dispatched.before,
+            diagnose=dispatched.diagnose,
             evaluate=evaluate,
-            initial_state=one_by_one.initial_state,
-            whole=one_by_one.whole,
-            from_whole=one_by_one.apart,
-            problem_states=one_by_one.problem_states,
+            initial_state=dispatched.initial_state,
+            whole=dispatched.whole,
+            from_whole=dispatched.apart,
+            problem_states=dispatched.problem_states,
             flat=flat,
             devices=devices,
             looks_ahead=True,

@@ -40,8 +40,9 @@ class Tuning(NamedTuple):
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
 _FEW_PARAMETERS = 2_000
 
-#: Parameters from which on a CPU's commits are dispatched one by one. On two cores that was, without groups, 1.3 times
-#: the rate of the kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the thesis' perceptron (4,798,010).
+#: Parameters from which on a CPU's commits are dispatched a few at a time. On two cores that was, without groups, 1.3
+#: times the rate of the kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the thesis' perceptron
+#: (4,798,010).
 _LONG_VECTOR = 100_000
 #: Groups of gradients that are then computed at a time, if there are cores for them, as each takes memory; and replays
 #: of fewer parameters, as Python plans for one of them at a time. Measured on two cores only.
@@ -93,7 +94,7 @@ def batches_members(backend: str, parameters: int) -> bool:
 
 
 def dispatches(backend: str, parameters: int) -> bool:
-    """Return whether commits are dispatched one by one (`asyncsim.dispatched`), not turns of a compiled loop."""
+    """Return whether commits are dispatched a few at a time (`asyncsim.dispatched`), not turns of a compiled loop."""
     return backend == "cpu" and parameters >= _LONG_VECTOR
 
 
@@ -107,7 +108,7 @@ def writes_slices(backend: str, parameters: int) -> bool:
 
 
 def gradients_a_group(parameters: int, has_convolution: bool) -> int:
-    """Return how many gradients one call may compute in a loop, where commits are dispatched one by one.
+    """Return how many gradients one call may compute in a loop, where commits are dispatched a few at a time.
 
     One for very long vectors, which to copy out of the loop takes longer than another call, and for losses with XLA's
     own convolutions: in a loop they make the gradient of MNIST's network 3.5 times as slow.
@@ -118,7 +119,7 @@ def gradients_a_group(parameters: int, has_convolution: bool) -> int:
 
 
 def commits_between_trims(parameters: int) -> int:
-    """Return how many commits dispatched one by one have `asyncsim.allocation.trim` between them; 0 for never.
+    """Return how many commits dispatched a few at a time have `asyncsim.allocation.trim` between them; 0 for never.
 
     Vectors that are not very long are the smaller part of what a process holds.
     """
@@ -126,7 +127,7 @@ def commits_between_trims(parameters: int) -> int:
 
 
 def gradients_at_once() -> int:
-    """Return how many groups of gradients are computed at a time where commits are dispatched one by one.
+    """Return how many groups of gradients are computed at a time where commits are dispatched a few at a time.
 
     It depends on the cores, but is no size of a sum: results do not depend on it.
     """

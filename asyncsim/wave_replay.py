@@ -125,7 +125,7 @@ class Replay:
         The loop on the host.
     state : ReplayState
         After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept. Where commits are
-        dispatched one by one it is made anew each time it is asked for.
+        dispatched a few at a time it is made anew each time it is asked for.
     position : int
     diverged_at : int or None
     """

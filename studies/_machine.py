@@ -98,7 +98,7 @@ def commit_limit(case: Any, method: Method, problem: Problem, gradients_per_seco
     none, and a local optimizer's state), and writes what the worker reads; with the gradient that is read again. These
     rows are scattered over arrays of all workers, which mostly are not in the cache. Here they are read and written as
     fast as one core does it, between gradients and in an order without pattern. Workers that share one copy of a
-    version write less, as do those of commits that are dispatched one by one: what these read is passed on.
+    version write less, as do those of commits that are dispatched a few at a time: what these read is passed on.
 
     Returns
     -------

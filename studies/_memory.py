@@ -84,7 +84,7 @@ def child(text: str) -> None:
 def expected_bytes(method: "Method", problem: "Problem", workers: int) -> int:
     """Return the size of the workers' state in float32: what each read, the method's own, and the proxy if kept.
 
-    Where commits are dispatched one by one, workers share some of it.
+    Where commits are dispatched a few at a time, workers share some of it.
     """
     import jax
     import jax.numpy as jnp

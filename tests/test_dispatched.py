@@ -1,4 +1,4 @@
-"""Commits that are dispatched one by one: the same numbers as the loop over events, and no copies."""
+"""Commits that are dispatched a few at a time: the same numbers as the loop over events, and no copies."""
 
 import threading
 import weakref
@@ -346,6 +346,25 @@ def test_a_memory_that_is_the_servers_too():
     method = methods.Method("own", {}, methods.gradient_steps(0.01), apply=apply, **zeros)
     found = forced_deviation(dispatched(make_trace(commits=STEPS), method, make_problem("quadratic")), EVERY)
     assert max(found.values()) < FORCED, found
+
+
+def test_nothing_depends_on_how_many_commits_a_call_makes(anew, monkeypatch):
+    """That hangs on threads, and on what is recorded."""
+    trace, problem = make_trace(workers=20, commits=STEPS), problems.digits(hidden=(67,))  # a padded vector
+    lengths, found = set(), []
+    finish = Dispatched._finish
+
+    def finished(running, now, chunk, commits, *given):
+        lengths.add(len(commits))
+        return finish(running, now, chunk, commits, *given)
+
+    monkeypatch.setattr(Dispatched, "_finish", finished)
+    for threads, every in ((1, 0), (2, 0), (2, 1), (3, 3)):
+        monkeypatch.setattr(asyncsim.programs, "gradients_at_once", lambda threads=threads: threads)
+        run = replay(trace, methods.gem(), problem, diagnose_every=every, progress=False)
+        found.append(run.commits[["loss", "update_norm", "central_energy"]].to_numpy())
+    assert len(lengths) > 2
+    assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
 def test_groups_use_the_memory_of_those_before(monkeypatch):

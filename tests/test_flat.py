@@ -19,3 +19,11 @@ def test_written_in_parts_or_joined_it_is_the_same(padded):
     assert vector.dtype == joined.ravel(TREE).dtype
     assert np.array_equal(vector, joined.ravel(TREE))
     assert jax.tree.all(jax.tree.map(np.array_equal, written.unravel(vector), TREE))
+
+
+@pytest.mark.parametrize("padded", [None, 10])
+def test_a_row_is_set_to_the_vector_and_no_other(padded):
+    flat = flatten(TREE, padded)
+    vector = flat.ravel(TREE)
+    rows = jax.jit(flat.set_row)(jnp.zeros((3, vector.size)), TREE, jnp.int32(1))
+    assert np.array_equal(rows, jnp.stack([0 * vector, vector, 0 * vector]))
