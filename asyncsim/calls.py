@@ -1,7 +1,8 @@
 """Commits of a group in calls of some each, and what is recorded of them."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,31 +82,35 @@ def _build(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
     return commits_and_replies
 
 
-class Numbers(NamedTuple):
-    """What is recorded of a commit: a row of what a call returns."""
-
-    of_call: Array
-    row: int
-
-
 class Column:
     """A number of each commit, ``[commits, 1]``, that is waited for when it is asked for."""
 
-    def __init__(self, numbers: Sequence[Numbers], place: int):
-        self._numbers, self._place = numbers, place
+    def __init__(self, recorded: "_Recorded", place: int):
+        self._recorded, self._place = recorded, place
 
     @property
     def first(self) -> Array:
         """That of the first commit, ``[1, 1]``."""
-        of_call, row = self._numbers[0]
-        return of_call[row, self._place].reshape(1, 1)
+        return self._recorded.calls[0][:1, self._place : self._place + 1]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        column = np.array([np.asarray(of_call)[row, self._place] for of_call, row in self._numbers], dtype)
-        return column.reshape(-1, 1)
+        return np.array(self._recorded.table[:, self._place : self._place + 1], dtype)
 
 
-def records(numbers: Sequence[Numbers]) -> Records:
-    """Return what is recorded of commits; it is waited for when it is asked for."""
-    columns: Any = [Column(numbers, place) for place in range(len(Records._fields))]
+class _Recorded:
+    """What is recorded of the commits of some calls: an array of each call, and the table of all."""
+
+    def __init__(self, calls: Sequence[Array]):
+        self.calls = calls
+
+    @functools.cached_property
+    def table(self) -> np.ndarray:
+        """The numbers of each commit, ``[commits, numbers]``; it is waited for."""
+        return np.concatenate([np.asarray(of_call) for of_call in self.calls])
+
+
+def records(calls: Sequence[Array]) -> Records:
+    """Return what is recorded of the commits of some calls; it is waited for when it is asked for."""
+    recorded = _Recorded(calls)
+    columns: Any = [Column(recorded, place) for place in range(len(Records._fields))]
     return Records(*columns)

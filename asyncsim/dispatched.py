@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.allocation import keep, trim
-from asyncsim.calls import Column, Numbers, build_commits, calls, records
+from asyncsim.calls import Column, build_commits, calls, records
 from asyncsim.diagnosis import Applying, Formed, build_diagnose
 from asyncsim.flat import Flat
 from asyncsim.groups import Chunk, Made, build_gradients
@@ -79,24 +79,26 @@ class Dispatched:
             chunk = self._chunk(now, data, key, pieces, None)
         upcoming = None if following is None else self._chunk(now, data, key, following, chunk)
         assert chunk.commits == count
-        numbers: list[Numbers] = []
+        recorded: list[Array] = []
         first: Any = None
-        self._begin_groups(now, chunk, upcoming, 0)
-        while len(numbers) < count:
-            group, wait = chunk.begun.pop(len(numbers))
+        done = 0
+        while done < count:
+            self._begin_groups(now, chunk, upcoming, done)
+            group, wait = chunk.begun.pop(done)
             made = wait()
-            if not numbers:
+            if not done:
                 start = now.read[chunk.slots[0]] if self._method.resume is None else self._first(made.start)
                 first = First(start, self._first(made.result.update))
             for commits in calls(group, self._together):
-                now, recorded = self._finish(now, chunk, commits, made, commits[0] - group.begin)
-                numbers += recorded
+                now, numbers = self._finish(now, chunk, commits, made, commits[0] - group.begin)
+                recorded.append(numbers)
                 if self._trim_every:
-                    self._limit_memory(numbers)
+                    self._limit_memory(recorded)
             if self._room > 1:
                 chunk.spare.append((made.start, made.result.update, made.result.learner))
-            self._begin_groups(now, chunk, upcoming, len(numbers))
-        return now._replace(upcoming=upcoming), records(numbers), first
+            done = group.end
+        self._begin_groups(now, chunk, upcoming, done)
+        return now._replace(upcoming=upcoming), records(recorded), first
 
     def before(self, state: Apart, pieces: Pieces) -> Formed:
         """Return what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does.
@@ -182,10 +184,10 @@ class Dispatched:
             if source and source.planned:
                 return
 
-    def _limit_memory(self, numbers: Sequence[Numbers]) -> None:
-        """Wait for a commit not long before the last, and trim now and then."""
-        if len(numbers) >= AHEAD:
-            numbers[-AHEAD].of_call.block_until_ready()
+    def _limit_memory(self, recorded: Sequence[Array]) -> None:
+        """Wait for a commit not long before the last, and trim now and then; calls have one commit each."""
+        if len(recorded) >= AHEAD:
+            recorded[-AHEAD].block_until_ready()
         if next(self._made) % self._trim_every == 0:
             trim()
 
@@ -193,7 +195,7 @@ class Dispatched:
         """Return a copy of what was made for the first commit of a group, as its memory is used again."""
         return jnp.array(array) if self._room == 1 else array[0]
 
-    def _finish(self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int) -> tuple[Apart, list[Numbers]]:
+    def _finish(self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int) -> tuple[Apart, Array]:
         """Dispatch commits of a group, from that place of it on, and make the reads that follow each.
 
         Returns the state after them and what is recorded of each.
@@ -222,8 +224,7 @@ class Dispatched:
                 now.read[other] = centrals[turn]
             for other in chunk.form_reads[i]:
                 now.form[other] = centrals[turn]
-        now = now._replace(central=centrals[-1], server=server)
-        return now, [Numbers(recorded, turn) for turn in range(len(commits))]
+        return now._replace(central=centrals[-1], server=server), recorded
 
     def _form(self, now: Apart, pieces: Pieces, i: int) -> Any:
         """Return what a commit's message is formed of, if not of the central variable that the commit meets."""

@@ -268,9 +268,9 @@ def test_very_long_vectors_of_few_commits_wait_at_a_time(alone, monkeypatch):
     running, made = dispatched(trace, method, problem), []
     limit = Dispatched._limit_memory
 
-    def limit_and_look(self, numbers):
-        limit(self, numbers)
-        made.extend(number.of_call.is_ready() for number in numbers[:-3])
+    def limit_and_look(self, recorded):
+        limit(self, recorded)
+        made.extend(of_commit.is_ready() for of_commit in recorded[:-3])
 
     monkeypatch.setattr(Dispatched, "_limit_memory", limit_and_look)
     running.advance(EVERY)
