@@ -34,10 +34,17 @@ _PANELS = 4
 
 
 class Mark(NamedTuple):
-    """How a contender is drawn: a limit as a line across, the others as points."""
+    """How a contender is drawn: a limit as a line across, the others as points, filled or not."""
 
     color: str
     line: Any = None
+    filled: bool = True
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """How its points are drawn."""
+        face = self.color if self.filled else "white"
+        return {"color": self.color, "markersize": 3.5, "markerfacecolor": face, "markeredgewidth": 0.8}
 
 
 #: Contenders in the order of the legend; one that is not here is grey.
@@ -47,6 +54,7 @@ _MARKS = {
     "ensemble of 32": Mark(look.PURPLE),
     "replay": Mark(look.BLUE),
     "replay and simulation": Mark(look.SKY),
+    "replays in a study": Mark(look.BLUE, filled=False),
     "usual loop": Mark(look.ORANGE),
     "usual loop, same records": Mark(look.GREY),
     "usual loop, XLA's convolutions": Mark(look.GREEN),
@@ -77,6 +85,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder)
     summary = read(folder)
+    summary = summary[summary["contender"] != "commits alone"]  # of use in the bars' limits only, and far off
     many = summary.loc[summary["method"] != "", "method"].nunique() > _MANY
     # The points of so many methods side by side could not be told apart.
     shown = summary[summary["method"].isin(_MARKERS)] if many else summary
@@ -168,7 +177,7 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
         x = groups.index(row.workers) + offsets[row.contender, row.method]
         axes.vlines(x, row.per_second_min, row.per_second_max, color=mark.color, linewidth=1)
         marker = _MARKERS.get(str(row.method), "s")
-        axes.plot(x, row.per_second, marker, color=mark.color, markersize=3.5, markeredgewidth=0)
+        axes.plot(x, row.per_second, marker, **mark.point)
     axes.set_yscale("log")
     axes.set_ylim(rows["per_second_min"].min() / 1.6, rows["per_second_max"].max() * 1.6)
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -189,7 +198,7 @@ def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
     for name in _in_order(summary["contender"]):
         mark = _mark(name)
         style: dict[str, Any] = {"marker": "o", "linestyle": "none"} if mark.line is None else {"linestyle": mark.line}
-        handles.append(Line2D([], [], color=mark.color, markersize=3.5, label=name, **style))
+        handles.append(Line2D([], [], label=name, **mark.point, **style))
     methods = [name for name in dict.fromkeys(summary["method"]) if name]
     if len(methods) > 1:
         for name, one in look.looks(methods).items():

@@ -19,6 +19,9 @@ from asyncsim.problems.layers import cross_entropy
 from asyncsim.replay_state import PROXY_MOMENTUM
 from asyncsim.streams import Streams
 
+#: The constant in the place of a gradient: thousands of such steps hardly move any parameter.
+_SMALL_GRADIENT = 1e-6
+
 
 def usual_model(cluster: Cluster, commits: int, seed: int = 0) -> np.ndarray:
     """Simulate an exchange through a first-in-first-out server as SimPy's documentation does.
@@ -196,3 +199,20 @@ def with_usual_convolutions(problem: Problem) -> Problem:
 
 def _visit(facts: Any) -> Visit:
     return Visit(facts[0], facts[1], facts[2], facts[3], time=jnp.float32(0), local_steps=jnp.int32(1))
+
+
+def without_gradients(problem: Problem) -> Problem:
+    """Return a problem of the same parameters and minibatches, whose gradient is a constant: it costs next to nothing.
+
+    What a replay of it takes is what commits take.
+    """
+
+    @jax.custom_vjp
+    def constant(params: Any) -> jax.Array:
+        return jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
+
+    def gradient(params: Any, of_loss: jax.Array) -> tuple[Any]:
+        return (jax.tree.map(lambda leaf: jnp.full_like(leaf, _SMALL_GRADIENT) * of_loss, params),)
+
+    constant.defvjp(lambda params: (constant(params), params), gradient)
+    return replace(problem, loss=lambda params, batch, key: constant(params), init_state=None)

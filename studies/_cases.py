@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from asyncsim import tuning
 from asyncsim.ensemble import replay_ensemble
+from asyncsim.executor import Failure, Local
 from asyncsim.methods import METHODS, Method
 from asyncsim.problems import Problem, quadratic
 from asyncsim.simulation import simulate
@@ -117,6 +119,9 @@ class Bench:
             _turns.Contender("replay", replaying.commits, replaying.run),
             _turns.Contender("replay and simulation", replaying.commits, replaying.run_with_simulation),
         ]
+        if replaying.in_a_study > 1:
+            found.append(_turns.Contender("replays in a study", replaying.commits, replaying.run_as_in_a_study))
+        found.append(_turns.Contender("commits alone", replaying.commits, replaying.run_commits_alone))
         if usual:
             found.append(self._usual_loop("usual loop", _baselines.UsualLoop(method, self.problem)))
             recording = _baselines.UsualLoop(method, self.problem, records=True)
@@ -125,7 +130,7 @@ class Bench:
                 # The loops before have this package's layers, which are quicker than those that one would write.
                 with_xla = _baselines.UsualLoop(method, _baselines.with_usual_convolutions(self.problem))
                 found.append(self._usual_loop("usual loop, XLA's convolutions", with_xla))
-        found += self._limits(replaying.at_once)
+        found += self._limits(replaying.at_once, replaying.in_a_study)
         if usual and self._torch:
             found.append(self._torch_loop(self._torch.TorchLoop(method, self.problem)))
             found.append(self._calibrated("gradients alone, PyTorch", self._torch_gradients.run))
@@ -134,13 +139,15 @@ class Bench:
             found.append(_turns.Contender(f"ensemble of {SEEDS}", ensemble.commits, ensemble.run))
         return replaying, found
 
-    def _limits(self, used: int) -> list[Any]:
+    def _limits(self, used: int, in_a_study: int) -> list[Any]:
         """Return the gradients alone, as many pieces at a time as the replay has: its limit.
 
-        And, where these are other numbers, one piece at a time and as many as there are devices.
+        And, where these are other numbers, one piece at a time, as many as there are devices, and as many as a study
+        has replays at a time.
         """
         found = []
-        for at_once in sorted({used, 1, len(self.gradients.devices)}, key=lambda at_once: (at_once != used, at_once)):
+        numbers = {used, 1, len(self.gradients.devices), in_a_study}
+        for at_once in sorted(numbers, key=lambda at_once: (at_once != used, at_once)):
             amount = self.gradients.amount(round(self.limit * self.scale.turn), at_once=at_once)
             name = "gradients alone" if at_once == used else f"gradients alone, {at_once} at a time"
 
@@ -185,6 +192,8 @@ class Replaying:
         That the replay uses.
     at_once : int
         Pieces whose gradients it computes at a time.
+    in_a_study : int
+        Such replays that a study of many computes at a time.
     trace_seconds, planning_seconds : float
         Of making the trace, and of its plan.
     """
@@ -197,6 +206,8 @@ class Replaying:
         self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
         self.devices = len(default_devices(self._trace, method, bench.problem))
         self.at_once = pieces_at_once(self._trace, method, bench.problem)
+        self.in_a_study = tuning.replays_at_once(bench.problem, bench.workers)
+        self._without_gradients = _baselines.without_gradients(bench.problem)
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
@@ -204,31 +215,43 @@ class Replaying:
     def run(self, commits: int) -> Any:
         """Replay the trace, with the default diagnostics and without evaluations."""
         began = time.perf_counter()
-        replay = self._replay(self._trace, commits)
-        made = time.perf_counter()
-        replay.advance(self._first)
-        replay.wait()
+        took = self._run(commits, self._bench.problem)
+        self.whole_seconds.append(time.perf_counter() - began)
+        return took
+
+    def run_as_in_a_study(self, commits: int) -> Any:
+        """Replay the trace with other seeds, too: as many replays at a time as a study computes."""
+        return self._run(commits, self._bench.problem, self.in_a_study)
+
+    def run_commits_alone(self, commits: int) -> Any:
+        """Replay the trace with gradients that cost nothing."""
+        return self._run(commits, self._without_gradients)
+
+    def _run(self, commits: int, problem: Problem, replays: int = 1) -> Any:
+        began = time.perf_counter()
+        made = [self._replay(self._trace, problem, commits, seed) for seed in range(replays)]
+        setup = time.perf_counter() - began - replays * self.planning_seconds
+        for replay in made:
+            _advance(replay, self._first)
         started = time.perf_counter()
-        replay.advance(commits)
-        replay.wait()
-        ended = time.perf_counter()
-        self.whole_seconds.append(ended - began)
+        ended = [done.value for done in Local(replays).map(_advance, [(replay, commits) for replay in made])]
+        seconds = time.perf_counter() - started
+        for value in ended:
+            if isinstance(value, Failure):
+                raise RuntimeError(value.traceback)
         share = 1 - self._first / commits
-        setup = made - began - self.planning_seconds
-        return _turns.Took(
-            replay.position - self._first, ended - started + share * self.planning_seconds, max(0.0, setup)
-        )
+        amount = sum(ended) - replays * self._first
+        return _turns.Took(amount, seconds + replays * share * self.planning_seconds, max(0.0, setup))
 
     def run_with_simulation(self, commits: int) -> None:
         """Do all that a user waits for, from the cluster to the last commit."""
         trace = simulate(self._cluster, commits)
-        replay = self._replay(trace, commits)
+        replay = self._replay(trace, self._bench.problem, commits)
         replay.advance(self._first)
-        replay.advance(commits)
-        replay.wait()
+        _advance(replay, commits)
 
-    def _replay(self, trace: Trace, commits: int) -> Replay:
-        return Replay(trace, self.method, self._bench.problem, stops=np.array([self._first, commits]))
+    def _replay(self, trace: Trace, problem: Problem, commits: int, seed: int = 0) -> Replay:
+        return Replay(trace, self.method, problem, seed, stops=np.array([self._first, commits]))
 
     def costs(self, case: Any, turns: "pd.DataFrame") -> "pd.DataFrame":
         """Return a row with the case, its devices and pieces at once, and the seconds of what is paid once.
@@ -243,6 +266,7 @@ class Replaying:
             "commits": self.commits,
             "devices": self.devices,
             "at_once": self.at_once,
+            "in_a_study": self.in_a_study,
             "compile_seconds": first - float(np.median(warm)),
             "setup_seconds": turns.loc[turns["contender"] == "replay", "setup_seconds"].median(),
             "trace_seconds": self.trace_seconds,
@@ -325,6 +349,13 @@ def has_torch() -> bool:
 
 def _pytorch() -> Any:
     return load_file("asyncsim.studies._pytorch", _here / "_pytorch.py")
+
+
+def _advance(replay: Replay, commits: int) -> int:
+    """Replay up to so many commits and wait for them; return how many they are."""
+    replay.advance(commits)
+    replay.wait()
+    return replay.position
 
 
 def _timed(run: Callable[[], Any]) -> tuple[float, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, Constant, InputError, look, methods, problems, replay, simulate, study
+from asyncsim import Cluster, Constant, InputError, look, methods, problems, replay, simulate, study, tuning
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.study import load_file, shipped
 
@@ -328,6 +328,14 @@ def test_bars_say_by_how_much_they_are_missed():
     }
 
 
+def test_bar_against_the_gradients_is_bounded_by_the_commits():
+    rates = {"replay": [70.0], "gradients alone": [100.0], "commits alone": [300.0], "usual loop": [50.0]}
+    ratios = turns.ratios(hand_made_turns(rates).assign(task="digits", workers=100))
+    table = bars.bars(ratios, turns.summarise(hand_made_turns(rates)), None, "cpu").set_index("measure")
+    assert table.loc["digits: replay / gradients alone", "limit"] == pytest.approx(0.75)  # 1 / (1 / 100 + 1 / 300)
+    assert table.loc["digits: replay / usual loop", "limit"] == 2.0
+
+
 def test_methods_without_a_usual_loop_have_a_bar_of_their_own():
     rates = {"replay": [60.0], "gradients alone": [100.0]}
     usual = turns.ratios(hand_made_turns({**rates, "usual loop": [20.0]}).assign(task="digits", workers=100))
@@ -349,6 +357,32 @@ def test_expected_memory(method, vectors):
 
 
 # The study
+
+
+@pytest.mark.parametrize("task", ["quadratic", "digits"])
+def test_commits_alone_have_the_replay_s_vectors_and_minibatches(task):
+    problem = PROBLEMS[task]()
+    alone = baselines.without_gradients(problem)
+    assert alone.parameter_count == problem.parameter_count and alone.train is problem.train
+    trace = simulate(Cluster(3, compute=1.0), 30)
+    plain, replayed = (replay(trace, METHODS["downpour"], of, evaluate_every=30) for of in (problem, alone))
+    assert len(replayed.commits) == len(plain.commits) and replayed.status == "finished"
+    assert (replayed.commits["loss"] == 0).all() and (replayed.commits["update_norm"] > 0).all()
+    assert replayed.commits["update_norm"].nunique() == 1  # the gradient is a constant
+
+
+def test_replays_in_a_study_are_as_many_as_it_computes_at_a_time(monkeypatch):
+    monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 3)
+    bench = cases.Bench("digits", PROBLEMS["digits"](), 2, cases.FULL)
+    bench.sweep()
+    replaying, contenders = bench.contenders(METHODS["gem"], usual=False)
+    names = [contender.name for contender in contenders]
+    assert {"replays in a study", "gradients alone", "gradients alone, 3 at a time"} <= set(names)
+    took = contenders[names.index("replays in a study")].run(replaying.commits)
+    assert took.amount == 3 * bench.commits and took.seconds > 0
+    monkeypatch.setattr(cases, "_advance", lambda replay, commits: 1 // (commits != replaying.commits))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        replaying.run_as_in_a_study(replaying.commits)
 
 
 @pytest.mark.full
