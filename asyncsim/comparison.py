@@ -12,9 +12,9 @@ from asyncsim import results
 from asyncsim.cell import Cell, meet, same_gradients
 from asyncsim.cluster import Cluster
 from asyncsim.errors import InputError
-from asyncsim.executor import Executor, Failure, Failures, Local, tell
+from asyncsim.executor import Executor, Failure, Failures, Local
 from asyncsim.methods import Method, Timing
-from asyncsim.notes import each_note_once, note
+from asyncsim.notes import each_note_once, note, tell
 from asyncsim.outcome import outcome
 from asyncsim.problems import Problem
 from asyncsim.run import Run

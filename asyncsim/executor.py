@@ -29,7 +29,6 @@ import contextlib
 import itertools
 import json
 import queue
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
+from asyncsim.notes import tell
 from asyncsim.threads import work_until
 
 if TYPE_CHECKING:
@@ -256,11 +256,3 @@ class Failures:
             if failure.traceback:  # a run that was lost has none
                 tell(failure.traceback.rstrip())
         tell(f"{what}: failed: {failure.error}")
-
-
-def tell(text: str) -> None:
-    """Print to standard error, above the progress bars of runs that go on."""
-    from tqdm import tqdm
-
-    with tqdm.external_write_mode(file=sys.stderr):
-        print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What the user is told aloud and does not end what goes on."""
+"""What the user is told aloud, on standard error, and does not end what goes on."""
 
 import contextlib
 import sys
@@ -9,11 +9,19 @@ from contextvars import ContextVar
 _TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
 
 
+def tell(text: str) -> None:
+    """Print to standard error, above the progress bars of runs that go on."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file=sys.stderr):
+        print(text, file=sys.stderr, flush=True)
+
+
 def note(text: str) -> None:
     """Tell the user something that ends nothing; in `each_note_once` not again."""
     told = _TOLD.get()
     if told is None or text not in told:
-        print(f"note: {text}", file=sys.stderr)
+        tell(f"note: {text}")
     if told is not None:
         told.add(text)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim import results
 from asyncsim.errors import InputError
-from asyncsim.executor import Failure, Failures, map_kept, opened, tell
-from asyncsim.notes import note
+from asyncsim.executor import Failure, Failures, map_kept, opened
+from asyncsim.notes import note, tell
 from asyncsim.study_config import StudyOptions
 from asyncsim.sweep import study_folder
 

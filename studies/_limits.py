@@ -8,7 +8,8 @@ import pandas as pd
 
 from asyncsim import results
 from asyncsim.cell import meet, same_gradients
-from asyncsim.executor import Failure, Failures, map_kept, tell
+from asyncsim.executor import Failure, Failures, map_kept
+from asyncsim.notes import tell
 from asyncsim.outcome import FINAL_SHARE
 from asyncsim.simulation import simulate
 from asyncsim.wave_replay import replay

@@ -18,7 +18,8 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_positive
-from asyncsim.executor import Failure, Failures, map_kept, opened, tell
+from asyncsim.executor import Failure, Failures, map_kept, opened
+from asyncsim.notes import tell
 from asyncsim.study_config import LawLike, MethodLike, StudyConfig
 from asyncsim.sweep import Result, SweepConfig, draw, study_folder, sweep
 

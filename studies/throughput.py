@@ -5,9 +5,9 @@ The gradients alone, in the best of several batchings, as many at a time as in t
 the limit of what a replay can reach; what the commits alone leave of that is measured, too (the bars' limit), and on a
 CPU the table commit_limits says what moving a worker's vectors at each commit would leave at the memory's speed, one
 piece at a time. A replay of a problem like digits keeps one core busy, so that studies compute several at a time:
-replays in a study. The usual loops use what cores there are, and keep nothing but losses; one more records what a replay
-does of every commit. They have the problem's own loss; for the CNN there is one more with the convolutions that one
-would write.
+replays in a study. The usual loops use what cores there are, and keep nothing but losses; one more records what a
+replay does of every commit. They have the problem's own loss; for the CNN there is one more with the convolutions that
+one would write.
 Prints rates, ratios, costs and how near the machine's ceilings all this comes; writes tables and a figure.
 """
 

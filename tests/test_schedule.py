@@ -29,24 +29,29 @@ def plan(needed, threads, room, chunk, steps=None):
     return groups, clock
 
 
+#: Of each commit: how far back the last commit is that its gradient needs (None: it needs none), and its local steps.
+COMMIT = strategies.tuples(strategies.none() | strategies.integers(1, 20), strategies.integers(1, 5))
+
+
 @given(
-    workers=strategies.lists(strategies.integers(0, 9), min_size=1, max_size=60),
+    commits=strategies.lists(COMMIT, min_size=1, max_size=60),
     threads=strategies.integers(1, 4),
     room=strategies.integers(1, 5),
     chunk=strategies.integers(1, 70),
 )
-def test_all_gradients_are_begun_once_and_their_commits_can_be_made_in_turn(workers, threads, room, chunk):
-    needed = needed_by(workers)
-    groups, clock = plan(needed, threads, room, chunk)
+def test_all_gradients_are_begun_once_and_their_commits_can_be_made_in_turn(commits, threads, room, chunk):
+    needed = [-math.inf if back is None or back > i else i + 1 - back for i, (back, _) in enumerate(commits)]
+    steps = [own for _, own in commits]
+    groups, clock = plan(needed, threads, room, chunk, steps)
     begun = set()
     for begin, end, thread, after in groups:
-        done = next(i for i in range(len(workers) + 1) if i not in begun)  # commits that can be dispatched before it
+        done = next(i for i in range(len(needed) + 1) if i not in begun)  # commits that can be dispatched before it
         assert max(needed[begin:end]) <= after <= done
         assert end - after <= (threads + 1) * room and 1 <= end - begin <= room and thread < threads
         assert begun.isdisjoint(range(begin, end))
         begun |= set(range(begin, end))
-    assert begun == set(range(len(workers)))
-    assert clock.made == sorted(clock.made) and clock.made[-1] <= len(workers)
+    assert begun == set(range(len(needed)))
+    assert clock.made == sorted(clock.made) and sum(steps) / threads <= max(clock.free) <= sum(steps)
 
 
 @pytest.mark.parametrize("chunk", [2_000, 100])
