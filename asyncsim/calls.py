@@ -82,35 +82,38 @@ def _build(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
     return commits_and_replies
 
 
+class _Recorded:
+    """What is recorded of the commits of some calls: ``[commits, numbers]`` of each."""
+
+    def __init__(self, of_calls: Sequence[Array]):
+        self.of_calls = of_calls
+
+    @functools.cached_property
+    def table(self) -> np.ndarray:
+        """The numbers of all commits, ``[commits, numbers]``; they are waited for."""
+        return np.concatenate([np.asarray(of_call) for of_call in self.of_calls])
+
+
 class Column:
     """A number of each commit, ``[commits, 1]``, that is waited for when it is asked for."""
 
-    def __init__(self, recorded: "_Recorded", place: int):
+    def __init__(self, recorded: _Recorded, place: int):
         self._recorded, self._place = recorded, place
 
     @property
     def first(self) -> Array:
         """That of the first commit, ``[1, 1]``."""
-        return self._recorded.calls[0][:1, self._place : self._place + 1]
+        return self._recorded.of_calls[0][:1, self._place : self._place + 1]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self._recorded.table[:, self._place : self._place + 1], dtype)
 
 
-class _Recorded:
-    """What is recorded of the commits of some calls: an array of each call, and the table of all."""
+def records(of_calls: Sequence[Array]) -> Records:
+    """Return what is recorded of the commits of some calls, of each ``[commits, numbers]``, the fields of `Records`.
 
-    def __init__(self, calls: Sequence[Array]):
-        self.calls = calls
-
-    @functools.cached_property
-    def table(self) -> np.ndarray:
-        """The numbers of each commit, ``[commits, numbers]``; it is waited for."""
-        return np.concatenate([np.asarray(of_call) for of_call in self.calls])
-
-
-def records(calls: Sequence[Array]) -> Records:
-    """Return what is recorded of the commits of some calls; it is waited for when it is asked for."""
-    recorded = _Recorded(calls)
+    It is waited for when it is asked for.
+    """
+    recorded = _Recorded(of_calls)
     columns: Any = [Column(recorded, place) for place in range(len(Records._fields))]
     return Records(*columns)

@@ -185,7 +185,8 @@ class Dispatched:
                 return
 
     def _limit_memory(self, recorded: Sequence[Array]) -> None:
-        """Wait for a commit not long before the last, and trim now and then; calls have one commit each."""
+        """Wait for a commit not long before the last, and trim now and then."""
+        assert self._room == 1  # so that each call has one commit
         if len(recorded) >= AHEAD:
             recorded[-AHEAD].block_until_ready()
         if next(self._made) % self._trim_every == 0:
@@ -198,7 +199,7 @@ class Dispatched:
     def _finish(self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int) -> tuple[Apart, Array]:
         """Dispatch commits of a group, from that place of it on, and make the reads that follow each.
 
-        Returns the state after them and what is recorded of each.
+        Returns the state after them and what is recorded of each, ``[commits, numbers]``.
         """
         workers, slots = ([of[i] for i in commits] for of in (chunk.workers, chunk.slots))
         *_, (visits, _, _) = chunk.shared

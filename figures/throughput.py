@@ -5,7 +5,8 @@ The data come from ``python -m asyncsim.study throughput``, which draws them its
     python -m figures.throughput results/throughput              # in a clone
     python -m asyncsim.figures.throughput results/throughput     # installed
 
-``throughput``: how many commits (or visits, or gradients) each contender makes per second, by task, workers and method.
+``throughput``: how many commits (or visits, or gradients) each contender makes per second, by task, workers and method;
+but for the commits alone, which are far off.
 
 ``methods``, if there are many of them: what share of the gradients' rate the replay of each reaches.
 """
@@ -54,7 +55,7 @@ _MARKS = {
     "ensemble of 32": Mark(look.PURPLE),
     "replay": Mark(look.BLUE),
     "replay and simulation": Mark(look.SKY),
-    "replays in a study": Mark(look.BLUE, filled=False),
+    "concurrent replays": Mark(look.BLUE, filled=False),
     "usual loop": Mark(look.ORANGE),
     "usual loop, same records": Mark(look.GREY),
     "usual loop, XLA's convolutions": Mark(look.GREEN),
@@ -85,7 +86,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder)
     summary = read(folder)
-    summary = summary[summary["contender"] != "commits alone"]  # of use in the bars' limits only, and far off
+    summary = summary[summary["contender"] != "commits alone"]
     many = summary.loc[summary["method"] != "", "method"].nunique() > _MANY
     # The points of so many methods side by side could not be told apart.
     shown = summary[summary["method"].isin(_MARKERS)] if many else summary

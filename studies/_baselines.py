@@ -197,14 +197,10 @@ def with_usual_convolutions(problem: Problem) -> Problem:
     return replace(problem, loss=loss)
 
 
-def _visit(facts: Any) -> Visit:
-    return Visit(facts[0], facts[1], facts[2], facts[3], time=jnp.float32(0), local_steps=jnp.int32(1))
-
-
 def without_gradients(problem: Problem) -> Problem:
-    """Return a problem of the same parameters and minibatches, whose gradient is a constant: it costs next to nothing.
+    """Return a problem of the same parameters and data whose gradient is a constant, which only has to be written.
 
-    What a replay of it takes is what commits take.
+    What a replay of it takes is what commits take, with the host's planning and recording of them.
     """
 
     @jax.custom_vjp
@@ -216,3 +212,7 @@ def without_gradients(problem: Problem) -> Problem:
 
     constant.defvjp(lambda params: (constant(params), params), gradient)
     return replace(problem, loss=lambda params, batch, key: constant(params), init_state=None)
+
+
+def _visit(facts: Any) -> Visit:
+    return Visit(facts[0], facts[1], facts[2], facts[3], time=jnp.float32(0), local_steps=jnp.int32(1))

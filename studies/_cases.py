@@ -66,6 +66,7 @@ class Bench:
         self._simulated_per_second = len(trace) / seconds
         self.mean_wave = _gradients.mean_wave(trace.frame["worker"].to_numpy())
         self.gradients = _gradients.GradientsAlone(problem, workers)
+        self._without_gradients = _baselines.without_gradients(problem)
         self._torch: Any = _pytorch() if has_torch() else None
         self._torch_gradients: Any = self._torch.TorchGradients(problem, workers) if self._torch else None
 
@@ -112,17 +113,17 @@ class Bench:
     def contenders(self, method: Method, usual: bool = True) -> tuple["Replaying", list[Any]]:
         """Return who runs in turns for a method, and the first of them, the replay.
 
-        Without the ``usual`` loops these are the replay and its limit.
+        Without the ``usual`` loops these are the replay, with and without simulation, and its limit.
         """
-        replaying = Replaying(self, method)
+        replaying = Replaying(self, method, self.problem, self.commits)
         found = [
             _turns.Contender("replay", replaying.commits, replaying.run),
             _turns.Contender("replay and simulation", replaying.commits, replaying.run_with_simulation),
         ]
-        if replaying.in_a_study > 1:
-            found.append(_turns.Contender("replays in a study", replaying.commits, replaying.run_as_in_a_study))
-        found.append(_turns.Contender("commits alone", replaying.commits, replaying.run_commits_alone))
         if usual:
+            if replaying.replays_at_once > 1:
+                found.append(_turns.Contender("concurrent replays", replaying.commits, replaying.run_concurrently))
+            found.append(self._commits_alone(method))
             found.append(self._usual_loop("usual loop", _baselines.UsualLoop(method, self.problem)))
             recording = _baselines.UsualLoop(method, self.problem, records=True)
             found.append(self._usual_loop("usual loop, same records", recording))
@@ -130,7 +131,7 @@ class Bench:
                 # The loops before have this package's layers, which are quicker than those that one would write.
                 with_xla = _baselines.UsualLoop(method, _baselines.with_usual_convolutions(self.problem))
                 found.append(self._usual_loop("usual loop, XLA's convolutions", with_xla))
-        found += self._limits(replaying.at_once, replaying.in_a_study)
+        found += self._limits(replaying.at_once, replaying.replays_at_once if usual else 1)
         if usual and self._torch:
             found.append(self._torch_loop(self._torch.TorchLoop(method, self.problem)))
             found.append(self._calibrated("gradients alone, PyTorch", self._torch_gradients.run))
@@ -139,14 +140,27 @@ class Bench:
             found.append(_turns.Contender(f"ensemble of {SEEDS}", ensemble.commits, ensemble.run))
         return replaying, found
 
-    def _limits(self, used: int, in_a_study: int) -> list[Any]:
+    def _commits_alone(self, method: Method) -> Any:
+        """Return the replay of gradients that cost nothing, of a trace that takes about a turn."""
+
+        def replaying(commits: int) -> Replaying:
+            return Replaying(self, method, self._without_gradients, commits)
+
+        def run(commits: int) -> Any:
+            one = replaying(commits)
+            return one.run(one.commits)
+
+        alone = replaying(_turns.calibrate(run, self.scale.turn, self.commits))
+        return _turns.Contender("commits alone", alone.commits, alone.run)
+
+    def _limits(self, used: int, replays: int) -> list[Any]:
         """Return the gradients alone, as many pieces at a time as the replay has: its limit.
 
-        And, where these are other numbers, one piece at a time, as many as there are devices, and as many as a study
-        has replays at a time.
+        And, where these are other numbers, one piece at a time, as many as there are devices, and as many as there are
+        concurrent ``replays``.
         """
         found = []
-        numbers = {used, 1, len(self.gradients.devices), in_a_study}
+        numbers = {used, 1, len(self.gradients.devices), replays}
         for at_once in sorted(numbers, key=lambda at_once: (at_once != used, at_once)):
             amount = self.gradients.amount(round(self.limit * self.scale.turn), at_once=at_once)
             name = "gradients alone" if at_once == used else f"gradients alone, {at_once} at a time"
@@ -192,22 +206,21 @@ class Replaying:
         That the replay uses.
     at_once : int
         Pieces whose gradients it computes at a time.
-    in_a_study : int
+    replays_at_once : int
         Such replays that a study of many computes at a time.
     trace_seconds, planning_seconds : float
         Of making the trace, and of its plan.
     """
 
-    def __init__(self, bench: Bench, method: Method):
-        self._bench, self.method = bench, method
+    def __init__(self, bench: Bench, method: Method, problem: Problem, commits: int):
+        self.method, self._problem = method, problem
         self._cluster = _tasks.cluster_for(method, bench.workers)
         self._first = bench.workers
-        self.commits = self._first + bench.commits
+        self.commits = self._first + commits
         self.trace_seconds, self._trace = _timed(lambda: simulate(self._cluster, self.commits))
-        self.devices = len(default_devices(self._trace, method, bench.problem))
-        self.at_once = pieces_at_once(self._trace, method, bench.problem)
-        self.in_a_study = tuning.replays_at_once(bench.problem, bench.workers)
-        self._without_gradients = _baselines.without_gradients(bench.problem)
+        self.devices = len(default_devices(self._trace, method, problem))
+        self.at_once = pieces_at_once(self._trace, method, problem)
+        self.replays_at_once = tuning.replays_at_once(problem, bench.workers)
         self.planning_seconds = self._planning_seconds()
         #: Of whole calls of `run`: the first one compiles.
         self.whole_seconds: list[float] = []
@@ -215,21 +228,17 @@ class Replaying:
     def run(self, commits: int) -> Any:
         """Replay the trace, with the default diagnostics and without evaluations."""
         began = time.perf_counter()
-        took = self._run(commits, self._bench.problem)
+        took = self._run(commits, 1)
         self.whole_seconds.append(time.perf_counter() - began)
         return took
 
-    def run_as_in_a_study(self, commits: int) -> Any:
-        """Replay the trace with other seeds, too: as many replays at a time as a study computes."""
-        return self._run(commits, self._bench.problem, self.in_a_study)
+    def run_concurrently(self, commits: int) -> Any:
+        """Replay the trace with several seeds, as many at a time as a study would; it took as long as all together."""
+        return self._run(commits, self.replays_at_once)
 
-    def run_commits_alone(self, commits: int) -> Any:
-        """Replay the trace with gradients that cost nothing."""
-        return self._run(commits, self._without_gradients)
-
-    def _run(self, commits: int, problem: Problem, replays: int = 1) -> Any:
+    def _run(self, commits: int, replays: int) -> Any:
         began = time.perf_counter()
-        made = [self._replay(self._trace, problem, commits, seed) for seed in range(replays)]
+        made = [self._replay(self._trace, commits, seed) for seed in range(replays)]
         setup = time.perf_counter() - began - replays * self.planning_seconds
         for replay in made:
             _advance(replay, self._first)
@@ -239,22 +248,22 @@ class Replaying:
         for value in ended:
             if isinstance(value, Failure):
                 raise RuntimeError(value.traceback)
-        share = 1 - self._first / commits
-        amount = sum(ended) - replays * self._first
-        return _turns.Took(amount, seconds + replays * share * self.planning_seconds, max(0.0, setup))
+        # As if one were planned after the other: Python works for one thread at a time.
+        planning = replays * (1 - self._first / commits) * self.planning_seconds
+        return _turns.Took(sum(ended) - replays * self._first, seconds + planning, max(0.0, setup))
 
     def run_with_simulation(self, commits: int) -> None:
         """Do all that a user waits for, from the cluster to the last commit."""
         trace = simulate(self._cluster, commits)
-        replay = self._replay(trace, self._bench.problem, commits)
+        replay = self._replay(trace, commits)
         replay.advance(self._first)
         _advance(replay, commits)
 
-    def _replay(self, trace: Trace, problem: Problem, commits: int, seed: int = 0) -> Replay:
-        return Replay(trace, self.method, problem, seed, stops=np.array([self._first, commits]))
+    def _replay(self, trace: Trace, commits: int, seed: int = 0) -> Replay:
+        return Replay(trace, self.method, self._problem, seed, stops=np.array([self._first, commits]))
 
     def costs(self, case: Any, turns: "pd.DataFrame") -> "pd.DataFrame":
-        """Return a row with the case, its devices and pieces at once, and the seconds of what is paid once.
+        """Return a row with the case, its devices, pieces and replays at once, and the seconds of what is paid once.
 
         That is compiling (less where JAX's cache has the program from an earlier start), set-up, trace and plan.
         """
@@ -266,7 +275,7 @@ class Replaying:
             "commits": self.commits,
             "devices": self.devices,
             "at_once": self.at_once,
-            "in_a_study": self.in_a_study,
+            "replays_at_once": self.replays_at_once,
             "compile_seconds": first - float(np.median(warm)),
             "setup_seconds": turns.loc[turns["contender"] == "replay", "setup_seconds"].median(),
             "trace_seconds": self.trace_seconds,

@@ -16,9 +16,9 @@ RATIOS = (
     ("replay", "usual loop, same records"),
     ("replay", "usual loop, XLA's convolutions"),
     ("replay", "usual loop, PyTorch"),
-    ("replays in a study", "usual loop"),
-    ("replays in a study", "usual loop, same records"),
-    ("replays in a study", "usual loop, PyTorch"),
+    ("concurrent replays", "usual loop"),
+    ("concurrent replays", "usual loop, same records"),
+    ("concurrent replays", "usual loop, PyTorch"),
     ("gradients alone", "usual loop"),
     ("gradients alone", "usual loop, same records"),
     ("gradients alone", "usual loop, XLA's convolutions"),
@@ -149,7 +149,7 @@ def ratios(turns: "pd.DataFrame") -> "pd.DataFrame":
     case = turns[["task", "workers", "method"]].iloc[0].to_list()
     others = [name for name in rates if name.startswith("gradients alone, ") and name.endswith(" at a time")]
     rows = []
-    against = [(above, name) for above in ("replay", "replays in a study") for name in others]
+    against = [(above, name) for above in ("replay", "concurrent replays") for name in others]
     pairs = [*RATIOS, *((name, "gradients alone") for name in others), *against]
     for above, below in pairs:
         if above in rates and below in rates:

@@ -328,12 +328,14 @@ def test_bars_say_by_how_much_they_are_missed():
     }
 
 
-def test_bar_against_the_gradients_is_bounded_by_the_commits():
+def test_bars_say_what_gradients_and_commits_reach_one_after_the_other():
     rates = {"replay": [70.0], "gradients alone": [100.0], "commits alone": [300.0], "usual loop": [50.0]}
     ratios = turns.ratios(hand_made_turns(rates).assign(task="digits", workers=100))
     table = bars.bars(ratios, turns.summarise(hand_made_turns(rates)), None, "cpu").set_index("measure")
-    assert table.loc["digits: replay / gradients alone", "limit"] == pytest.approx(0.75)  # 1 / (1 / 100 + 1 / 300)
-    assert table.loc["digits: replay / usual loop", "limit"] == 2.0
+    in_turn = 1 / (1 / 100 + 1 / 300)
+    columns = ["limit", "without_overlap"]
+    assert list(table.loc["digits: replay / gradients alone", columns]) == pytest.approx([1.0, in_turn / 100])
+    assert list(table.loc["digits: replay / usual loop", columns]) == pytest.approx([2.0, in_turn / 50])
 
 
 def test_methods_without_a_usual_loop_have_a_bar_of_their_own():
@@ -342,9 +344,9 @@ def test_methods_without_a_usual_loop_have_a_bar_of_their_own():
     other = turns.ratios(hand_made_turns(rates).assign(task="digits", workers=100, method="softsync"))
     found = bars._ratio_rows(pd.concat([usual, other]), on_cpu=True)
     assert [row[2:] for row in found] == [
-        ("gem", 0.6, ">= 0.68", pytest.approx(math.nan, nan_ok=True), "missed by 12%"),
-        ("softsync", 0.6, ">= 0.5", pytest.approx(math.nan, nan_ok=True), "met"),
-        ("gem", 3.0, ">= 2.2", 5.0, "met"),
+        ("gem", 0.6, ">= 0.68", 1.0, pytest.approx(math.nan, nan_ok=True), "missed by 12%"),
+        ("softsync", 0.6, ">= 0.5", 1.0, pytest.approx(math.nan, nan_ok=True), "met"),
+        ("gem", 3.0, ">= 2.2", 5.0, pytest.approx(math.nan, nan_ok=True), "met"),
     ]
 
 
@@ -359,30 +361,52 @@ def test_expected_memory(method, vectors):
 # The study
 
 
-@pytest.mark.parametrize("task", ["quadratic", "digits"])
-def test_commits_alone_have_the_replay_s_vectors_and_minibatches(task):
+@pytest.mark.parametrize("task", ["quadratic", "digits", "cnn"])
+def test_gradients_that_cost_nothing_are_constant(task):
     problem = PROBLEMS[task]()
     alone = baselines.without_gradients(problem)
-    assert alone.parameter_count == problem.parameter_count and alone.train is problem.train
-    trace = simulate(Cluster(3, compute=1.0), 30)
-    plain, replayed = (replay(trace, METHODS["downpour"], of, evaluate_every=30) for of in (problem, alone))
-    assert len(replayed.commits) == len(plain.commits) and replayed.status == "finished"
-    assert (replayed.commits["loss"] == 0).all() and (replayed.commits["update_norm"] > 0).all()
-    assert replayed.commits["update_norm"].nunique() == 1  # the gradient is a constant
+    assert machine.matrix_operations(alone) == 0
+    run = replay(simulate(Cluster(3, compute=1.0), 30), METHODS["downpour"], alone, evaluate_every=30)
+    norm = 0.1 * 1e-6 * math.sqrt(problem.parameter_count)
+    np.testing.assert_allclose(run.commits["update_norm"], norm, rtol=1e-5)
+    assert (run.commits["loss"] == 0).all()
 
 
-def test_replays_in_a_study_are_as_many_as_it_computes_at_a_time(monkeypatch):
+def test_concurrent_replays_are_as_many_as_a_study_computes_and_of_other_seeds(monkeypatch):
     monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 3)
+    threads, seeds = [], []
+
+    class Asked(cases.Local):
+        def __init__(self, at_once):
+            threads.append(at_once)
+            super().__init__(at_once)
+
+    class Seeded(cases.Replay):
+        def __init__(self, trace, method, problem, seed=0, **given):
+            seeds.append(seed)
+            super().__init__(trace, method, problem, seed, **given)
+
     bench = cases.Bench("digits", PROBLEMS["digits"](), 2, cases.FULL)
     bench.sweep()
-    replaying, contenders = bench.contenders(METHODS["gem"], usual=False)
-    names = [contender.name for contender in contenders]
-    assert {"replays in a study", "gradients alone", "gradients alone, 3 at a time"} <= set(names)
-    took = contenders[names.index("replays in a study")].run(replaying.commits)
-    assert took.amount == 3 * bench.commits and took.seconds > 0
+    replaying = cases.Replaying(bench, METHODS["gem"], bench.problem, 20)
+    monkeypatch.setattr(cases, "Local", Asked)
+    monkeypatch.setattr(cases, "Replay", Seeded)
+    took = replaying.run_concurrently(replaying.commits)
+    assert (threads, seeds) == ([3], [0, 1, 2])
+    assert took.amount == 3 * 20 and took.seconds > 0
     monkeypatch.setattr(cases, "_advance", lambda replay, commits: 1 // (commits != replaying.commits))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        replaying.run_as_in_a_study(replaying.commits)
+        replaying.run_concurrently(replaying.commits)
+
+
+def test_what_only_says_where_a_replay_s_time_goes_is_beside_the_usual_loops(monkeypatch):
+    monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 4)
+    monkeypatch.setattr(cases, "has_torch", lambda: False)
+    bench = cases.Bench("digits", PROBLEMS["digits"](), 2, cases.FULL)
+    bench.sweep()
+    names = {usual: {one.name for one in bench.contenders(METHODS["gem"], usual)[1]} for usual in (False, True)}
+    more = {"commits alone", "concurrent replays", "gradients alone, 4 at a time", "usual loop"}
+    assert names[True] - names[False] == {*more, "usual loop, same records"}
 
 
 @pytest.mark.full
@@ -557,6 +581,20 @@ def test_figure_shows_medians_ranges_and_limits():
     assert len(axes.collections) == 2 * 3 + 4
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[0] == "gradients alone" and "usual loop" in labels and len(labels) == 5
+
+
+def test_figure_shows_concurrent_replays_unfilled_and_no_commits_alone(tmp_path):
+    other = {"usual loop": "concurrent replays", "gradients alone, PyTorch": "commits alone"}
+    rows = ten_rows().replace({"contender": other})
+    rows.to_csv(tmp_path / "summary.csv", index=False)
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(look, "save", lambda figure, path: drawn.append(figure) or [])
+        figures.draw(tmp_path)
+    labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert "concurrent replays" in labels and "commits alone" not in labels
+    faces = [line.get_markerfacecolor() for line in drawn[0].axes[0].lines]
+    assert faces.count("white") == 2 and len(faces) == 4
 
 
 def test_many_methods_are_drawn_by_their_share(tmp_path):
