@@ -74,7 +74,7 @@ def bars(
         ``measure``, ``workers``, ``method``, ``measured``, ``bar``; ``limit``, what the gradients alone reach in the
         place of the replay; ``without_overlap``, what they and the commits alone reach one after the other, which a
         replay that overlaps them may pass; both where they were measured; and ``verdict``: met, or by how much it is
-        missed.
+        missed, and whether the bar is past the limit.
     """
     import pandas as pd
 
@@ -167,21 +167,13 @@ def _memory_rows(memory: "pd.DataFrame") -> list[tuple]:
 
 def _at_least(measured: float, bar: float, limit: float, without_overlap: float) -> tuple:
     """Return the columns from ``measured`` on, for a bar that is to be reached."""
-    return (
-        measured,
-        f">= {bar:g}",
-        limit,
-        without_overlap,
-        "met" if measured >= bar else f"missed by {1 - measured / bar:.0%}",
-    )
+    verdict = "met" if measured >= bar else f"missed by {1 - measured / bar:.0%}"
+    if limit < bar:
+        verdict += ", past the limit"
+    return measured, f">= {bar:g}", limit, without_overlap, verdict
 
 
 def _at_most(measured: float, bar: float) -> tuple:
     """Return the columns from ``measured`` on, for a bar that is not to be passed."""
-    return (
-        measured,
-        f"<= {bar:g}",
-        math.nan,
-        math.nan,
-        "met" if measured <= bar else f"missed by {measured / bar - 1:.0%}",
-    )
+    verdict = "met" if measured <= bar else f"missed by {measured / bar - 1:.0%}"
+    return measured, f"<= {bar:g}", math.nan, math.nan, verdict

@@ -1,5 +1,6 @@
 """Contenders that run in turns in one process, and the ratios of their rates."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,13 @@ RATIOS = (
     ("gradients alone", "gradients alone, PyTorch"),
     ("simulate", "usual SimPy model"),
 )
+#: Columns of `times`, and whose they are.
+_TIMES = {
+    "gradients_us": "gradients alone",
+    "commits_us": "commits alone",
+    "replay_us": "replay",
+    "with_simulation_us": "replay and simulation",
+}
 TURN_COLUMNS = ("task", "workers", "method", "turn", "contender", "amount", "seconds", "per_second", "setup_seconds")
 
 
@@ -139,6 +147,22 @@ def summarise(turns: "pd.DataFrame") -> "pd.DataFrame":
         per_second_min=("per_second", "min"),
         per_second_max=("per_second", "max"),
     ).reset_index()
+
+
+def times(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return where a replay's time goes, one row for a case's rows of `summarise`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The case, and microseconds a commit: ``gradients_us`` and ``commits_us``, both alone, which a replay may
+        overlap; ``replay_us``; and ``with_simulation_us``, of a replay with its simulation and its set-up.
+    """
+    import pandas as pd
+
+    rates = summary.set_index("contender")["per_second"]
+    row = {column: 1e6 / float(rates.get(name, math.nan)) for column, name in _TIMES.items()}
+    return pd.DataFrame([{**summary[["task", "workers", "method"]].iloc[0], **row}])
 
 
 def ratios(turns: "pd.DataFrame") -> "pd.DataFrame":

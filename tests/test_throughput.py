@@ -336,6 +336,15 @@ def test_bars_say_what_gradients_and_commits_reach_one_after_the_other():
     columns = ["limit", "without_overlap"]
     assert list(table.loc["digits: replay / gradients alone", columns]) == pytest.approx([1.0, in_turn / 100])
     assert list(table.loc["digits: replay / usual loop", columns]) == pytest.approx([2.0, in_turn / 50])
+    assert table.loc["digits: replay / usual loop", "verdict"] == "missed by 36%, past the limit"
+    assert table.loc["digits: replay / gradients alone", "verdict"] == "met"
+
+
+def test_times_are_microseconds_a_commit():
+    rates = {"replay": [50.0, 20.0, 25.0], "gradients alone": [100.0] * 3, "commits alone": [200.0] * 3}
+    (row,) = turns.times(turns.summarise(hand_made_turns(rates))).to_dict("records")
+    assert (row["gradients_us"], row["commits_us"], row["replay_us"]) == (1e4, 5e3, 4e4)
+    assert math.isnan(row["with_simulation_us"])
 
 
 def test_methods_without_a_usual_loop_have_a_bar_of_their_own():
