@@ -93,11 +93,10 @@ class RealConfig(StudyConfig):
 
     def processes(self) -> Processes:
         """Return what is asked of the processes."""
-        # Processes reads the texts of laws.
         return Processes(
             workers=self.workers,
-            delay=self.delay,  # type: ignore[arg-type]
-            service=self.service,  # type: ignore[arg-type]
+            delay=self.delay,  # type: ignore[arg-type]  # which reads the texts of laws
+            service=self.service,  # type: ignore[arg-type]  # as delay
             window=self.window,
             protocol=self.protocol,
             exclusive=self.exclusive,
