@@ -158,7 +158,7 @@ def throughput(summary: pd.DataFrame) -> Figure:
         _panel(axes, summary[summary["task"] == task])
         axes.set_title(_TITLES.get(task, task))
         if index % columns == 0:
-            axes.set_ylabel("visits or commits per second")
+            axes.set_ylabel("visits or commits / s")
     _legend(figure, summary, 2 if columns == 1 else 4)
     return figure
 
