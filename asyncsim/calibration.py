@@ -133,7 +133,8 @@ def calibrate(
         The way up, which a trace does not show apart from computing: by default it counts as computing, and is zero.
         ``"down"``: the law of the way down. What is given is taken out of the durations, a constant exactly, another
         law by mean and variance. With separate read_then_write visits the default is the difference between the two
-        ways around the read and the way down, by mean and variance.
+        ways around the read and the way down, by mean and variance; where they hardly differ a constant,
+        with a warning.
     discipline : str, optional
         ``"fifo"``, ``"lowest_rank"`` or ``"random"``; by default the first that 95 % of the server's choices agree
         with. What is given is checked against them.
@@ -182,7 +183,7 @@ def examine(
     require_choice("law", law, (*KINDS, *FAMILIES))
     found = durations(trace, warm_up)
     down = _part("latency down", found.down, law)
-    up, computed = _way_up(found, latency_up, down.fit.law, law)
+    up, computed, notes = _way_up(found, latency_up, down.fit.law, law)
     compute = _compute(found, computed, trace, law, per_worker)
     service = _part("service", found.service, law)
     frame = Cluster(
@@ -194,7 +195,7 @@ def examine(
         discipline=_discipline(trace, discipline),
     )
     parts = (*compute, service, up, down)
-    return Calibration(_with_laws(frame, parts), parts, tuple(dependence.told(found)), found, law)
+    return Calibration(_with_laws(frame, parts), parts, (*dependence.told(found), *notes), found, law)
 
 
 def _part(name: str, values: np.ndarray, law: str, steps: int = 1) -> Part:
@@ -210,15 +211,26 @@ def _unfitted(name: str, law: Law) -> Part:
     return Part(name, np.zeros(0), Fit(law, 0.0, 0, 0.0))
 
 
-def _way_up(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray]:
-    """Return the law of the way up, and the durations of computing without it."""
+def _way_up(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
+    """Return the law of the way up, the durations of computing without it, and what is to be known of it."""
     if given is None and found.round_trip is not None:
-        up = _part("latency up", without("latency down", found.round_trip, down), law)
-        return up, without("latency up", found.compute, up.fit.law)
+        ways, notes = _ways_up(found.round_trip, down)
+        up = _part("latency up", ways, law)
+        return up, without("latency up", found.compute, up.fit.law), notes
     if given is None:
-        return _unfitted("latency up", Constant(0.0)), found.compute
+        return _unfitted("latency up", Constant(0.0)), found.compute, []
     taken = down if given == "down" else as_law("latency_up", given)
-    return _unfitted("latency up", taken), without("latency_up", found.compute, taken)
+    return _unfitted("latency up", taken), without("latency_up", found.compute, taken), []
+
+
+def _ways_up(round_trip: np.ndarray, down: Law) -> tuple[np.ndarray, list[str]]:
+    """Return the durations of both ways without the way down, and a note where they cannot be told apart."""
+    try:
+        return without("latency down", round_trip, down), []
+    except InputError:  # what is left is less than the noise of what it is the difference of
+        mean = max(0.0, float(round_trip.mean()) - down.mean)
+        note = f"the way up is too short beside the way down to be told apart: {mean:.2g} s here; give latency_up"
+        return np.full(len(round_trip), mean), [note]
 
 
 def _compute(found: Durations, computed: np.ndarray, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:

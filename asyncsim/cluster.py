@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from asyncsim.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.laws import Constant, Law, as_law, parse
 from asyncsim.policy import POLICIES, Policy, asynchronous, form_of, parse_policy
@@ -14,6 +16,8 @@ from asyncsim.policy import POLICIES, Policy, asynchronous, form_of, parse_polic
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
+#: Runs of equal laws that are written as a sum; Python reads no sum of thousands.
+_MOST_SUMMANDS = 100
 
 
 class HeterogeneityWarning(UserWarning):
@@ -193,6 +197,9 @@ class Cluster:
             if name not in values:
                 raise InputError(f"cluster: the entry {name!r} is missing; add it")
         policy = values.get("policy", {})
+        if isinstance(policy, Mapping):
+            for name in policy:
+                require_choice("policy entry", name, [field.name for field in fields(Policy)])
         return cls(**{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy})
 
 
@@ -229,6 +236,7 @@ def _compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
 
 
 def _window(value: Any, workers: int) -> int | tuple[int, ...]:
+    value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, list | tuple):
         return require_count("window", value)
     windows = tuple(require_count(f"window[{i}]", one) for i, one in enumerate(value))
@@ -306,7 +314,11 @@ def _lasting(argument: str, law: Law) -> Law:
 
 
 def _as_text(laws: Law | tuple[Law, ...]) -> str:
-    """Write a law, or a list of laws with its repetitions counted."""
+    """Write a law, or a list of laws with its repetitions counted if it has few kinds of them."""
     if isinstance(laws, Law):
         return str(laws)
-    return " + ".join(f"[{text}]*{len(list(same))}" for text, same in itertools.groupby(map(str, laws)))
+    texts = [str(law) for law in laws]
+    runs = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+    if len(runs) > _MOST_SUMMANDS:
+        return f"[{', '.join(texts)}]"
+    return " + ".join(f"[{text}]*{count}" for text, count in runs)

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import operator
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,11 +16,25 @@ class InputError(ValueError):
     """
 
 
+def require_number(argument: str, value: Any) -> float:
+    """Return ``value`` as a float; raise InputError unless it is a finite number."""
+    # float() would take these; a text is a mistake that would be saved as it is.
+    if isinstance(value, str | bytes | bool):
+        raise InputError(f"{argument} = {value!r}: must be a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{argument} = {value!r}: must be a number") from None
+    if not math.isfinite(number):
+        raise InputError(f"{argument} = {value!r}: must be finite")
+    return number
+
+
 def require_positive(argument: str, value: Any, unit: str = "") -> float:
     """Return ``value`` as a float; raise InputError unless it is finite and above zero."""
     if _is_traced(value):
         return value
-    number = _number(argument, value)
+    number = require_number(argument, value)
     if number <= 0:
         raise InputError(f"{argument} = {value!r}: must be above zero{_unit(unit)}")
     return number
@@ -29,7 +44,7 @@ def require_nonnegative(argument: str, value: Any, unit: str = "") -> float:
     """Return ``value`` as a float; raise InputError unless it is finite and zero or above."""
     if _is_traced(value):
         return value
-    number = _number(argument, value)
+    number = require_number(argument, value)
     if number < 0:
         raise InputError(f"{argument} = {value!r}: must be zero or above{_unit(unit)}")
     return number
@@ -53,11 +68,15 @@ def require_share(argument: str, value: Any) -> float:
 
 def require_count(argument: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` as an int; raise InputError unless it is a whole number of at least ``minimum``."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        count = operator.index(value)  # of an array only if it holds one number
+    except TypeError:
+        count = None
+    if count is None or isinstance(value, bool):
         raise InputError(f"{argument} = {value!r}: must be a whole number of at least {minimum}")
-    if value.__index__() < minimum:
+    if count < minimum:
         raise InputError(f"{argument} = {value!r}: must be at least {minimum}")
-    return int(value)
+    return count
 
 
 def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
@@ -89,19 +108,6 @@ def require_free(argument: str, value: Any) -> Path:
     if path.exists():
         raise InputError(f"{argument} = {str(path)!r}: exists already; give another, or remove it first")
     return path
-
-
-def _number(argument: str, value: Any) -> float:
-    # float() would take these; a text is a mistake that would be saved as it is.
-    if isinstance(value, str | bytes | bool):
-        raise InputError(f"{argument} = {value!r}: must be a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{argument} = {value!r}: must be a number") from None
-    if not math.isfinite(number):
-        raise InputError(f"{argument} = {value!r}: must be finite")
-    return number
 
 
 def _is_traced(value: Any) -> bool:

@@ -31,6 +31,8 @@ _TOO_FAR = 0.1
 _CHANCE = 1.63
 #: Between these the shapes of gamma and Weibull laws are sought.
 _GAMMA_SHAPES, _WEIBULL_SHAPES = (1e-5, 1e15), (0.05, 1e4)
+#: And between these the power of durations that spreads as what is left of them does.
+_POWERS = (1e-6, 1e3)
 
 
 class Fit(NamedTuple):
@@ -93,7 +95,8 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
         return Fit(Empirical(tuple(durations)), -len(durations) * math.log(len(durations)), len(durations), 0.0)
     found = [made for name in (FAMILIES if kind == "best" else [kind]) if (made := _family(name, durations, steps))]
     if not found:
-        raise InputError(f"law = {kind!r}: the durations cannot come from such a law; write law='best'")
+        remedy = f"record single local steps, not sums of {steps}" if kind == "best" else "write law='best'"
+        raise InputError(f"law = {kind!r}: the durations cannot come from such a law; {remedy}")
     best = min(found, key=lambda made: made.bic(len(durations)))
     far = best.distance > max(_TOO_FAR, _CHANCE / math.sqrt(len(durations)))
     if kind == "best" and steps == 1 and (far or abs(best.law.mean / mean - 1) > _TOO_FAR):
@@ -145,7 +148,14 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
         x = np.exp(power * logs)
         return float(x.std() / x.mean()) - variance**0.5 / mean
 
-    power = brentq(excess, 1e-6, 1e3)
+    if excess(_POWERS[0]) >= 0:  # next to no spread
+        return np.full(len(values), mean)
+    if excess(_POWERS[1]) < 0:
+        raise InputError(
+            f"{argument} = {part}: without it {len(values)} durations of {values.mean():.6g} s on average would spread "
+            "more than so many can; give less, or record more"
+        )
+    power = brentq(excess, *_POWERS)
     shape = np.exp(power * logs)
     return shape * (mean / shape.mean())
 

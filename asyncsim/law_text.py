@@ -5,6 +5,7 @@ Reading builds only what a table of dataclasses offers; no text is ever executed
 
 import ast
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from asyncsim.errors import InputError, choices_like, require_choice
 
 #: A guard against ``[1] * 10**12``: more entries than any cluster has workers.
 _LONGEST_LIST = 1_000_000
+#: Characters of a text that a message repeats.
+_SHOWN = 80
 
 
 def read(text: str, table: Mapping[str, type]) -> Any:
@@ -30,12 +33,20 @@ def read(text: str, table: Mapping[str, type]) -> Any:
     InputError
         If the text is anything else; from the class, if it refuses its parameters.
     """
+    code = text.strip()
+    if code.startswith("["):  # where Python goes through all of a line for the place of each word in it
+        code = code.replace(",", ",\n")
     try:
-        return _evaluate(ast.parse(text.strip(), mode="eval").body, table)
+        return _evaluate(ast.parse(code, mode="eval").body, table)
     except InputError:
         raise
     except (SyntaxError, RecursionError, MemoryError, ValueError):
-        raise InputError(f"{text!r}: not a law; write for example gamma(mean=1, cv=0.2) or 0.005") from None
+        raise InputError(f"{shown(text)}: not a law; write for example gamma(mean=1, cv=0.2) or 0.005") from None
+
+
+def shown(text: str) -> str:
+    """Return a text in quotes, and cut, for messages."""
+    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
 
 
 def write(value: Any) -> str:
@@ -81,15 +92,24 @@ def _evaluate(node: ast.expr, table: Mapping[str, type]) -> Any:
             return [_evaluate(entry, table) for entry in entries]
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _repeat(_evaluate(left, table), _evaluate(right, table), ast.unparse(node))
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            parts = _evaluate(left, table), _evaluate(right, table)
+        case ast.BinOp(op=ast.Add()):
+            parts = [_evaluate(part, table) for part in _summands(node)]
             if all(isinstance(part, list) for part in parts):
-                return parts[0] + parts[1]
+                return list(itertools.chain.from_iterable(parts))
         case ast.Call(func=ast.Name(id=name)):
             return _build(_look_up(name, table), node, table)
     raise InputError(
         f"{ast.unparse(node)}: not a law; write a number, name(parameter=value, ...) or [law] * count + [law] * count"
     )
+
+
+def _summands(node: ast.expr) -> list[ast.expr]:
+    """Return the parts of a sum in their order; in a loop, as there may be a thousand of them."""
+    parts = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts.append(node.right)
+        node = node.left
+    return [node, *reversed(parts)]
 
 
 def _build(kind: type, call: ast.Call, table: Mapping[str, type]) -> Any:

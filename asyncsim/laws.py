@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.errors import InputError, require_nonnegative, require_positive
-from asyncsim.law_text import as_float, form_of, name_of, read, write
+from asyncsim.law_text import as_float, form_of, name_of, read, shown, write
 
 #: Coefficients of variation outside cannot be told from a constant, or have no usable sample mean.
 _CV_RANGE = (1e-8, 1e3)
@@ -402,7 +402,8 @@ def parse(text: str) -> Law | list[Law]:
     """
     value = read(text, LAWS)
     if isinstance(value, list):
-        return [as_law(f"{text!r}: entry {i}", entry) for i, entry in enumerate(value)]
+        told = shown(text)
+        return [as_law(f"{told}: entry {i}", entry) for i, entry in enumerate(value)]
     return value if isinstance(value, Law) else Constant(value)
 
 

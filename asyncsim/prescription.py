@@ -93,7 +93,7 @@ def prescribed(
 
 def _stated(staleness: Any, commits: int, seed: int) -> np.ndarray:
     """Return the staleness asked for, shape ``[commits]``, not yet clipped below by the start."""
-    if isinstance(staleness, Sequence | np.ndarray) and not isinstance(staleness, str):
+    if isinstance(staleness, Sequence | np.ndarray) and not isinstance(staleness, str) and np.ndim(staleness):
         return _listed(staleness, commits)
     try:
         law = as_law("staleness", staleness)

@@ -171,13 +171,15 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     visits = _visits(trace)
     late = trace.present["arrive_time"].to_numpy()
     arrive = np.concatenate([visits.arrive, late])
-    still_waiting = np.full(len(late), end) if trace.discipline != "lock_free" else late
-    serve = np.concatenate([visits.serve, still_waiting])
+    lock_free = trace.discipline == "lock_free"
+    serve = np.concatenate([visits.serve, late if lock_free else np.full(len(late), end)])
+    # Which of them is in service is not known, but where all are.
+    in_service = np.concatenate([visits.end, np.full(len(late), end)]) if lock_free else visits.end
     measured = visits.end > begin
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     values = (
-        _ratio(_overlap(visits.serve, visits.end, begin, end), end - begin),
+        _ratio(_overlap(serve[: len(in_service)], in_service, begin, end), end - begin),
         float((visits.serve - visits.arrive)[measured].mean()) if measured.any() else np.nan,
         _ratio(_overlap(arrive, serve, begin, end), end - begin),
         int(waiting[last_before:].max()),

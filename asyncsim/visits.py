@@ -10,7 +10,7 @@ import numpy as np
 from asyncsim.admission import APPLIED, CANCELLED
 from asyncsim.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of
 from asyncsim.cluster import Cluster
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, require_count, require_number
 from asyncsim.laws import Constant
 from asyncsim.trace import COLUMNS, Trace
 
@@ -103,7 +103,10 @@ def recorded(
     commits = _table("visits", visits, ("worker", *needed))
     if commits.empty:
         raise InputError("visits: holds no row; record one for each commit")
-    begin = float(_numbers("visits", commits, "start_time").min()) if begin is None else begin
+    seed = require_count("seed", seed, minimum=0)
+    if begin is None:
+        begin = float(_numbers("visits", commits, "start_time").min())
+    begin = require_number("begin", begin)
     if workers is None:
         workers = int(_numbers("visits", commits, "worker").max()) + 1
     # Only what a visit is, not how long it takes.
@@ -126,11 +129,8 @@ def recorded(
         made_by["outcome"] = np.where(applied, APPLIED, CANCELLED)
         served = _side_table("reads", reads, ("worker", *_READ_TIMES), begin, form.workers)
         _check_reads(form, commits["worker"].to_numpy(), served["worker"].to_numpy())
-        read_by = _columns(served, READ_RECORD)
-        before_own = protocol == "read_then_write" and exclusive
-        made = commits["commit_time"].to_numpy()[applied]
-        version = np.searchsorted(made, read_by["read_time"], side="left" if before_own else "right")
-        read_by.setdefault("read_version", version.astype(np.float64))
+        read_by = _columns(served, tuple(name for name in READ_RECORD if name != "read_version"))
+        read_by["read_version"] = _read_versions(form, served, commits["commit_time"].to_numpy()[applied])
     trace = trace_of(form, seed, made_by, read_by, {name: waiting[name].to_numpy() for name in _PRESENT})
     frame = trace.frame
     if "start_time" not in commits:
@@ -206,6 +206,28 @@ def _applied(commits: "pd.DataFrame") -> np.ndarray:
     known = given.isin(["applied", "cancelled"]).to_numpy()
     _require("visits", commits, "outcome", known, "must be 'applied' or 'cancelled'")
     return (given == "applied").to_numpy()
+
+
+def _read_versions(form: Cluster, reads: "pd.DataFrame", made: np.ndarray) -> np.ndarray:
+    """Return the versions read, counted by the times when they were ``made``, ``[reads]``.
+
+    Where a read and a commit share a clock's reading, what is given says which came first; else the commit did, unless
+    that is the worker's own in the same visit and the read comes before it.
+    """
+    least, most = (np.searchsorted(made, reads["read_time"], side=side) for side in ("left", "right"))
+    before_own = form.protocol == "read_then_write" and not form.separate_reads
+    counted = least if before_own else most
+    if before_own:
+        most = np.maximum(least, most - 1)
+    elif not form.separate_reads:
+        least = np.minimum(least + 1, most)
+    if "read_version" in reads:
+        given = _numbers("reads", reads, "read_version")
+        agrees = (least <= given) & (given <= most) & (given % 1 == 0)
+        rule = f"must be {counted[np.argmin(agrees)]}, the number of commits by read_time; correct it or leave it out"
+        _require("reads", reads, "read_version", agrees, rule)
+        counted = given
+    return counted.astype(np.float64)
 
 
 def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from asyncsim.errors import InputError, require_count
-from asyncsim.laws import Law, as_law
+from asyncsim.laws import Law, as_law, parse
 
 #: Guards the floor against quotients such as 3 * (1 / 3).
 _ROUND_OFF = 1e-9
 
 
-def proportional_windows(compute: Sequence[Law | float | str], window: int) -> tuple[int, ...]:
+def proportional_windows(compute: Sequence[Law | float | str] | str, window: int) -> tuple[int, ...]:
     """Return a window for each worker, in proportion to its speed, so that all communicate about as often.
 
     ::
@@ -19,7 +21,7 @@ def proportional_windows(compute: Sequence[Law | float | str], window: int) -> t
 
     Parameters
     ----------
-    compute : sequence of Law
+    compute : sequence of Law, or text
         Of the time of a local step, one per worker; the speed is the inverse of its mean.
     window : int
         Of the fastest workers.
@@ -39,7 +41,10 @@ def proportional_windows(compute: Sequence[Law | float | str], window: int) -> t
     Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135 (DyLU).
     """
     require_count("window", window)
-    means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(compute)]
+    laws = parse(compute) if isinstance(compute, str) else compute
+    if not isinstance(laws, Sequence | np.ndarray):
+        raise InputError(f"compute = {compute}: must be a list of laws; with one for all, give one window")
+    means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(laws)]
     if not means or not all(0 < mean < math.inf for mean in means):
         raise InputError(f"compute = {compute!r}: must be one law per worker, each with a mean above zero and finite")
     fastest = min(means)

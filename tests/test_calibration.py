@@ -9,7 +9,7 @@ import scipy.stats
 from asyncsim import Cluster, InputError, Trace, barrier, calibrate, prescribed, recorded, simulate
 from asyncsim.bookkeeping import COMMIT_RECORD
 from asyncsim.calibration import CalibrationWarning, examine
-from asyncsim.fitting import FAMILIES, fit
+from asyncsim.fitting import FAMILIES, fit, without
 from asyncsim.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
 
 #: Standard errors that an estimate may be off: exceeded once in two thousand draws; seeds are fixed.
@@ -301,3 +301,26 @@ def test_workers_that_stop_early_are_told():
     log = frame[(frame["worker"] != 2) | (frame["commit"] < 300)]
     found = examine(recorded(log[list(COMMIT_RECORD)]))
     assert found.notes[0].startswith("worker 2 had stopped by the end, as 1 of 4 had")
+
+
+def test_a_way_up_that_drowns_in_the_way_down():
+    """Differences that noise makes negative, or spread more than they can, end neither in an error nor in silence."""
+    random_down = Cluster(
+        4, "gamma(1, .2)", 0.01, latency=[0.02, "exponential(1)"], protocol="read_then_write", exclusive=False
+    )
+    wide_down = Cluster(2, 1.0, latency=[0.01, "gamma(.3, 1)"], protocol="read_then_write", exclusive=False)
+    for cluster, seed in ((random_down, 2), (wide_down, 16)):
+        found = examine(simulate(cluster, 400, seed=seed))
+        assert found.cluster.latency_up.std == 0 and found.cluster.latency_up.mean < 0.05
+        assert any("too short beside the way down" in note for note in found.notes)
+
+
+def test_a_given_way_up_that_spreads_too_much():
+    durations = np.r_[np.random.default_rng(0).normal(1.0, 0.01, 200), 1000.0]
+    with pytest.raises(InputError, match=r"latency_up = exponential\(mean=4\): without it 201 durations"):
+        without("latency_up", durations, Exponential(4.0))
+
+
+def test_durations_of_zero_in_sums():
+    with pytest.raises(InputError, match="record single local steps, not sums of 2"):
+        calibrate(simulate(Cluster(2, "empirical([0, 1, 2])", window=2), 300))

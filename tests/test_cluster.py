@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import numpy as np
 import pytest
 
 from asyncsim.cluster import Cluster, HeterogeneityWarning, Policy, asynchronous
@@ -14,6 +15,7 @@ REFUSED = [
     ({"workers": 0}, r"workers = 0: must be at least 1"),
     ({"workers": -3}, r"workers = -3: must be at least 1"),
     ({"workers": 2.0}, r"workers = 2.0: must be a whole number"),
+    ({"workers": np.array([1, 2])}, r"workers = array\(\[1, 2\]\): must be a whole number"),
     ({"window": 0}, r"window = 0: must be at least 1"),
     ({"compute": 0.0}, r"compute = .*: a local step must take some time; give a mean above zero"),
     ({"compute": -1.0}, r"compute: .*-1"),
@@ -128,6 +130,16 @@ def test_json_round_trip(cluster):
     assert hash(restored) == hash(cluster)
 
 
+@pytest.mark.parametrize("law", [lambda i: Gamma(1 + i % 2, 0.2), lambda i: Gamma(1 + i, 0.2)], ids=["two", "all"])
+def test_thousands_of_different_laws(law):
+    cluster = Cluster(5_000, [law(i) for i in range(5_000)])
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+def test_windows_of_an_array():
+    assert Cluster(3, 1.0, window=np.array([1, 2, 3])).window == (1, 2, 3)
+
+
 def test_from_dict_names_what_is_wrong():
     values = Cluster(2, 1.0).to_dict()
     with pytest.raises(InputError, match=r"cluster entry = 'servise': unknown; did you mean 'service'"):
@@ -135,5 +147,7 @@ def test_from_dict_names_what_is_wrong():
     del values["compute"]
     with pytest.raises(InputError, match=r"cluster: the entry 'compute' is missing; add it"):
         Cluster.from_dict(values)
+    with pytest.raises(InputError, match=r"policy entry = 'coun': unknown; did you mean 'count'"):
+        Cluster.from_dict({"workers": 2, "compute": "1", "policy": {"name": "buffered", "coun": 2}})
     with pytest.raises(InputError, match=r"policy = 'first_k': unknown"):
         Policy("first_k")

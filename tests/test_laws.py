@@ -310,6 +310,16 @@ def test_bad_texts_are_refused(text, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+def test_a_sum_of_many_lists():
+    assert parse(" + ".join(["[1]*1", "[2]*1"] * 400)) == [Constant(1.0), Constant(2.0)] * 400
+
+
+def test_a_long_text_is_cut_in_messages():
+    with pytest.raises(InputError) as refused:
+        parse("[1, " * 1000)
+    assert len(str(refused.value)) < 200
+
+
 def test_as_law():
     law = Gamma(1, 0.2)
     assert as_law("service", law) is law

@@ -494,3 +494,21 @@ def throughput_batches(exit_time, wait):
 
 def wait_batches(exit_time, wait):
     return np.array([batch.mean() for batch in np.array_split(wait[500:], BATCHES)])
+
+
+def test_constant_durations_do_not_depend_on_who_else_computes():
+    """Three tenths of a second ten times are three seconds, with a random worker as without."""
+    alone, beside = (
+        simulate(Cluster(len(laws), laws, window=[10, 1, 1][: len(laws)]), 40).frame
+        for laws in ([0.3, 3.0], [0.3, 3.0, Gamma(0.37, 0.2)])
+    )
+    times = beside.loc[beside["worker"] < 2, "commit_time"].to_numpy()
+    assert len(times) > 4 and (times == alone["commit_time"].to_numpy()[: len(times)]).all()
+
+
+def test_lock_free_utilisation_counts_who_is_in_service_at_the_end():
+    trace = simulate(Cluster(20, Exponential(1.0), service=Exponential(20.0), discipline="lock_free"), 100, seed=1)
+    queue, begin, end = trace.queue(), *trace.frame["commit_time"].to_numpy()[[19, -1]]
+    time = np.r_[begin, queue["time"][(queue["time"] > begin) & (queue["time"] < end)], end]
+    there = queue["in_system"].to_numpy()[np.searchsorted(queue["time"], time[:-1], side="right") - 1]
+    assert trace.summary()["utilisation"] == pytest.approx(there @ np.diff(time) / (end - begin))

@@ -211,6 +211,8 @@ def test_renewal_staleness_variance_limits():
     assert theory.renewal_staleness_variance(Exponential(0.1), 20) == pytest.approx(geometric, rel=1e-6)
     assert theory.renewal_staleness_variance(Constant(1), 20) == 0
     assert theory.renewal_staleness_variance(Gamma(1, 2), 1) == 0
+    with pytest.raises(InputError, match="must have a mean above zero"):
+        theory.renewal_staleness_variance("empirical([0, 0])", 4)
     assert theory.renewal_staleness_variance(Pareto(1, 1.5), 20) == math.inf
     scaled = [theory.renewal_staleness_variance(LogNormal(mean, 0.5), 9) for mean in (1e-3, 1e3)]
     assert scaled[0] == pytest.approx(scaled[1], rel=1e-9)

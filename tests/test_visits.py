@@ -22,6 +22,9 @@ LOG = pd.DataFrame(
     columns=list(COMMIT_RECORD),
 )
 
+#: The reads that are part of the first three commits.
+READS = pd.DataFrame({"worker": [0, 1, 0]}).assign(**{name: [2.5, 3.0, 4.5] for name in READ_TIMES})
+
 
 def simulated(**options):
     return simulate(Cluster(5, "gamma(1, 0.5)", "exponential(0.1)", "exponential(0.1)", **options), 300, seed=1)
@@ -54,6 +57,18 @@ def test_the_clock_begins_anywhere():
     later = LOG.assign(**{name: LOG[name] + 1024.0 for name in times})
     pd.testing.assert_frame_equal(recorded(later.to_dict("list")).frame, recorded(LOG.to_dict("records")).frame)
     assert recorded(later, begin=1023.0).frame["start_time"].iloc[0] == 1.0
+
+
+def test_reads_that_share_a_reading_of_the_clock_may_say_what_they_saw():
+    visits = {"protocol": "write_then_read", "reads": READS.assign(read_time=[3.0, 3.0, 4.5])}
+    log = LOG.assign(start_time=[0.0, 0.0, 3.0, 3.0])
+    assert recorded(log, **visits).frame["read_version"].tolist() == [0, 0, 2, 2]
+    visits["reads"] = visits["reads"].assign(read_version=[1, 2, 3])
+    assert recorded(log, **visits).frame["read_version"].tolist() == [0, 0, 1, 2]
+
+
+def test_seeds_of_numpy_are_saved_as_numbers():
+    assert type(recorded(LOG, seed=np.int64(3)).seed) is int
 
 
 def test_without_the_workers_clocks():
@@ -113,6 +128,11 @@ def changed(row, **values):
         (LOG.assign(outcome=["applied", "cancelled"] * 2), {}, r"reads: missing; after a lost computation"),
         (LOG, {"protocol": "push"}, r"protocol = 'push': unknown"),
         (LOG, {"reads": LOG}, r"reads: misses read_arrive_time"),
+        (LOG, {"reads": READS.assign(read_version=[0, 2, 3])}, r"read_version of row 0 is 0; it must be 1, the number"),
+        (LOG, {"reads": READS.assign(read_version=[1, 2, 2.5])}, r"read_version of row 2 is 2\.5; it must be 3"),
+        (LOG, {"reads": READS.assign(read_version="a")}, r"read_version of row 0 is a; it must be a finite number"),
+        (LOG, {"seed": -1}, r"seed = -1: must be at least 0"),
+        (LOG, {"begin": "0"}, r"begin = '0': must be a number"),
     ],
 )
 def test_wrong_logs(log, options, message):

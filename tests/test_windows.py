@@ -36,8 +36,11 @@ def test_windows_in_proportion_to_the_speed():
     assert proportional_windows(SECONDS, 20) == (20, 15, 7, 3)
     assert proportional_windows([1.0, 3.0], 3) == (3, 1)  # not 0 by round-off
     assert proportional_windows(["gamma(1, 0.2)", 100.0], 5) == (5, 1)
+    assert proportional_windows("[gamma(1, 0.2)] * 2 + [2]", 5) == (5, 5, 2)
     with pytest.raises(InputError, match=r"compute = \[0\.0\]"):
         proportional_windows([0.0], 5)
+    with pytest.raises(InputError, match="must be a list of laws; with one for all, give one window"):
+        proportional_windows(Gamma(1.0, 0.2), 5)
     with pytest.raises(InputError, match="window = 0"):
         proportional_windows([1.0], 0)
 

@@ -45,9 +45,11 @@ def bounded_clocks(workers: int, bound: int) -> BoundedClocks:
     n, s = require_count("workers", workers), require_count("bound", bound, 0)
     if n == 1:
         return BoundedClocks(1.0, 0.0)
-    if math.comb(n + s, n - 1) > _MOST_STATES:
+    size = math.comb(n + s, n - 1)
+    if size > _MOST_STATES:
+        told = f"{size:,}" if size < 10**12 else "far too many"
         raise InputError(
-            f"workers = {n}, bound = {s}: {math.comb(n + s, n - 1):,} states, and {_MOST_STATES:,} can be solved; "
+            f"workers = {n}, bound = {s}: {told} states, and {_MOST_STATES:,} can be solved; "
             "give fewer workers, a lower bound, or simulate"
         )
     states, moves = _chain(n, s)
