@@ -167,8 +167,7 @@ def _check_factory(factory: Any, hyperparameters: dict[str, Any]) -> None:
 def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dict[str, Any]) -> _Grid:
     if not seeds:
         raise InputError("seeds: none given; give at least one")
-    for seed in seeds:
-        require_count("seeds", seed, minimum=0)
+    seeds = [require_count("seeds", seed, minimum=0) for seed in seeds]
     differing = {name: list(value) for name, value in hyperparameters.items() if _is_many(value)}
     for name, values in differing.items():
         if not values:

@@ -110,4 +110,6 @@ def plain(value: Any) -> Any:
     """Return a hyper-parameter as a value that JSON can hold; of a function only what it is."""
     if callable(value):
         return "schedule"  # a function's text is not the same in every run
+    if isinstance(value, np.generic | np.ndarray | jax.Array) and not np.ndim(value):
+        value = value.item()
     return value if isinstance(value, int | float | str | bool | None) else repr(value)

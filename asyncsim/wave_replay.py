@@ -145,7 +145,7 @@ class Replay:
         devices: Sequence[Any] | None = None,
     ):
         check_replay(trace, method, problem, diagnose_every, proxy_momentum)
-        require_count("seed", seed, minimum=0)
+        seed = require_count("seed", seed, minimum=0)
         self.trace, self.method, self.problem = trace.taken_up, method, problem
         trace = self.trace
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}

@@ -52,8 +52,8 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     looks = look.looks(table["method"])
     for row in table.itertuples():
         rows = finished.rows(method=row.method)
-        rate = rows["method.learning_rate"]
-        same = rows[rate.isna() if pd.isna(row.learning_rate) else rate == row.learning_rate]
+        # Without a rate of that name there is only one.
+        same = rows if pd.isna(row.learning_rate) else rows[rows["method.learning_rate"] == row.learning_rate]
         curves = [_curve(finished, run_folder, file) for run_folder, file in same[["run_folder", "trace_file"]].values]
         length = min(len(curve) for curve in curves)
         values = np.array([curve["train_loss"][:length] for curve in curves])

@@ -77,8 +77,9 @@ def periods(finished: Finished) -> Figure:
             axes.plot(x, rows[value], marker=_MARKERS[turn % len(_MARKERS)], markersize=4, **style)
             axes.vlines(x, [min(end) for end in ends], [max(end) for end in ends], color=one.color, linewidth=0.8)
         axes.set_xscale("log")
-        axes.set_yscale("log")
-        look.plain_logs(axes.yaxis)
+        if (table["diverged"] < table["seeds"]).any():  # else there is nothing to scale
+            axes.set_yscale("log")
+            look.plain_logs(axes.yaxis)
         windows = sorted(table["window"].unique())
         axes.set_xticks(windows, [str(window) for window in windows])
         axes.minorticks_off()

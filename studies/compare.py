@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from asyncsim import results
 from asyncsim.cluster_text import describe
-from asyncsim.errors import require_positive
+from asyncsim.errors import InputError, require_positive
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Result, read, run_cells, sweep
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.cell import Cell
+    from asyncsim.problems import Problem
     from asyncsim.run import Run
     from asyncsim.trace import Trace
 
@@ -69,6 +70,10 @@ class Config(StudyConfig):
         require_positive("target", self.target)
         for rate in self.tune:
             require_positive("tune", rate)
+        if len(set(self.tune)) < len(self.tune):
+            raise InputError(f"tune = {self.tune}: holds a rate twice; give each once")
+        if self.tune and self.learning_rate is not None:
+            raise InputError(f"learning_rate = {self.learning_rate}: says nothing beside tune; give one of the two")
 
 
 def run(config: Config) -> Result:
@@ -85,6 +90,7 @@ def run(config: Config) -> Result:
     rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in config.tune] or [{}]
     with config.computing_device():
         cells = sweep(config, rates)
+        _check_measure(config.measure, cells[0].problem)
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(config, cells[0], folder)
@@ -108,9 +114,12 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
     import pandas as pd
 
     finished = read(folder, "compare")
+    summary = finished.summary
+    if "method.learning_rate" not in summary:  # all are methods of one's own, with other hyper-parameters
+        summary = summary.assign(**{"method.learning_rate": float("nan")})
     vector = cell.problem.parameter_count * config.bytes_per_parameter
     rows = []
-    for (method, rate), group in finished.summary.groupby(["method", "method.learning_rate"], sort=False, dropna=False):
+    for (method, rate), group in summary.groupby(["method", "method.learning_rate"], sort=False, dropna=False):
         traces = {name: finished.trace(name) for name in group["trace_file"]}
         seeds = [(finished.run(row.run_folder), traces[row.trace_file]) for row in group.itertuples()]
         ended = group[group["status"] == "finished"]
@@ -131,6 +140,19 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
     best = ["diverged", config.measure]
     table = table.sort_values(best, ascending=[True, MEASURES[config.measure]], na_position="last", kind="stable")
     return table.drop_duplicates("method").reset_index(drop=True)
+
+
+def _check_measure(measure: str, problem: "Problem") -> None:
+    """Raise InputError if runs of the problem are not evaluated by the measure."""
+    import jax
+
+    of_test, _, name = measure.partition("_")
+    if of_test != "test":
+        return
+    params = jax.eval_shape(problem.init, jax.random.key(0))
+    state = problem.init_state() if problem.init_state else None
+    if problem.test is None or name not in jax.eval_shape(problem.evaluate, params, state, problem.test):
+        raise InputError(f"measure = {measure!r}: runs of {problem.name} have none; choose train_loss, say")
 
 
 def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:

@@ -6,6 +6,7 @@ are averaged and judged on the test data, beside the models themselves. All draw
 dist-keras have a share each.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,9 +95,11 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
     predict: Any = problem.predict
 
     def means(part: Any) -> dict[str, jax.Array]:
-        mean = jnp.mean(jnp.stack([jax.nn.softmax(predict(params, part)) for params in models]), axis=0)
+        # In logarithms, in which a model that is sure and wrong has a finite loss.
+        logs = jnp.stack([jax.nn.log_softmax(predict(params, part)) for params in models])
+        mean = jax.nn.logsumexp(logs, axis=0) - math.log(len(models))
         right = jnp.take_along_axis(mean, part["label"][:, None], axis=1)
-        return {"loss": -jnp.mean(jnp.log(right)), "accuracy": accuracy(mean, part["label"])}
+        return {"loss": -jnp.mean(right), "accuracy": accuracy(mean, part["label"])}
 
     found = jax.jit(lambda data: mean_in_pieces(means, data))(jax.tree.map(jnp.asarray, data))
     return {name: float(value) for name, value in found.items()}
@@ -105,7 +108,7 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
 def _ensemble(
     config: Config, cluster: "Cluster", method: "Method", problem: "Problem", seed: int
 ) -> list[dict[str, Any]]:
-    """Return the rows of a method and a seed: one for each number of models."""
+    """Return the rows of a method and a seed, one for each number of models; those that diverged are left out."""
     from asyncsim.cell import meet
     from asyncsim.methods import Timing
     from asyncsim.simulation import simulate
@@ -126,10 +129,14 @@ def _ensemble(
                 diagnose_every=0,
                 progress=False,
             )
-            models.append(run.params)
-            single.append(averaged_predictions(problem, models[-1:], problem.test))
-            row = {"method": method.name, "seed": seed, "models": len(models)}
-            for name, value in averaged_predictions(problem, models, problem.test).items():
-                row |= {f"test_{name}": value, f"single_{name}": float(np.mean([one[name] for one in single]))}
+            if run.diverged_at is None:
+                models.append(run.params)
+                single.append(averaged_predictions(problem, models[-1:], problem.test))
+            diverged = number + 1 - len(models)
+            row = {"method": method.name, "seed": seed, "models": number + 1, "diverged": diverged}
+            together = averaged_predictions(problem, models, problem.test) if models else {}
+            for name in ("loss", "accuracy"):
+                mean = float(np.mean([one[name] for one in single])) if single else math.nan
+                row |= {f"test_{name}": together.get(name, math.nan), f"single_{name}": mean}
             rows.append(row)
     return rows

@@ -89,6 +89,12 @@ class Config(SweepConfig):
             )
         if self.protocol != "exchange":
             raise InputError(f"protocol = {self.protocol!r}: must be 'exchange', in which every version is read")
+        if str(self.policy).partition("(")[0] != "asynchronous":
+            raise InputError(
+                f"policy = {self.policy}: must be asynchronous, in which every version is read; leave it out"
+            )
+        if self.learning_rate != StudyConfig.learning_rate:
+            raise InputError(f"learning_rate = {self.learning_rate}: follows from step here; give that")
         if self.problem not in ("digits", "quadratic"):  # the default of all studies, or what it is
             raise InputError(f"problem = {self.problem!r}: this study is of a quadratic; leave it out")
 
@@ -128,6 +134,12 @@ def run(config: Config) -> Result:
     with config.computing_device():
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), _grid(config))
+        for method in cells[0].methods:
+            if method.resume or method.reply or method.look_ahead:
+                raise InputError(
+                    f"methods: workers of {method.name!r} do not compute where the central variable is, whose path "
+                    "this study takes from their losses; leave it out"
+                )
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
         replays = [(problem, cell.cluster.workers) for cell in cells]
         with study_folder(config, "momentum", record) as folder, opened(config, replays) as executor:
@@ -335,7 +347,7 @@ def _estimated(cell: "Cell", method: "Method", found: Paths, path: list[dict[str
         "path_error": float(np.sqrt(np.mean(error**2))),
         "staleness_mean": float(np.mean([row["staleness_mean"] for row in found.rows])),
         "staleness_std": float(np.mean([row["staleness_std"] for row in found.rows])),
-        "assumptions_hold": _assumptions_hold(cell),
+        "assumptions_hold": method.name in _AVERAGED and _assumptions_hold(cell),
     }
 
 

@@ -18,6 +18,7 @@ thesis prints; see studies/agn.md.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,8 @@ def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame", column: str = "tra
 
         E(a, b) = integral of acc_a / integral of acc_b,    both from 0 to m = min(end of a, end of b)
 
+    NaN if one of them diverged before its first evaluation.
+
     Parameters
     ----------
     a, b : pandas.DataFrame
@@ -147,7 +150,8 @@ def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame", column: str = "tra
     Hermans 2017, "On scalable deep learning and parallelizing gradient descent", chapter 4.
     """
     end = min(float(run["commit_time"].iloc[-1]) for run in (a, b))
-    return _area(a, column, end) / _area(b, column, end)
+    other = _area(b, column, end)
+    return _area(a, column, end) / other if other else math.nan
 
 
 def _area(run: "pd.DataFrame", column: str, end: float) -> float:
@@ -234,7 +238,8 @@ def _efficiencies(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, A
         for place, a in enumerate(methods):
             for b in methods[place + 1 :]:
                 seeds = [seed for method, seed in found if method == a and (b, seed) in found]
-                values = [temporal_efficiency(found[a, seed], found[b, seed]) for seed in seeds]
+                every = [temporal_efficiency(found[a, seed], found[b, seed]) for seed in seeds]
+                values = [value for value in every if not math.isnan(value)]
                 if values:
                     yield dict(zip(_EFFICIENCY, (n, window, a, b, len(values), np.mean(values)), strict=True))
 

@@ -41,6 +41,7 @@ def test_temporal_efficiency_is_the_ratio_of_areas_until_the_first_ends():
     # The end of the shorter lies between two evaluations of the longer, 0.45 at 1 s.
     short = evaluations([0.0, 1.0], [1.0, 1.0])
     assert windows.temporal_efficiency(rising, short) == pytest.approx(0.45 / 2, rel=1e-12)
+    assert np.isnan(windows.temporal_efficiency(rising, rising.iloc[:1]))  # diverged before its first evaluation
 
 
 @pytest.mark.full
@@ -143,7 +144,7 @@ def test_the_perceptron_of_the_thesis_has_pixels_from_zero_to_one(monkeypatch):
     assert standardised[0, 0, 0] == pytest.approx(-0.1307 / 0.3081) and standardised[19, 0, 0] > 2
 
 
-@pytest.mark.parametrize("name", ["lbfgs", "linear_schedule", "nothing"])
+@pytest.mark.parametrize("name", ["lbfgs", "noisy_sgd", "linear_schedule", "nothing"])
 def test_what_is_no_optimizer_for_local_steps_is_refused(name):
     with pytest.raises(InputError, match=f"optimizer = '{name}': unknown; .*choose from"):
         methods.named_optimizer(name, 0.1)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Trace, study
+from asyncsim import Trace, methods, study
 from asyncsim.errors import InputError
 from asyncsim.run import Run
 
@@ -63,7 +63,23 @@ def test_each_method_has_its_own_rate_unless_one_is_given():
     assert own.hyperparameters["learning_rate"] == 0.05 and given.hyperparameters["learning_rate"] == 0.4
 
 
-@pytest.mark.parametrize("options", [{"target": 0.0}, {"tune": (0.1, -1.0)}, {"seeds": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": 0.0},
+        {"tune": (0.1, -1.0)},
+        {"tune": (0.1, 0.1)},
+        {"learning_rate": 0.2, "tune": (0.1,)},
+        {"measure": "test_loss", "problem": "quadratic"},
+        {"seeds": 0},
+    ],
+)
 def test_bad_input(options):
     with pytest.raises(InputError, match="^" + next(iter(options)) + " = "):
         compare.run(compare.Config(**options))
+
+
+def test_methods_without_a_learning_rate(tmp_path):
+    own = methods.downpour()._replace(name="own", hyperparameters={"eta": 0.05})
+    compare.run(compare.Config(methods=(own,), workers=2, steps=4, seeds=1, out=tmp_path / "out"))
+    assert pd.read_csv(tmp_path / "out" / compare.TABLE)["learning_rate"].isna().all()

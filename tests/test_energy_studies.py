@@ -193,6 +193,10 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
         ("momentum --step 2", "step = 2.0: must be below the fewest workers, 2"),
         ("momentum --problem mnist", "problem = 'mnist'"),
         ("momentum --protocol write_then_read", "protocol = 'write_then_read'"),
+        ("momentum --policy buffered(2)", "policy = buffered(2)"),
+        ("momentum --learning-rate 0.7", "learning_rate = 0.7: follows from step"),
+        ("momentum --methods aeasgd", "workers of 'aeasgd' do not compute where the central variable is"),
+        ("momentum --methods dana_zero", "workers of 'dana_zero' do not compute where the central variable is"),
         ("momentum --compute nonsense(1)", "nonsense"),
     ],
 )

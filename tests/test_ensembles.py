@@ -40,3 +40,15 @@ def test_a_problem_has_to_predict(tmp_path):
     with pytest.raises(InputError, match="problem = 'quadratic': says of no examples what it predicts"):
         ensembles.run(ensembles.Config(problem="quadratic", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_models_that_diverge_are_counted_and_left_out(tmp_path):
+    config = ensembles.Config(workers=2, steps=30, seeds=1, learning_rate=1e30, out=tmp_path / "out")
+    summary = ensembles.run(config).summary
+    assert summary["diverged"].tolist() == [1, 2] and summary["test_accuracy"].isna().all()
+
+
+def test_a_model_that_is_sure_and_wrong_has_a_finite_loss():
+    problem = problems.digits()
+    sure = jax.tree.map(lambda leaf: 1e3 * leaf, problem.init(jax.random.key(0)))
+    assert np.isfinite(ensembles.averaged_predictions(problem, [sure], problem.test)["loss"])

@@ -172,6 +172,7 @@ def test_scales_are_valid_and_chosen_by_name(name):
         ("forensics", "--fitted 7", "fitted = 7: is not among workers, 5, 10, 20, 30; give some of these"),
         ("forensics", "--service -1", "service = -1.0: must be zero or above"),
         ("forensics", "--cv -1", "cv = -1.0: must be zero or above"),
+        ("forensics", "--compute exponential(1)", "compute = 'exponential(1)': follows from cv here; give that"),
         ("forensics", "--hidden -1 0.1 0.1", "hidden = -1.0: must be zero or above"),
     ],
 )

@@ -16,6 +16,7 @@ from event_loop import Memories, cast, deviation
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, simulate
+from asyncsim.cell import meet
 from asyncsim.methods import METHODS, Visit
 from asyncsim.wave_replay import Replay, replay
 
@@ -187,6 +188,22 @@ def test_factories_refuse_what_cannot_be_used(name):
 def test_steps_uphill_are_refused(rate):
     with pytest.raises(InputError, match=r"^learning_rate = "):
         methods.gradient_steps(rate)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("sgd",)])
+def test_a_rate_that_is_zero_at_some_visits(name):
+    """A warm-up from zero, and zero again later: such a step leaves everything finite."""
+    if "learning_rate" not in inspect.signature(METHODS[name]).parameters:
+        pytest.skip("has no learning rate")
+    options = {"form": "original"} if name == "adag" else {}
+
+    def rate(visit):
+        return jnp.where(visit.commit == 7, 0.0, 0.1 * jnp.minimum(visit.worker_step / 3, 1.0))
+
+    method = METHODS[name](learning_rate=rate, **options)
+    workers = 1 if method.timing.workers == 1 else 3
+    trace = simulate(meet(Cluster(workers, Gamma(1.0, 0.2)), method.timing), 15)
+    assert replay(trace, method, problems.quadratic([0.5, 1.0]), progress=False).diverged_at is None
 
 
 def test_an_unknown_variant_hears_of_the_nearest():

@@ -587,6 +587,12 @@ BAD = {
     "loss: must return a state": lambda: custom(
         line, lambda p, s, b, k: (jnp.sum(p), {}), init_state=lambda: {"n": jnp.zeros(())}
     ),
+    "loss: must return a state of the shapes": lambda: custom(
+        line, lambda p, s, b, k: (jnp.sum(p), jnp.ones(2)), init_state=lambda: jnp.zeros(())
+    ),
+    "loss: must return a state of the .* types": lambda: custom(
+        line, lambda p, s, b, k: (jnp.sum(p), jnp.float32(1)), init_state=lambda: jnp.int32(0)
+    ),
     "evaluate: must return a dict": lambda: custom(line, half, evaluate=lambda p, d: {"accuracy": jnp.sum(p)}),
     "evaluate: must .* scalars": lambda: custom(line, half, evaluate=lambda p, d: {"loss": p}),
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, Run
+from asyncsim import Cluster, Gamma, InputError, Run, methods, problems, replay, simulate
 from asyncsim.run import FORMAT
 
 FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
@@ -165,3 +165,12 @@ def test_another_format_says_so(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": FORMAT + 1}))
     with pytest.raises(InputError, match=rf"run of format {FORMAT + 1}, this asyncsim reads {FORMAT}"):
         Run.load(tmp_path / "run")
+
+
+def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
+    trace, problem = simulate(Cluster(2, Gamma(1.0, 0.2)), 6), problems.quadratic([1.0])
+    run = replay(trace, methods.gem(np.float32(0.05)), problem, seed=np.int64(1), progress=False)
+    run.save(tmp_path / "run")
+    for config in (run.config, Run.load(tmp_path / "run").config):
+        assert type(config["seed"]) is int
+        assert config["hyperparameters"]["learning_rate"] == pytest.approx(0.05)

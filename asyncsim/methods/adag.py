@@ -4,7 +4,7 @@ import optax
 
 from asyncsim.errors import InputError, require_choice, require_positive
 from asyncsim.methods.checks import require_switch
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps, rate_at
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, divisor, local_steps, rate_at
 
 _FORMS = ("scaled", "original", "squared")
 
@@ -71,7 +71,7 @@ def adag(
         if form == "squared":
             distance = (moved / gamma) ** 2
         else:
-            distance = moved**2 / (gamma if form == "scaled" else rate_at(learning_rate, visit, moved))
+            distance = moved**2 / (gamma if form == "scaled" else divisor(rate_at(learning_rate, visit, moved)))
         return Applied(central + sent / (distance + 1), server, memory)
 
     return Method(

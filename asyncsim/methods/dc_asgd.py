@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from asyncsim.errors import require_fraction, require_nonnegative
 from asyncsim.methods.checks import require_rate, require_switch
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps, rate_at
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, divisor, gradient_steps, rate_at
 
 #: Keeps the division by the root of the mean square finite.
 _EPSILON = 1e-7
@@ -65,7 +65,7 @@ def dc_asgd(
     def apply(server, central, message, memory, visit):
         update, start = message
         rate = rate_at(learning_rate, visit, central)
-        square = (update / rate) ** 2
+        square = (update / divisor(rate)) ** 2
         strength: Any = compensation
         if adaptive:
             server = decay * server + (1 - decay) * square

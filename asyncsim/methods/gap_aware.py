@@ -6,7 +6,17 @@ import jax.numpy as jnp
 
 from asyncsim.errors import require_fraction
 from asyncsim.methods.checks import require_rate
-from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, Timing, gradient_steps, rate_at
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Array,
+    Method,
+    Schedule,
+    Timing,
+    divisor,
+    gradient_steps,
+    rate_at,
+)
 
 #: Of the running mean of squared velocities, and what keeps its root from zero: the authors' program.
 _DECAY, _EPSILON = 0.999, 1e-8
@@ -78,8 +88,8 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         largest = jnp.maximum(server.rate, rate)
         # Nothing is known before the first step: the guard makes zero of 0 / 0.
         mean = server.square / jnp.maximum(1 - server.decayed, 1 - _DECAY)
-        penalty = 1 + jnp.abs(central - start) / (largest * (jnp.sqrt(mean) + _EPSILON))
-        velocity = mu * server.velocity - update / rate / penalty
+        penalty = 1 + jnp.abs(central - start) / (divisor(largest) * (jnp.sqrt(mean) + _EPSILON))
+        velocity = mu * server.velocity - update / divisor(rate) / penalty
         square = _DECAY * server.square + (1 - _DECAY) * velocity**2
         after = GapAwareServer(velocity, square, _DECAY * server.decayed, largest)
         return Applied(central - rate * velocity, after, memory)

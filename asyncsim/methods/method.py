@@ -227,6 +227,11 @@ def rate_at(learning_rate: Any, visit: Any, like: Array) -> Any:
     return rate.astype(like.dtype) if isinstance(rate, jax.Array) else rate
 
 
+def divisor(rate: Any) -> Any:
+    """Return a learning rate to divide by: one in place of the zero of a schedule, whose steps are zero."""
+    return jnp.where(rate > 0, rate, 1) if isinstance(rate, jax.Array) else rate or 1
+
+
 def local_steps(
     learning_rate: float | Schedule, optimizer: optax.GradientTransformation | None
 ) -> tuple[dict[str, Any], optax.GradientTransformation]:

@@ -10,8 +10,9 @@ import optax
 from asyncsim.errors import InputError, require_choice
 from asyncsim.methods.checks import require_rate
 
-#: Has a learning rate that may be left out, and needs the value of the loss at each step.
-_UNFIT = ("lbfgs",)
+#: The first has a learning rate that may be left out, and needs the value of the loss at each step; the second has the
+#: same noise for all workers and seeds.
+_UNFIT = ("lbfgs", "noisy_sgd")
 
 
 class NamedOptimizer(optax.GradientTransformationExtraArgs):

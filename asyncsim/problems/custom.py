@@ -154,8 +154,18 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
         value, new_state = result
         if _tree(new_state) != _tree(state):
             raise InputError(f"loss: must return a state of the tree of init_state, gave {new_state}")
+        if not all(map(_alike, jax.tree.leaves(new_state), jax.tree.leaves(state))):
+            raise InputError(
+                f"loss: must return a state of the shapes and types of init_state, {state}, gave {new_state}"
+            )
     if getattr(value, "shape", None) != ():
         raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {value}")
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Return whether two leaves have the same shape and type; floating-point ones get the run's precision."""
+    floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (a, b))
+    return a.shape == b.shape and (floating or a.dtype == b.dtype)
 
 
 def _tree(data: Tree) -> Any:
