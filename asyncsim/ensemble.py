@@ -85,7 +85,7 @@ def replay_ensemble(
     for method in grid.methods:
         check_replay(trace, method, problem, diagnose_every, proxy_momentum)
     if batched is None:
-        batched = batches_members(backend(), problem.parameter_count)
+        batched = batches_members(backend(), problem.parameter_count) and grid.can_be_batched
     if not batched:
         # One object for each method, so that its seeds share what is compiled.
         return [
@@ -102,6 +102,9 @@ def replay_ensemble(
             )
             for seed, method in grid.runs()
         ]
+    if not grid.can_be_batched:
+        names = " and ".join(grid.combinations[0])
+        raise InputError(f"{names}: a count or a choice of the method, one for all of a batch; run with batched=False")
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         trace = trace.taken_up
         stops = evaluation_stops(trace, evaluate_every)
@@ -137,7 +140,13 @@ class _Grid(NamedTuple):
         return list(itertools.product(self.seeds, self.methods))
 
     def members(self, dtype: Any) -> Members:
-        """Return the combinations, once for each seed, as arrays of shape ``[members]``."""
+        """Return the combinations, once for each seed, as arrays of shape ``[members]``.
+
+        Raises
+        ------
+        InputError
+            Values that are no numbers.
+        """
         differing = {}
         for name in self.combinations[0]:
             values = [combination[name] for combination in self.combinations]
@@ -148,6 +157,23 @@ class _Grid(NamedTuple):
                 )
             differing[name] = jnp.tile(jnp.asarray(values, dtype), len(self.seeds))
         return Members(self.factory, differing)
+
+    @property
+    def can_be_batched(self) -> bool:
+        """Whether the factory takes values that are known only when the method runs: no counts, no choices."""
+        members = self.members(jnp.float32)
+
+        def made(values: Any) -> int:
+            members.make(**values)
+            return 0
+
+        if not members.differing:
+            return True
+        try:
+            jax.eval_shape(jax.vmap(made), dict(members.differing))
+        except (TypeError, InputError):
+            return False
+        return True
 
 
 def _check_factory(factory: Any, hyperparameters: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from cases import OWN, make_problem, make_trace, mean_of_four, stateful_problem
 from event_loop import RECORDED, deviation
 
-from asyncsim import InputError, methods, replay, replay_ensemble
+from asyncsim import Cluster, InputError, methods, problems, replay, replay_ensemble, simulate
 from asyncsim.methods import Method
 
 #: Relative, over a run short enough that GEM has not amplified round-off.
@@ -162,3 +162,15 @@ def test_a_method_is_no_factory():
 def test_recorded_columns_are_those_of_a_replay():
     (run,) = replay_ensemble(make_trace(commits=60), mean_of_four, make_problem("quadratic"), batched=False)
     assert set(RECORDED) <= set(run.commits.columns)
+
+
+def test_counts_and_choices_of_a_method_are_run_one_by_one():
+    """By default they are no batch, though the problem is small; asked for, that is refused."""
+    trace, problem = simulate(Cluster(3, 1.0), 9), problems.quadratic([1.0])
+    for factory, differing in (
+        (methods.delayed_nesterov, {"period": [2, 3]}),
+        (methods.lsgd, {"step_pull": [0.0, 0.1]}),
+    ):
+        assert len(replay_ensemble(trace, factory, problem, progress=False, **differing)) == 2
+        with pytest.raises(InputError, match=f"{next(iter(differing))}: a count or a choice of the method"):
+            replay_ensemble(trace, factory, problem, batched=True, **differing)

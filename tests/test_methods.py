@@ -206,6 +206,14 @@ def test_a_rate_that_is_zero_at_some_visits(name):
     assert replay(trace, method, problems.quadratic([0.5, 1.0]), progress=False).diverged_at is None
 
 
+@pytest.mark.parametrize("optimizer", ["adam", optax.adam])
+def test_what_is_no_optimizer(optimizer):
+    with pytest.raises(InputError, match=r"^server_optimizer = .*: must be an optimizer of optax, such as"):
+        methods.async_local_sgd(server_optimizer=optimizer)
+    with pytest.raises(InputError, match=r"^optimizer = .*: must be an optimizer of optax, such as"):
+        methods.fedasync(optimizer=optimizer, rho=0.1)
+
+
 def test_an_unknown_variant_hears_of_the_nearest():
     with pytest.raises(InputError, match=r"variant = 'progam': unknown; did you mean 'program'\? .*paper, program"):
         methods.gem(variant="progam")

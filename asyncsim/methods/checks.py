@@ -34,3 +34,10 @@ def require_switch(argument: str, value: Any) -> None:
     """Raise InputError unless ``value`` is True or False."""
     if not isinstance(value, bool):
         raise InputError(f"{argument} = {value!r}: must be True or False")
+
+
+def require_optimizer(argument: str, value: Any) -> Any:
+    """Return ``value``; raise InputError unless it is a transformation of optax."""
+    if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
+        raise InputError(f"{argument} = {value!r}: must be an optimizer of optax, such as optax.adam(1e-3)")
+    return value

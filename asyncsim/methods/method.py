@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.errors import InputError
-from asyncsim.methods.checks import require_rate
+from asyncsim.methods.checks import require_optimizer, require_rate
 from asyncsim.policy import Policy
 
 Array = jax.Array
@@ -240,7 +240,8 @@ def local_steps(
     Raises
     ------
     InputError
-        For a learning rate that is not above zero, or that was changed although an optimizer has its own.
+        For a learning rate that is not above zero, or that was changed although an optimizer has its own; for what is
+        no optimizer.
     """
     require_rate("learning_rate", learning_rate)
     if optimizer is None:
@@ -250,4 +251,5 @@ def local_steps(
             f"learning_rate = {learning_rate!r}: the optimizer that is given has its own; give one of them"
         )
     # One that was asked for by its name says so.
-    return dict(getattr(optimizer, "hyperparameters", {"optimizer": "optax"})), optimizer
+    named = dict(getattr(optimizer, "hyperparameters", {"optimizer": "optax"}))
+    return named, require_optimizer("optimizer", optimizer)

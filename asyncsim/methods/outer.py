@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.errors import InputError, require_fraction, require_positive
+from asyncsim.methods.checks import require_optimizer
 from asyncsim.methods.method import Array, Visit
 
 
@@ -24,7 +25,7 @@ def outer_optimizer(
     ------
     InputError
         For a rate that is not above zero, a momentum outside [0, 1), or other than the ``default`` ones beside an
-        optimizer.
+        optimizer, or what is none.
     """
     require_positive("server_rate", rate)
     require_fraction("server_momentum", momentum)
@@ -33,7 +34,7 @@ def outer_optimizer(
     for name, value, usual in zip(("server_rate", "server_momentum"), (rate, momentum), default, strict=True):
         if not (isinstance(value, float) and value == usual):
             raise InputError(f"{name} = {value!r}: the server_optimizer that is given has its own; give one of them")
-    return {"server_optimizer": "optax"}, server_optimizer
+    return {"server_optimizer": "optax"}, require_optimizer("server_optimizer", server_optimizer)
 
 
 def outer_step(
