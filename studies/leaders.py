@@ -10,12 +10,14 @@ accelerator. Its augmentation of images is left out, and its learning rates neve
 """
 
 import dataclasses
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.notes import each_note_once, note
 from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Finished, Result, SweepConfig, draw, read, run_cells, sweep
 
@@ -125,7 +127,8 @@ def run(config: Config) -> Result:
         ]
         cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
         made: dict[Any, Method] = {}
-        cells = [_complete(cell, config, made) for cell in cells]
+        with each_note_once():
+            cells = [_complete(cell, config, made) for cell in cells]
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(read(folder, "leaders"), config.target)
@@ -227,10 +230,15 @@ def _grouped(config: StudyConfig, groups: int) -> "Method":
 
 
 def _optimized(method: "Method", rate: float, config: Config) -> "Method":
-    """Return the method with the study's local optimizer."""
+    """Return the method with the study's local optimizer, as far as its rule leaves room for one."""
     import optax
 
+    from asyncsim.methods import METHODS
+
     if not config.local_momentum and not config.weight_decay:
+        return method
+    if method.name in METHODS and "optimizer" not in inspect.signature(METHODS[method.name]).parameters:
+        note(f"local_momentum and weight_decay change nothing for {method.name}, which takes no optimizer")
         return method
     optimizer = optax.chain(
         optax.add_decayed_weights(config.weight_decay),
