@@ -177,11 +177,16 @@ def map_kept(
         The arguments of each call.
     files : sequence of Path
         One for each job.
+
+    Raises
+    ------
+    InputError
+        For a file that holds no JSON.
     """
     missing = []
     for place, file in enumerate(files):
         if file.exists():
-            yield Done(place, json.loads(file.read_text()))
+            yield Done(place, _kept(file))
         else:
             missing.append(place)
     for done in executor.map(function, [jobs[place] for place in missing]):
@@ -189,6 +194,13 @@ def map_kept(
         if not isinstance(done.value, Failure):
             results.write_json(files[place], done.value)
         yield Done(place, done.value)
+
+
+def _kept(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise InputError(f"{file}: damaged ({error}); remove it, and it is computed again") from None
 
 
 def check(config: "StudyOptions") -> None:

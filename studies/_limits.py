@@ -9,6 +9,7 @@ import pandas as pd
 from asyncsim import results
 from asyncsim.cell import meet, same_gradients
 from asyncsim.executor import Failure, Failures, map_kept
+from asyncsim.law_text import write
 from asyncsim.notes import tell
 from asyncsim.outcome import FINAL_SHARE
 from asyncsim.simulation import simulate
@@ -98,7 +99,7 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
     """
     found: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
     failures = Failures()
-    files = [folder / "parts" / f"{one.method}-{one.question}-at-{one.at:g}.json" for one in searched]
+    files = [folder / "parts" / f"{one.method}-{one.question}-at-{write(one.at)}.json" for one in searched]
     for place, value in map_kept(executor, limits_of, [(search, fraction) for search in searched], files):
         search = searched[place]
         row = {"method": search.method, "question": search.question, "at": search.at}

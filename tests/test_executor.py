@@ -523,3 +523,9 @@ def test_jobs_here_are_computed_when_they_are_asked_for():
     done = Local().map(calls.append, [(0,), (1,)])
     assert (calls, next(done), calls) == ([0], Done(0, None), [0])
     assert (next(done), calls) == (Done(1, None), [0, 1])
+
+
+def test_a_damaged_part_is_told_with_its_remedy(tmp_path):
+    (tmp_path / "a.json").write_text("[1, ")
+    with pytest.raises(InputError, match=r"a\.json: damaged .*; remove it, and it is computed again"):
+        list(map_kept(Local(1), abs, [(1,)], [tmp_path / "a.json"]))
