@@ -214,7 +214,7 @@ def _unfitted(name: str, law: Law) -> Part:
 def _way_up(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
     """Return the law of the way up, the durations of computing without it, and what is to be known of it."""
     if given is None and found.round_trip is not None:
-        ways, notes = _ways_up(found.round_trip, down)
+        ways, notes = _without_the_way_down(found.round_trip, down)
         up = _part("latency up", ways, law)
         return up, without("latency up", found.compute, up.fit.law), notes
     if given is None:
@@ -223,13 +223,16 @@ def _way_up(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np
     return _unfitted("latency up", taken), without("latency_up", found.compute, taken), []
 
 
-def _ways_up(round_trip: np.ndarray, down: Law) -> tuple[np.ndarray, list[str]]:
-    """Return the durations of both ways without the way down, and a note where they cannot be told apart."""
+def _without_the_way_down(round_trip: np.ndarray, down: Law) -> tuple[np.ndarray, list[str]]:
+    """Return the durations of both ways without the way down; a constant and a note where they cannot be told apart."""
     try:
         return without("latency down", round_trip, down), []
     except InputError:  # what is left is less than the noise of what it is the difference of
         mean = max(0.0, float(round_trip.mean()) - down.mean)
-        note = f"the way up is too short beside the way down to be told apart: {mean:.2g} s here; give latency_up"
+        note = (
+            f"the way up is taken for a constant, {mean:.2g} s: it is too short beside the way down for its law to be "
+            "found; give latency_up"
+        )
         return np.full(len(round_trip), mean), [note]
 
 

@@ -102,9 +102,10 @@ def replay_ensemble(
             )
             for seed, method in grid.runs()
         ]
+    grid.members(jnp.float32)  # values that are no numbers are told one by one
     if not grid.can_be_batched:
-        names = " and ".join(grid.combinations[0])
-        raise InputError(f"{names}: a count or a choice of the method, one for all of a batch; run with batched=False")
+        names = " or ".join(grid.combinations[0])
+        raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         trace = trace.taken_up
         stops = evaluation_stops(trace, evaluate_every)
@@ -161,15 +162,15 @@ class _Grid(NamedTuple):
     @property
     def can_be_batched(self) -> bool:
         """Whether the factory takes values that are known only when the method runs: no counts, no choices."""
-        members = self.members(jnp.float32)
 
         def made(values: Any) -> int:
             members.make(**values)
             return 0
 
-        if not members.differing:
+        if not self.combinations[0]:
             return True
         try:
+            members = self.members(jnp.float32)
             jax.eval_shape(jax.vmap(made), dict(members.differing))
         except (TypeError, InputError):
             return False

@@ -69,7 +69,7 @@ def require_share(argument: str, value: Any) -> float:
 def require_count(argument: str, value: Any, minimum: int = 1) -> int:
     """Return ``value`` as an int; raise InputError unless it is a whole number of at least ``minimum``."""
     try:
-        count = operator.index(value)  # of an array only if it holds one number
+        count = operator.index(value)  # of an array only if it has no axes
     except TypeError:
         count = None
     if count is None or isinstance(value, bool):

@@ -33,11 +33,8 @@ def read(text: str, table: Mapping[str, type]) -> Any:
     InputError
         If the text is anything else; from the class, if it refuses its parameters.
     """
-    code = text.strip()
-    if code.startswith("["):  # where Python goes through all of a line for the place of each word in it
-        code = code.replace(",", ",\n")
     try:
-        return _evaluate(ast.parse(code, mode="eval").body, table)
+        return _evaluate(ast.parse(text.strip(), mode="eval").body, table)
     except InputError:
         raise
     except (SyntaxError, RecursionError, MemoryError, ValueError):

@@ -173,13 +173,14 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     arrive = np.concatenate([visits.arrive, late])
     lock_free = trace.discipline == "lock_free"
     serve = np.concatenate([visits.serve, late if lock_free else np.full(len(late), end)])
-    # Which of them is in service is not known, but where all are.
-    in_service = np.concatenate([visits.end, np.full(len(late), end)]) if lock_free else visits.end
+    served = _overlap(visits.serve, visits.end, begin, end)
+    if lock_free:  # all that are present are in service; elsewhere it is not recorded which of them is
+        served += _overlap(late, np.full(len(late), end), begin, end)
     measured = visits.end > begin
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     values = (
-        _ratio(_overlap(serve[: len(in_service)], in_service, begin, end), end - begin),
+        _ratio(served, end - begin),
         float((visits.serve - visits.arrive)[measured].mean()) if measured.any() else np.nan,
         _ratio(_overlap(arrive, serve, begin, end), end - begin),
         int(waiting[last_before:].max()),

@@ -68,7 +68,8 @@ def recorded(
     reads : table, optional
         The reads, one row each, but the first of every worker: ``worker``, ``read_arrive_time``, ``read_serve_time``,
         ``read_time``. Needed where they are visits of their own, and after a lost computation: then all reads.
-        ``read_version`` may be left out: it is the number of commits by ``read_time``.
+        ``read_version`` may be left out: it is the number of commits by ``read_time``. If it is there, it says which
+        came first where both have the same time.
     protocol, exclusive, window
         What a visit was, and the local steps per commit, as `asyncsim.Cluster` has them.
     begin : float, optional
@@ -130,7 +131,7 @@ def recorded(
         served = _side_table("reads", reads, ("worker", *_READ_TIMES), begin, form.workers)
         _check_reads(form, commits["worker"].to_numpy(), served["worker"].to_numpy())
         read_by = _columns(served, tuple(name for name in READ_RECORD if name != "read_version"))
-        read_by["read_version"] = _read_versions(form, served, commits["commit_time"].to_numpy()[applied])
+        read_by["read_version"] = _read_versions(form, served, commits[applied])
     trace = trace_of(form, seed, made_by, read_by, {name: waiting[name].to_numpy() for name in _PRESENT})
     frame = trace.frame
     if "start_time" not in commits:
@@ -208,23 +209,26 @@ def _applied(commits: "pd.DataFrame") -> np.ndarray:
     return (given == "applied").to_numpy()
 
 
-def _read_versions(form: Cluster, reads: "pd.DataFrame", made: np.ndarray) -> np.ndarray:
-    """Return the versions read, counted by the times when they were ``made``, ``[reads]``.
+def _read_versions(form: Cluster, reads: "pd.DataFrame", made: "pd.DataFrame") -> np.ndarray:
+    """Return the versions read, counted by the times of the commits that ``made`` them, ``[reads]``.
 
-    Where a read and a commit share a clock's reading, what is given says which came first; else the commit did, unless
-    that is the worker's own in the same visit and the read comes before it.
+    Where a read and a commit share a clock's reading, what is given says which came first; else the commit did, or in
+    one visit with the read first, the read. The worker's own commit in the same visit came when the protocol says.
     """
-    least, most = (np.searchsorted(made, reads["read_time"], side=side) for side in ("left", "right"))
+    times = made["commit_time"].to_numpy()
+    least, most = (np.searchsorted(times, reads["read_time"], side=side) for side in ("left", "right"))
     before_own = form.protocol == "read_then_write" and not form.separate_reads
     counted = least if before_own else most
-    if before_own:
-        most = np.maximum(least, most - 1)
-    elif not form.separate_reads:
-        least = np.minimum(least + 1, most)
+    if not form.separate_reads:
+        visits = set(zip(made["worker"], made["commit_time"], strict=True))
+        own = np.array([visit in visits for visit in zip(reads["worker"], reads["read_time"], strict=True)], int)
+        least, most = (least, most - own) if before_own else (least + own, most)
     if "read_version" in reads:
         given = _numbers("reads", reads, "read_version")
         agrees = (least <= given) & (given <= most) & (given % 1 == 0)
-        rule = f"must be {counted[np.argmin(agrees)]}, the number of commits by read_time; correct it or leave it out"
+        first = int(np.argmin(agrees))
+        known = " or ".join(map(str, dict.fromkeys((least[first], most[first]))))
+        rule = f"must be {known}, the number of commits by read_time; correct it or leave it out"
         _require("reads", reads, "read_version", agrees, rule)
         counted = given
     return counted.astype(np.float64)

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from asyncsim.errors import InputError, require_count
 from asyncsim.laws import Law, as_law, parse
 
@@ -42,8 +40,8 @@ def proportional_windows(compute: Sequence[Law | float | str] | str, window: int
     """
     require_count("window", window)
     laws = parse(compute) if isinstance(compute, str) else compute
-    if not isinstance(laws, Sequence | np.ndarray):
-        raise InputError(f"compute = {compute}: must be a list of laws; with one for all, give one window")
+    if isinstance(laws, Law | int | float):
+        raise InputError(f"compute = {compute!r}: must be a list of laws; with one for all, give one window")
     means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(laws)]
     if not means or not all(0 < mean < math.inf for mean in means):
         raise InputError(f"compute = {compute!r}: must be one law per worker, each with a mean above zero and finite")

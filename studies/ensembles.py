@@ -108,7 +108,7 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
 def _ensemble(
     config: Config, cluster: "Cluster", method: "Method", problem: "Problem", seed: int
 ) -> list[dict[str, Any]]:
-    """Return the rows of a method and a seed, one for each number of models; those that diverged are left out."""
+    """Return the rows of a method and a seed, one for each number of models; what diverged is left out of the means."""
     from asyncsim.cell import meet
     from asyncsim.methods import Timing
     from asyncsim.simulation import simulate

@@ -84,7 +84,7 @@ class Config(SweepConfig):
             for value in values:
                 require_nonnegative(name, value)
         super().check()
-        if self.compute != StudyConfig.compute:
+        if self.changed("compute"):
             raise InputError(f"compute = {self.compute!r}: follows from cv here; give that")
         if not self.fitted:
             raise InputError("fitted: none given; give one or more of workers")

@@ -89,11 +89,11 @@ class Config(SweepConfig):
             )
         if self.protocol != "exchange":
             raise InputError(f"protocol = {self.protocol!r}: must be 'exchange', in which every version is read")
-        if str(self.policy).partition("(")[0] != "asynchronous":
+        if self.changed("policy"):
             raise InputError(
                 f"policy = {self.policy}: must be asynchronous, in which every version is read; leave it out"
             )
-        if self.learning_rate != StudyConfig.learning_rate:
+        if self.changed("learning_rate"):
             raise InputError(f"learning_rate = {self.learning_rate}: follows from step here; give that")
         if self.problem not in ("digits", "quadratic"):  # the default of all studies, or what it is
             raise InputError(f"problem = {self.problem!r}: this study is of a quadratic; leave it out")
@@ -135,10 +135,11 @@ def run(config: Config) -> Result:
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), _grid(config))
         for method in cells[0].methods:
-            if method.resume or method.reply or method.look_ahead:
+            timed = method.timing.policy is not None or method.timing.protocol not in (None, "exchange")
+            if timed or method.resume or method.reply or method.look_ahead:
                 raise InputError(
-                    f"methods: workers of {method.name!r} do not compute where the central variable is, whose path "
-                    "this study takes from their losses; leave it out"
+                    f"methods: workers of {method.name!r} do not compute at every version of the central variable, "
+                    "whose path this study takes from their losses; leave it out"
                 )
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
         replays = [(problem, cell.cluster.workers) for cell in cells]

@@ -136,7 +136,7 @@ def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame", column: str = "tra
 
         E(a, b) = integral of acc_a / integral of acc_b,    both from 0 to m = min(end of a, end of b)
 
-    NaN if one of them diverged before its first evaluation.
+    NaN if the integral of acc_b is zero, as where one of them diverged before its first evaluation.
 
     Parameters
     ----------

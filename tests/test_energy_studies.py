@@ -195,8 +195,9 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
         ("momentum --protocol write_then_read", "protocol = 'write_then_read'"),
         ("momentum --policy buffered(2)", "policy = buffered(2)"),
         ("momentum --learning-rate 0.7", "learning_rate = 0.7: follows from step"),
-        ("momentum --methods aeasgd", "workers of 'aeasgd' do not compute where the central variable is"),
-        ("momentum --methods dana_zero", "workers of 'dana_zero' do not compute where the central variable is"),
+        ("momentum --methods aeasgd", "workers of 'aeasgd' do not compute at every version of the central variable"),
+        ("momentum --methods dana_zero", "workers of 'dana_zero' do not compute at every version"),
+        ("momentum --methods softsync", "workers of 'softsync' do not compute at every version"),
         ("momentum --compute nonsense(1)", "nonsense"),
     ],
 )

@@ -170,7 +170,13 @@ def test_counts_and_choices_of_a_method_are_run_one_by_one():
     for factory, differing in (
         (methods.delayed_nesterov, {"period": [2, 3]}),
         (methods.lsgd, {"step_pull": [0.0, 0.1]}),
+        (methods.adag, {"form": ["scaled", "squared"]}),
     ):
-        assert len(replay_ensemble(trace, factory, problem, progress=False, **differing)) == 2
-        with pytest.raises(InputError, match=f"{next(iter(differing))}: a count or a choice of the method"):
+        ((name, values),) = differing.items()
+        runs = replay_ensemble(trace, factory, problem, progress=False, **differing)
+        for run, value in zip(runs, values, strict=True):
+            alone = replay(trace, factory(**{name: value}), problem, progress=False)
+            assert run.config["hyperparameters"][name] == value
+            assert run.commits["loss"].tolist() == alone.commits["loss"].tolist()
+        with pytest.raises(InputError, match=rf"{name}.*batched=False"):
             replay_ensemble(trace, factory, problem, batched=True, **differing)

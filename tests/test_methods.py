@@ -190,12 +190,12 @@ def test_steps_uphill_are_refused(rate):
         methods.gradient_steps(rate)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("sgd",)])
+@pytest.mark.parametrize("name", METHODS)
 def test_a_rate_that_is_zero_at_some_visits(name):
     """A warm-up from zero, and zero again later: such a step leaves everything finite."""
     if "learning_rate" not in inspect.signature(METHODS[name]).parameters:
         pytest.skip("has no learning rate")
-    options = {"form": "original"} if name == "adag" else {}
+    options = {"form": "original"} if name == "adag" else {}  # the one that divides by it
 
     def rate(visit):
         return jnp.where(visit.commit == 7, 0.0, 0.1 * jnp.minimum(visit.worker_step / 3, 1.0))

@@ -584,7 +584,7 @@ BAD = {
     "loss: must return the scalar and the new state": lambda: custom(
         line, lambda p, s, b, k: jnp.sum(p), init_state=lambda: {"n": jnp.zeros(())}
     ),
-    "loss: must return a state": lambda: custom(
+    "loss: must return a state of the tree": lambda: custom(
         line, lambda p, s, b, k: (jnp.sum(p), {}), init_state=lambda: {"n": jnp.zeros(())}
     ),
     "loss: must return a state of the shapes": lambda: custom(

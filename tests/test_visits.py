@@ -67,6 +67,16 @@ def test_reads_that_share_a_reading_of_the_clock_may_say_what_they_saw():
     assert recorded(log, **visits).frame["read_version"].tolist() == [0, 0, 1, 2]
 
 
+def test_a_pull_may_see_the_commit_of_another_at_the_same_time():
+    """Worker 1 is served at 3.0, when worker 0 has committed, and commits at 4.0."""
+    log = pd.DataFrame([(0, 0.0, 2.0, 2.0, 3.0), (1, 0.0, 2.1, 3.0, 4.0)], columns=list(COMMIT_RECORD))
+    reads = pd.DataFrame({"worker": [0, 1]}).assign(**{name: [3.0, 3.0] for name in READ_TIMES})
+    for version in (0, 1):
+        recorded(log, reads=reads.assign(read_version=[0, version]), protocol="read_then_write")
+    with pytest.raises(InputError, match="read_version of row 0 is 1; it must be 0, the number"):
+        recorded(log, reads=reads.assign(read_version=[1, 1]), protocol="read_then_write")
+
+
 def test_seeds_of_numpy_are_saved_as_numbers():
     assert type(recorded(LOG, seed=np.int64(3)).seed) is int
 

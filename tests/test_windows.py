@@ -37,6 +37,7 @@ def test_windows_in_proportion_to_the_speed():
     assert proportional_windows([1.0, 3.0], 3) == (3, 1)  # not 0 by round-off
     assert proportional_windows(["gamma(1, 0.2)", 100.0], 5) == (5, 1)
     assert proportional_windows("[gamma(1, 0.2)] * 2 + [2]", 5) == (5, 5, 2)
+    assert proportional_windows(np.array([1.0, 2.0]), 4) == (4, 2)
     with pytest.raises(InputError, match=r"compute = \[0\.0\]"):
         proportional_windows([0.0], 5)
     with pytest.raises(InputError, match="must be a list of laws; with one for all, give one window"):

@@ -229,7 +229,7 @@ def rate_at(learning_rate: Any, visit: Any, like: Array) -> Any:
 
 def divisor(rate: Any) -> Any:
     """Return a learning rate to divide by: one in place of the zero of a schedule, whose steps are zero."""
-    return jnp.where(rate > 0, rate, 1) if isinstance(rate, jax.Array) else rate or 1
+    return jnp.where(rate == 0, 1, rate) if isinstance(rate, jax.Array) else rate or 1
 
 
 def local_steps(
