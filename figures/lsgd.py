@@ -63,6 +63,8 @@ def over_time(finished: Finished) -> Figure:
 def periods(finished: Finished) -> Figure:
     """Draw the error at the end against the communication period: mean and range of the seeds that finished."""
     table = _table(finished)
+    if (table["diverged"] == table["seeds"]).all():
+        raise InputError(f"folder = {str(finished.folder)!r}: all runs diverged; give lower learning rates")
     workers = sorted(table["workers"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.8, len(workers), sharey=True)
     looks = _looks(table)
@@ -77,9 +79,8 @@ def periods(finished: Finished) -> Figure:
             axes.plot(x, rows[value], marker=_MARKERS[turn % len(_MARKERS)], markersize=4, **style)
             axes.vlines(x, [min(end) for end in ends], [max(end) for end in ends], color=one.color, linewidth=0.8)
         axes.set_xscale("log")
-        if (table["diverged"] < table["seeds"]).any():  # else there is nothing to scale
-            axes.set_yscale("log")
-            look.plain_logs(axes.yaxis)
+        axes.set_yscale("log")
+        look.plain_logs(axes.yaxis)
         windows = sorted(table["window"].unique())
         axes.set_xticks(windows, [str(window) for window in windows])
         axes.minorticks_off()
