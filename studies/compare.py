@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from asyncsim import results
 from asyncsim.cluster_text import describe
 from asyncsim.errors import InputError, require_positive
+from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Result, read, run_cells, sweep
@@ -72,8 +73,6 @@ class Config(StudyConfig):
             require_positive("tune", rate)
         if len(set(self.tune)) < len(self.tune):
             raise InputError(f"tune = {self.tune}: holds a rate twice; give each once")
-        if self.tune and self.learning_rate is not None:
-            raise InputError(f"learning_rate = {self.learning_rate}: says nothing beside tune; give one of the two")
 
 
 def run(config: Config) -> Result:
@@ -87,6 +86,8 @@ def run(config: Config) -> Result:
         Passed on; the table and the figure of the runs that were finished are there then.
     """
     config.check()
+    if config.tune and config.learning_rate is not None:
+        note("learning_rate changes nothing beside tune")
     rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in config.tune] or [{}]
     with config.computing_device():
         cells = sweep(config, rates)

@@ -69,7 +69,6 @@ def test_each_method_has_its_own_rate_unless_one_is_given():
         {"target": 0.0},
         {"tune": (0.1, -1.0)},
         {"tune": (0.1, 0.1)},
-        {"learning_rate": 0.2, "tune": (0.1,)},
         {"measure": "test_loss", "problem": "quadratic"},
         {"seeds": 0},
     ],
