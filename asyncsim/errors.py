@@ -110,6 +110,19 @@ def require_free(argument: str, value: Any) -> Path:
     return path
 
 
+def require_memory(argument: str, what: str, needed: float) -> None:
+    """Raise InputError if the machine has less memory (bytes) than is surely needed, before hours have gone into it."""
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        return
+    if needed > there > 0:
+        raise InputError(
+            f"{argument}: {what} needs at least {needed / 2**30:.3g} GiB of memory and this machine has "
+            f"{there / 2**30:.3g}; simulate fewer"
+        )
+
+
 def _is_traced(value: Any) -> bool:
     """Whether JAX stands in for the values of an ensemble here; each was checked when its own run was set up."""
     return hasattr(value, "aval") and hasattr(value, "_trace")  # without importing JAX

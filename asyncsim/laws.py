@@ -299,6 +299,8 @@ class Empirical(Law):
         samples = _sequence(self, "samples", self.samples)
         checked = (_number(self, f"samples[{i}]", x, require_nonnegative, "seconds") for i, x in enumerate(samples))
         object.__setattr__(self, "samples", tuple(checked))
+        if not math.isfinite(sum(self.samples)):
+            raise InputError(f"empirical: samples up to {max(self.samples):g}: too large; their sum must be finite")
 
     @functools.cached_property
     def _sorted(self) -> np.ndarray:

@@ -5,13 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.errors import InputError, require_count
+from asyncsim.errors import InputError, require_count, require_memory
 from asyncsim.laws import Constant, Law, as_law
 from asyncsim.streams import Streams
 from asyncsim.trace import OUTCOMES, Source, Trace
 
 #: Draws made at once, so that a longer trace starts like a shorter one under every law.
 _BLOCK = 1024
+
+#: Memory (bytes) that a commit takes at the least: the columns.
+_COMMIT_BYTES = 100
 
 
 def prescribed(
@@ -57,7 +60,7 @@ def prescribed(
     Raises
     ------
     InputError
-        A value that cannot be used; a sequence of another length.
+        A value that cannot be used; a sequence of another length; more commits than the machine's memory can hold.
     """
     import pandas as pd
 
@@ -65,6 +68,7 @@ def prescribed(
     workers = require_count("workers", workers)
     window = require_count("window", window)
     seed = require_count("seed", seed, minimum=0)
+    require_memory(f"commits = {commits}", "a trace of so many", commits * _COMMIT_BYTES)
     source = Source(workers=workers, protocol="prescribed", window=window, seed=seed)
     commit = np.arange(commits)
     read_version = commit - np.minimum(_stated(staleness, commits, seed), commit)

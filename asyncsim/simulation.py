@@ -5,7 +5,6 @@ rows of the trace from their record.
 """
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import numpy as np
 from asyncsim.bookkeeping import READ_RECORD, trace_of
 from asyncsim.cluster import Cluster
 from asyncsim.engine import Simulation
-from asyncsim.errors import InputError, require_count
+from asyncsim.errors import InputError, require_count, require_memory
 from asyncsim.policy import asynchronous
 from asyncsim.policy_engine import PolicySimulation
 from asyncsim.threads import require_wanted
@@ -63,7 +62,8 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
         raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
     commits = require_count("commits", commits)
     seed = require_count("seed", seed, minimum=0)
-    _require_memory(cluster, commits)
+    needed = commits * _BYTES["commit"] + cluster.workers * _BYTES["worker"]
+    require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", needed)
     with _no_garbage_collection(), _progress(commits, progress) as told:
         simulation = (Simulation if cluster.policy == asynchronous() else PolicySimulation)(cluster, seed)
         simulation.run(commits, told)
@@ -102,20 +102,6 @@ def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]
 
     with tqdm(total=commits, desc="simulate", unit="commit", leave=False) as bar:
         yield told
-
-
-def _require_memory(cluster: Cluster, commits: int) -> None:
-    """Raise InputError if a trace surely cannot be held, before hours have gone into it."""
-    needed = commits * _BYTES["commit"] + cluster.workers * _BYTES["worker"]
-    try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return
-    if needed > there > 0:
-        raise InputError(
-            f"commits = {commits}: a trace of so many by {cluster.workers} workers needs at least "
-            f"{needed / 2**30:.3g} GiB of memory and this machine has {there / 2**30:.3g}; simulate fewer"
-        )
 
 
 def _columns(names: tuple[str, ...], record: list[float]) -> dict[str, np.ndarray]:

@@ -166,9 +166,10 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
     options = _split_numbers(options)
     import tyro
 
+    scale = _scale(study, options)
     config = tyro.cli(
         study.Config,
-        default=_default(study, options),
+        **({} if scale is None else {"default": scale}),
         prog=f"{_COMMAND} {name}",
         description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
         args=options,
@@ -187,15 +188,15 @@ def _split_numbers(options: Sequence[str]) -> list[str]:
     return split
 
 
-def _default(study: ModuleType, options: Sequence[str]) -> Any:
-    """Return the config whose values are the defaults: the one of the scale that the options ask for."""
+def _scale(study: ModuleType, options: Sequence[str]) -> Any:
+    """Return the config of the scale that the options ask for, whose values are then the defaults; or None."""
     scale = ""
     for option, following in itertools.pairwise([*options, ""]):
         name, _, value = option.partition("=")
         if name == "--scale":
             scale = value or following
     # One that there is not is refused when the options are read.
-    return getattr(study, "SCALES", {}).get(scale) or study.Config()
+    return getattr(study, "SCALES", {}).get(scale)
 
 
 def _warn_of(files: dict[str, Path]) -> None:

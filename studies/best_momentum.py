@@ -19,6 +19,7 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.notes import note
 from asyncsim.study_config import LawLike, MethodLike, ProblemLike
 from asyncsim.sweep import Result, SweepConfig, draw, sweep
 from asyncsim.tabulation import tabulated
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 #: The best momentum of each number of workers, beside the summary of all runs.
 TABLE = "best.csv"
+
+#: Options without effect: the method is the study's own, and a run is evaluated at its start and its end.
+_IGNORED = ("steps", "optimizer", "momentum", "evaluate_every", "diagnose_every", "diagnose_energy")
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,9 @@ def run(config: Config) -> Result:
         Passed on; the runs that were finished are in the summary.
     """
     config.check()
+    for option in _IGNORED:
+        if config.changed(option):
+            note(f"--{option.replace('_', '-')} changes nothing here")
     with config.computing_device():
         cells = sweep(config, [{"workers": n} for n in config.workers])
         swept = {name: list(getattr(config, name)) for name in ("learning_rate", "server_momentum")}

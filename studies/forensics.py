@@ -21,7 +21,7 @@ more: about two hours on two cores for each seed.
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from asyncsim.cell import Cell
     from asyncsim.curves import Curve
+    from asyncsim.methods import Method
+    from asyncsim.problems import Problem
     from asyncsim.run import Run
 
 #: The panels of the paper's figure by their methods.
@@ -92,6 +94,10 @@ class Config(SweepConfig):
             if count not in self.workers:
                 known = ", ".join(map(str, self.workers))
                 raise InputError(f"fitted = {count}: is not among workers, {known}; give some of these")
+
+    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
+        """Return what the results depend on; of the compute times that is ``cv``."""
+        return {name: value for name, value in super().record(methods, problem).items() if name != "compute"}
 
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cluster; ``cv`` is that of its compute times."""

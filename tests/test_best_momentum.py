@@ -21,6 +21,7 @@ def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
         gradients=200,
         server_momentum=(-0.4, 0.0, 0.4, 0.67, 0.9),
         learning_rate=(0.5, 1.0, 3.3),
+        steps=5,
         out=tmp_path / "best_momentum",
     )
     result = explicit.run(config)
@@ -28,7 +29,8 @@ def test_one_worker_finds_the_momentum_of_theory(tmp_path, capsys):
     assert tuple(best.loc[1, ["server_momentum", "learning_rate"]]) == (0.67, 3.3)
     assert best.loc[8, "server_momentum"] <= 0.4 and best.loc[8, "implicit"] == 7 / 8
     assert len(result.summary) == 2 * 15 and set(result.summary["status"]) <= {"finished", "diverged"}
-    assert "0.670" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "0.670" in out and err.count("--") == 1 and "--steps changes nothing here" in err
     assert read(result.folder, "best_momentum").config["server_momentum"] == [-0.4, 0.0, 0.4, 0.67, 0.9]
     before = (result.folder / "momentum.png").read_bytes()
     assert figures.main(["momentum", "--results", str(tmp_path), "--out", str(result.folder)]) == 0

@@ -126,6 +126,7 @@ def check_forensics(results):
     assert best["learning_rate"] == 0.1
     assert fit.loc[~fit["fitted"], ["workers", "learning_rate"]].to_numpy().tolist() == [[3, 0.1]]
     assert (fit["bins"] == 3).all()
+    assert "compute" not in results.config and results.config["cv"]  # which the compute times follow from
 
 
 CHECKS = {

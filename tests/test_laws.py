@@ -258,6 +258,7 @@ def test_text_is_short():
         (lambda: Pareto(1, -3), ["pareto", "shape", "-3", "above zero"]),
         (lambda: Empirical([]), ["empirical", "samples", "at least one"]),
         (lambda: Empirical([1, -2]), ["empirical", "samples[1]", "-2"]),
+        (lambda: Empirical([1e308, 1e308]), ["empirical", "samples", "1e+308", "finite"]),
         (lambda: Empirical(3), ["empirical", "samples", "3", "list"]),
         (lambda: Empirical([[1, 2]]), ["empirical", "samples[0]", "number"]),
         (lambda: Mixture([Constant(1)], [1, 2]), ["mixture", "weights", "2 for 1"]),

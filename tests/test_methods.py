@@ -206,6 +206,11 @@ def test_a_rate_that_is_zero_at_some_visits(name):
     assert replay(trace, method, problems.quadratic([0.5, 1.0]), progress=False).diverged_at is None
 
 
+def test_arrivals_cannot_apply_more_than_the_whole_momentum():
+    with pytest.raises(InputError, match=r"^spread = 0\.3: must be at most 1 / period = 0\.25"):
+        methods.delayed_nesterov(period=4, spread=0.3)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", optax.adam])
 def test_what_is_no_optimizer(optimizer):
     with pytest.raises(InputError, match=r"^server_optimizer = .*: must be an optimizer of optax, such as"):

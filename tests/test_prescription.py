@@ -98,6 +98,7 @@ def test_source():
         ({"staleness": [1, 2, -1, 0, 0]}, r"staleness\[2\] = -1: must be at least 0"),
         ({"staleness": [1, 2, 0.5, 0, 0]}, r"staleness\[2\] = 0.5: must be a whole number"),
         ({"commits": 0}, r"commits = 0: must be at least 1"),
+        ({"commits": 10**13}, r"commits = 10000000000000: .* needs at least .* GiB of memory .*; simulate fewer"),
         ({"workers": 0}, r"workers = 0: must be at least 1"),
         ({"window": -1}, r"window = -1: must be at least 1"),
         ({"seed": -1}, r"seed = -1: must be at least 0"),

@@ -580,6 +580,14 @@ BAD = {
     "init: must .* gave {}": lambda: custom(lambda key: {}, half),
     "loss: must return a scalar": lambda: custom(line, lambda p, b, k: p),
     r"loss: takes \(p, b\); it is called as loss\(params, batch, key\)": lambda: custom(line, lambda p, b: p),
+    r"init: takes \(\); it is called as init\(key\)": lambda: custom(lambda: jnp.ones(2), half),
+    r"init = 3: must be a function, init\(key\)": lambda: custom(3, half),
+    r"init_state: .* called as init_state\(\)": lambda: custom(line, lambda p, s, b, k: half, init_state=lambda key: 0),
+    r"evaluate: takes \(p\); it is called as evaluate\(params, data\)": lambda: custom(
+        line, half, evaluate=lambda p: {}
+    ),
+    "evaluate: must return a dict of scalars": lambda: custom(line, half, evaluate=lambda p, d: {"loss": {"a": p[0]}}),
+    "data_dir = 5: must be a path": lambda: mnist(data_dir=5),
     "train: a list of numbers; give an array, or a tree": lambda: custom(line, lambda p, b, k: p.sum(), train=[1, 2]),
     "loss: must return the scalar and the new state": lambda: custom(
         line, lambda p, s, b, k: jnp.sum(p), init_state=lambda: {"n": jnp.zeros(())}

@@ -436,6 +436,13 @@ def test_own_study_is_listed_and_run_beside_the_shipped(told):
     assert told("mine", "--times", "2") == (0, ["hellohello"], [])
 
 
+def test_own_study_with_an_option_that_must_be_given(told):
+    own_study("mine", OWN.replace("times: int = 1", "times: int"))
+    assert told("mine", "--times", "2") == (0, ["hellohello"], [])
+    code, _, err = told("mine")
+    assert code == 2 and any("--times" in line for line in err)
+
+
 def test_own_study_of_another_folder_is_another_study(told, monkeypatch):
     for word in ("here", "there"):
         folder = Path(word).absolute()

@@ -359,6 +359,17 @@ def test_barrier_of_weibulls_by_the_alternating_sum():
     assert theory.barrier_time(Weibull(2.0, shape), workers) == pytest.approx(2.0 * total, rel=1e-8)
 
 
+@pytest.mark.parametrize("cv", [1e-2, 1e-3, 1e-6])
+def test_barrier_of_narrow_laws_far_apart(cv):
+    """All of ten are fast, or the barrier is the last of the slow: of these the mean of the maximum is known apart."""
+    law, workers, slow = Mixture([Gamma(1, cv), Gamma(9, cv)], [9, 1]), 10, 0.1
+    exact = (1 - slow) ** workers * theory.barrier_time(Gamma(1, cv), workers) + sum(
+        math.comb(workers, k) * slow**k * (1 - slow) ** (workers - k) * theory.barrier_time(Gamma(9, cv), k)
+        for k in range(1, workers + 1)
+    )
+    assert theory.barrier_time(law, workers) == pytest.approx(exact, rel=1e-9)
+
+
 def test_barrier_of_stragglers():
     law = Mixture([Constant(1), Constant(10)], [9, 1])
     assert theory.barrier_time(law, 8) == pytest.approx(0.9**8 + 10 * (1 - 0.9**8), rel=1e-12)

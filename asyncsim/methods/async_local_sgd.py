@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from asyncsim.errors import require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, local_steps
 from asyncsim.methods.outer import outer_optimizer, outer_step
@@ -162,6 +162,8 @@ def delayed_nesterov(
     if period is not None:
         require_count("period", period)
     require_nonnegative("spread", spread)
+    if period is not None and isinstance(spread, float | int) and spread * period > 1:
+        raise InputError(f"spread = {spread!r}: must be at most 1 / period = {1 / period:g}")
     factor = staleness_weight(law, strength, threshold)
 
     def message(worker, update, start, central, visit):

@@ -209,8 +209,9 @@ def lgd(
     one worker this is sequential SGD.
 
     The server needs one replica beside the leader's: the best of those that have come. There is one group; the
-    pulls of several would need more than a central variable. The authors' program has a barrier, too, but elects
-    among the replicas after their steps, as `lsgd` does.
+    pulls of several would need more than a central variable. Where a policy cancels computations, a worker that lost
+    its own goes on from its replica with the pull to the newest leader in the place of the last. The authors' program
+    has a barrier, too, but elects among the replicas after their steps, as `lsgd` does.
 
     References
     ----------

@@ -88,6 +88,8 @@ def custom(
 def _evaluation(loss: Callable[..., Any], evaluate: Callable[..., Any] | None, stateful: bool) -> Callable:
     """Return ``evaluate(params, state, data)`` made from what the user gave."""
     if evaluate is not None:
+        names = "params, state, data" if stateful else "params, data"
+        _require_call("evaluate", evaluate, names, *names.split())
         return evaluate if stateful else lambda params, state, data: evaluate(params, data)
 
     def mean_loss(params: Tree, state: Tree, data: Tree) -> dict[str, jax.Array]:
@@ -127,14 +129,17 @@ def _require_alike(train: Tree, test: Tree) -> None:
 
 def _check_functions(problem: Problem) -> None:
     """Raise InputError unless the functions return what they must; traces them, computes nothing."""
+    _require_call("init", problem.init, "key", jax.random.key(0))
     params = _shapes(jax.eval_shape(problem.init, jax.random.key(0)))
     kinds = [leaf.dtype for leaf in jax.tree.leaves(params)]
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
         raise InputError(f"init: must return a tree of floating-point arrays, gave {params}")
+    if problem.init_state:
+        _require_call("init_state", problem.init_state, "")
     state = _shapes(jax.eval_shape(problem.init_state)) if problem.init_state else None
     _check_loss(problem, params, state)
     results = jax.eval_shape(problem.evaluate, params, state, _shapes(problem.train))
-    if not isinstance(results, dict) or "loss" not in results or any(r.shape for r in results.values()):
+    if not isinstance(results, dict) or "loss" not in results or any(_is_no_scalar(r) for r in results.values()):
         raise InputError(f'evaluate: must return a dict of scalars with "loss" among them, gave {results}')
 
 
@@ -142,11 +147,8 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
     stateful = problem.init_state is not None
     before = (params, state) if stateful else (params,)
     batch = _shapes(problem.train, problem.batch_size)
-    call = f"loss({'params, state, batch, key' if stateful else 'params, batch, key'})"
-    try:
-        inspect.signature(problem.loss).bind(*before, batch, jax.random.key(0))
-    except TypeError:
-        raise InputError(f"loss: takes {inspect.signature(problem.loss)}; it is called as {call}") from None
+    names = "params, state, batch, key" if stateful else "params, batch, key"
+    _require_call("loss", problem.loss, names, *before, batch, jax.random.key(0))
     value = result = jax.eval_shape(problem.loss, *before, batch, jax.random.key(0))
     if stateful:
         if not isinstance(result, tuple) or len(result) != 2:
@@ -158,8 +160,26 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
             raise InputError(
                 f"loss: must return a state of the shapes and types of init_state, {state}, gave {new_state}"
             )
-    if getattr(value, "shape", None) != ():
+    if _is_no_scalar(value):
         raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {value}")
+
+
+def _require_call(argument: str, function: Any, names: str, *values: Any) -> None:
+    """Raise InputError unless a function takes such arguments."""
+    try:
+        signature = inspect.signature(function)
+    except TypeError:
+        raise InputError(f"{argument} = {function!r}: must be a function, {argument}({names})") from None
+    except ValueError:  # of functions that are not written in Python
+        return
+    try:
+        signature.bind(*values)
+    except TypeError:
+        raise InputError(f"{argument}: takes {signature}; it is called as {argument}({names})") from None
+
+
+def _is_no_scalar(value: Any) -> bool:
+    return getattr(value, "shape", None) != ()
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, require_path
 
 #: SHA-256 of the files' contents, uncompressed: archives of the same contents differ.
 MNIST_FILES = {
@@ -58,9 +58,9 @@ def load_mnist(
     InputError
         A file that is missing and cannot be downloaded, or that holds something else.
     """
-    given = data_dir or os.environ.get(DATA_VARIABLE)
-    if given:
-        return {name: _parse_idx(*_read_given(Path(given), name, sha)) for name, sha in files.items()}
+    given = _given_folder(data_dir)
+    if given is not None:
+        return {name: _parse_idx(*_read_given(given, name, sha)) for name, sha in files.items()}
     return {name: _parse_idx(*_read_cached("mnist", name, sha)) for name, sha in files.items()}
 
 
@@ -82,12 +82,18 @@ def load_cifar10(data_dir: str | os.PathLike | None = None) -> dict[str, np.ndar
     InputError
         Files that are missing and cannot be downloaded, or that hold something else.
     """
-    given = data_dir or os.environ.get(DATA_VARIABLE)
-    if not given:
+    given = _given_folder(data_dir)
+    if given is None:
         return _read_cifar10_archive(_cached_cifar10_archive())
-    folder = Path(given) / "cifar10"
+    folder = given / "cifar10"
     archive = folder / CIFAR10_ARCHIVE
     return _read_cifar10_archive(archive) if archive.is_file() else _read_cifar10_files(folder)
+
+
+def _given_folder(data_dir: str | os.PathLike | None) -> Path | None:
+    """Return the folder that the argument or the environment names; None if neither does."""
+    given = data_dir or os.environ.get(DATA_VARIABLE)
+    return require_path("data_dir", given) if given else None
 
 
 def _read_cifar10_files(folder: Path) -> dict[str, np.ndarray]:

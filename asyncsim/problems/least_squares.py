@@ -64,7 +64,7 @@ def least_squares(
     Raises
     ------
     InputError
-        Options out of range, or a batch larger than a shard.
+        Options out of range, or a batch larger than all the data. A run refuses one larger than its workers' shards.
     """
     label_noise = require_nonnegative("label_noise", label_noise)
     shards = make_shards("least_squares", workers, dimension, examples, condition, heterogeneity, data_seed)

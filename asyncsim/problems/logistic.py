@@ -47,7 +47,7 @@ def logistic(
     Raises
     ------
     InputError
-        Options out of range, or a batch larger than a shard.
+        Options out of range, or a batch larger than all the data. A run refuses one larger than its workers' shards.
     """
     regularisation = require_positive("regularisation", regularisation)
     shards = make_shards("logistic", workers, dimension, examples, condition, heterogeneity, data_seed)

@@ -1,5 +1,6 @@
 """What waiting costs: the time until all workers, or the first few, have finished."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -8,8 +9,10 @@ import numpy as np
 from asyncsim.errors import InputError, require_count
 from asyncsim.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law
 
-#: Gauss-Legendre nodes per panel, and panels between where the integrand begins to fall and where it ends.
+#: Nodes per panel, and panels between where the integrand begins to fall and where it ends.
 _NODES, _PANELS = 12, 400
+#: How often a panel is halved at the most, and the part of the whole that does not count any more.
+_HALVINGS, _SETTLED = 40, 1e-12
 #: Probability that does not count any more.
 _NEGLIGIBLE = 1e-16
 
@@ -153,10 +156,35 @@ def _integral(function: Callable[[np.ndarray], np.ndarray], laws: list[Law]) -> 
     edges = np.geomspace(begin, max(end, begin * (1 + 1e-9)), _PANELS + 1)
     jumps = np.array([point for law in laws for point in _breakpoints(law)])
     edges = np.unique(np.concatenate([[0.0], edges, jumps]))
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    half = np.diff(edges) / 2
-    times = edges[:-1, None] + half[:, None] * (1 + nodes)
-    return float(half @ (function(times.ravel()).reshape(times.shape) @ weights))
+    return _halved(functools.partial(_panels, function), edges[:-1], edges[1:])
+
+
+def _panels(function: Callable[[np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return the integral over each panel, ``[panels]``."""
+    # Lobatto's nodes, as the first and the last lie on the edges: nothing falls between these and the next panel.
+    highest = np.polynomial.Legendre.basis(_NODES - 1)
+    nodes = np.r_[-1.0, highest.deriv().roots(), 1.0]
+    weights = 2 / (_NODES * (_NODES - 1) * highest(nodes) ** 2)
+    half = (end - begin) / 2
+    times = begin[:, None] + half[:, None] * (1 + nodes)
+    times = np.minimum(times, np.nextafter(end, begin)[:, None])  # a jump on an edge belongs to the next panel
+    return half * (function(times.ravel()).reshape(times.shape) @ weights)
+
+
+def _halved(over: Callable[[np.ndarray, np.ndarray], np.ndarray], begin: np.ndarray, end: np.ndarray) -> float:
+    """Return the sum over all panels, each halved as long as that changes something: where a narrow law falls, say."""
+    coarse, settled = over(begin, end), 0.0
+    enough = _SETTLED * np.abs(coarse).sum()
+    for _ in range(_HALVINGS):
+        middle = (begin + end) / 2
+        left, right = over(begin, middle), over(middle, end)
+        rough = np.abs(left + right - coarse) > enough
+        settled += (left + right)[~rough].sum()
+        begin, end = np.r_[begin[rough], middle[rough]], np.r_[middle[rough], end[rough]]
+        coarse = np.r_[left[rough], right[rough]]
+        if not rough.any():
+            break
+    return float(settled + coarse.sum())
 
 
 def _crossing(rising: Callable[[np.ndarray], np.ndarray], scale: float, level: float) -> float:
