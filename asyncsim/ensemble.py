@@ -82,8 +82,7 @@ def replay_ensemble(
         raise InputError(f"seeds = {seeds!r}: must be several, [0, 1, 2] say, or range(3)")
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
-    for method in grid.methods:
-        check_replay(trace, method, problem, diagnose_every, proxy_momentum)
+    diagnostics = [check_replay(trace, method, problem, diagnose_every, proxy_momentum) for method in grid.methods]
     if batched is None:
         batched = batches_members(backend(), problem.parameter_count) and grid.can_be_batched
     if not batched:
@@ -109,7 +108,8 @@ def replay_ensemble(
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         trace = trace.taken_up
         stops = evaluation_stops(trace, evaluate_every)
-        running = _running(trace, grid, problem, jnp.dtype(precision), stops, diagnose_every, float(proxy_momentum))
+        diagnosed = diagnose_every if any(diagnostics) else 0
+        running = _running(trace, grid, problem, jnp.dtype(precision), stops, diagnosed, float(proxy_momentum))
         run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)
         config = {"precision": precision, "proxy_momentum": proxy_momentum}
         return [

@@ -144,7 +144,9 @@ class Replay:
         proxy_momentum: float = PROXY_MOMENTUM,
         devices: Sequence[Any] | None = None,
     ):
-        check_replay(trace, method, problem, diagnose_every, proxy_momentum)
+        diagnostics = check_replay(trace, method, problem, diagnose_every, proxy_momentum)
+        # A diagnosed commit begins a chunk, which costs as much as hundreds of a small problem's commits.
+        diagnose_every = diagnose_every if diagnostics or diagnose_energy else 0
         seed = require_count("seed", seed, minimum=0)
         self.trace, self.method, self.problem = trace.taken_up, method, problem
         trace = self.trace
@@ -237,14 +239,15 @@ def _dispatched(trace: Trace, method: Method, problem: Problem, devices: Sequenc
     return has_rows_apart and len(devices) == 1 and dispatches(devices[0].platform, problem.parameter_count)
 
 
-def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> None:
-    """Raise InputError unless this method can be replayed on this trace and problem."""
+def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> tuple[str, ...]:
+    """Return the method's own diagnostics; raise InputError unless it can be replayed on this trace and problem."""
     _require_kinds(trace, method, problem)
     require_count("diagnose_every", diagnose_every, minimum=0)
     require_fraction("proxy_momentum", proxy_momentum)
-    check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
+    diagnostics = check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
     _check_timing(method, trace)
     _check_outcomes(trace)
+    return diagnostics
 
 
 def _require_kinds(trace: Any, method: Any, problem: Any) -> None:

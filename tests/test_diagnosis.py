@@ -10,8 +10,9 @@ from cases import PROTOCOLS, make_method, make_problem, make_trace, momentum_eac
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import methods, problems, replay
+from asyncsim import methods, problems, replay, wave_replay
 from asyncsim.diagnosis import QUANTILES, diagnostic_rows
+from asyncsim.plan import Plan
 
 #: Relative: two programs compute the same differences of two vectors of size one, of which a hundredth is left.
 SAME = 1e-12
@@ -148,6 +149,17 @@ def test_it_changes_nothing_else(problem, method):
     same = run.diagnostics["quantity"].isin(plain.diagnostics["quantity"].unique())
     again = run.diagnostics[same].reset_index(drop=True)
     pd.testing.assert_frame_equal(again, plain.diagnostics, check_exact=True, check_dtype=not plain.diagnostics.empty)
+
+
+@pytest.mark.parametrize(
+    ("method", "energy", "stops"), [("gem", False, True), ("downpour", False, False), ("downpour", True, True)]
+)
+def test_only_what_is_diagnosed_begins_a_chunk(method, energy, stops, monkeypatch):
+    """A chunk costs as much as hundreds of a small problem's commits."""
+    planned = []
+    monkeypatch.setattr(wave_replay, "Plan", lambda *given: planned.append(Plan(*given)) or planned[-1])
+    diagnosed(make_method(method), make_problem("quadratic"), make_trace(commits=40), diagnose_energy=energy)
+    assert planned[0].diagnosed.any() == stops
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), max_size=9), min_size=1, max_size=4), st.booleans())
