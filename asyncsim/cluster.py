@@ -75,7 +75,7 @@ class Cluster:
         a block shows what was committed by then; see `asyncsim.torn`. With ``"lock_free"`` and ``"write_then_read"``.
     policy : Policy
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
-        `asyncsim.policy`.
+        `asyncsim.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
 
     Raises
     ------
@@ -125,8 +125,7 @@ class Cluster:
                 "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or choose "
                 "protocol 'read_then_write'"
             )
-        if not isinstance(self.policy, Policy):
-            raise InputError(f"policy = {self.policy!r}: must be a policy; {_policy_instead_of(self.policy)}")
+        store("policy", _policy(self.policy))
         _check_policy(self)
 
     @property
@@ -212,9 +211,16 @@ def _setter(instance: Any) -> Any:
     return store
 
 
+def _read(argument: str, value: Any) -> Any:
+    """Return the law or the laws of a text, and anything else as it is."""
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except InputError as error:
+        raise InputError(f"{argument}: {error}") from None
+
+
 def _compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
-    if isinstance(value, str):
-        value = parse(value)
+    value = _read("compute", value)
     if not isinstance(value, list | tuple):
         return _lasting("compute", as_law("compute", value))
     laws = tuple(_lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value))
@@ -249,8 +255,7 @@ def _window(value: Any, workers: int) -> int | tuple[int, ...]:
 
 
 def _latency(value: Any) -> Law | tuple[Law, Law]:
-    if isinstance(value, str):
-        value = parse(value)
+    value = _read("latency", value)
     if not isinstance(value, list | tuple):
         return _finite("latency", as_law("latency", value))
     if len(value) != 2:
@@ -273,13 +278,14 @@ def _check_bandwidth(cluster: Cluster, store: Any) -> None:
         raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
 
 
-def _policy_instead_of(value: Any) -> str:
-    """Return what to write for something that is no policy."""
+def _policy(value: Any) -> Policy:
     if isinstance(value, str):
-        return f"write asyncsim.{parse_policy(value)}"
-    if any(value is one for one in POLICIES.values()):
-        return f"call it, as in asyncsim.{form_of(value.__name__)}"
-    return "write asyncsim.asynchronous()"
+        return parse_policy(value)
+    if not isinstance(value, Policy):
+        called = any(value is one for one in POLICIES.values())
+        instead = f"call it, as in asyncsim.{form_of(value.__name__)}" if called else "write asyncsim.asynchronous()"
+        raise InputError(f"policy = {value!r}: must be a policy; {instead}")
+    return value
 
 
 def _check_policy(cluster: Cluster) -> None:

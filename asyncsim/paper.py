@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: Columns that every summary with runs of methods has.
+_NEEDED = ("method", "seed")
+
+
 class Study(NamedTuple):
     """Where results come from.
 
@@ -193,4 +197,8 @@ def _read(folder: Path, study: str) -> Finished:
     """Read results; the message of a folder that is not there is made short, as many figures may lack it."""
     if not folder.is_dir():
         raise InputError(f"no results in {folder}")
-    return read(folder, study)
+    results = read(folder, study)
+    missing = [name for name in _NEEDED if name not in results.summary]
+    if missing:
+        raise InputError(f"folder = {str(folder)!r}: its summary.csv lacks {', '.join(missing)}; copy it again")
+    return results

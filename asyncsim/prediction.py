@@ -84,8 +84,11 @@ class Prediction:
             table = self.table.round(12).to_string(index=False, float_format="{:.4g}".format, na_rep="-")
         verdict = "holds" if self.holds else "fails"
         band = f"throughput within {BAR:.0%}, the rest within {len(self.runs)} simulated runs"
+        judged = "judged by the throughput and by the distance of the staleness"
         said = [f"  {reason}" for reason in self.reasons]
-        return "\n".join([f"{self.title}: {verdict}", f"simulated: {describe(self.cluster)}", band, table, *said])
+        return "\n".join(
+            [f"{self.title}: {verdict}", f"simulated: {describe(self.cluster)}", f"{band}; {judged}", table, *said]
+        )
 
     def draw(self, path: "str | os.PathLike") -> list[Path]:
         """Write the distributions, measured and predicted, and the durations with their laws: a PNG and a PDF."""

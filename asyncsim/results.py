@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, require_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
     KeyboardInterrupt
         Passed on, saying where the finished results are and how to go on.
     """
-    folder, made = _default_folder(study) if out is None else _given_folder(Path(out))
+    folder, made = _default_folder(study) if out is None else _given_folder(require_path("out", out))
     instead = " instead of --out" if out is not None else ""
     with telling(folder, resumable, instead):
         try:

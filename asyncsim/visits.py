@@ -109,7 +109,7 @@ def recorded(
         begin = float(_numbers("visits", commits, "start_time").min())
     begin = require_number("begin", begin)
     if workers is None:
-        workers = int(_numbers("visits", commits, "worker").max()) + 1
+        workers = max(1, int(_numbers("visits", commits, "worker").max()) + 1)
     # Only what a visit is, not how long it takes.
     form = Cluster(workers, Constant(1.0), window=window, protocol=protocol, exclusive=exclusive)
     commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)

@@ -58,7 +58,7 @@ def _fairness(summary: pd.DataFrame, disciplines: list[str]) -> Figure:
     axes[0].set_ylabel("share of the commits")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    look.title(figure, "Who commits how often at a server that is never idle")
+    look.title(figure, "Who commits how often, by who is served next of those that wait")
     return figure
 
 

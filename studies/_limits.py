@@ -14,6 +14,7 @@ from asyncsim.notes import tell
 from asyncsim.outcome import FINAL_SHARE
 from asyncsim.simulation import simulate
 from asyncsim.wave_replay import replay
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     from asyncsim.cell import Cell
@@ -103,7 +104,8 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
     for place, value in map_kept(executor, limits_of, [(search, fraction) for search in searched], files):
         search = searched[place]
         row = {"method": search.method, "question": search.question, "at": search.at}
-        told = f"[limits] {search.method}, {search.question}"
+        other = "workers" if search.question == "learning_rate" else "learning rate"
+        told = f"[limits] {search.method}, {search.question.replace('_', ' ')} with {other} {search.at:.4g}"
         if isinstance(value, Failure):
             failures.tell(told, value)
             found[place] = {**row, "error": value.error}, []
@@ -113,7 +115,8 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
             smallest = None if largest is None else smallest
             seeds = search.cells[0].config.seeds
             found[place] = {**row, "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}, tried
-            tell(f"{told}: {'nothing stable' if largest is None else f'stable up to {largest:.4g}'}, {len(tried)} runs")
+            outcome = "nothing stable" if largest is None else f"stable up to {largest:.4g}"
+            tell(f"{told}: {outcome}, {counted(len(tried), 'run')}")
         rows, runs = zip(*(found[place] for place in sorted(found)), strict=True)
         results.write_csv(folder / "limits.csv", pd.DataFrame(list(rows)))
         results.write_csv(folder / "limit_runs.csv", pd.DataFrame([run for own in runs for run in own]))

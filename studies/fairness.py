@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.notes import note
 from asyncsim.real.options import RealConfig
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import Discipline, LawLike, MethodLike
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from asyncsim.trace import Trace
 
 DISCIPLINES = ("fifo", "lowest_rank")
+#: Part of the time from which on a server is taken for one that is never idle.
+_BUSY = 0.95
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,8 @@ def _conclude(folder: Path, summary: "pd.DataFrame", traces: "dict[str, Trace]")
     for one, trace in traces.items():
         numbers = trace.summary()
         print(f"{one}: {numbers['throughput']:.3g} commits/s, server busy {numbers['utilisation']:.3f} of the time")
+        if numbers["utilisation"] < _BUSY:
+            note(f"{one}: where few wait, who is served matters little; more workers or a longer --service wait more")
     shown = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
     shown += ["mean_wait", "simulated_wait"]
     print(f"\n{summary[shown].to_string(index=False, float_format='{:#.3g}'.format, na_rep='-')}")

@@ -36,7 +36,7 @@ class Config(SweepConfig):
     seeds: int = 1
     """Number of seeds: 0, 1, ..."""
     diagnose_every: int = 2
-    """Worker steps between two medians."""
+    """Worker steps, and one commit, between two medians."""
     effective_batch: int | None = None
     """Examples of a gradient of each worker, all together: each has its share. None: batch_size for every worker."""
 

@@ -284,6 +284,15 @@ def test_results_that_lack_a_column_or_a_diagnostic_are_an_input_error(tmp_path,
         drawing.draw(read(tmp_path, drawing.folder))
 
 
+def test_a_summary_that_was_damaged_is_told_and_the_others_drawn(results, tmp_path, capsys):
+    (tmp_path / "momentum").symlink_to(results / "momentum")
+    write_study(tmp_path / "generalization", "generalization", [({"workers": 2}, "gem", {})])
+    (tmp_path / "generalization" / "summary.csv").write_text("junk\n")
+    asked = ["--only", "5,momentum", "--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert gem.main(asked) == 0
+    assert "5: folder = " in (told := capsys.readouterr().err) and "summary.csv lacks method, seed" in told
+
+
 # Deviations
 
 

@@ -208,7 +208,7 @@ def test_limits_that_were_not_found(told):
     # In two steps nobody halves the loss: rates are too low as well as too high.
     options = "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --noise 0 --steps 2"
     code, _, err = told("stability", options)
-    assert code == 0 and any("downpour, learning_rate: nothing stable" in line for line in err)
+    assert code == 0 and any("downpour, learning rate with workers 1: nothing stable" in line for line in err)
     assert pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]].isna().all(axis=None)
 
 

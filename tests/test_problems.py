@@ -458,6 +458,10 @@ def test_custom_default_evaluation_is_the_mean_loss():
     assert problem.evaluate(params, None, whole)["loss"] == problem.loss(params, whole, KEY)
 
 
+def test_problems_are_shown_in_a_line():
+    assert repr(regression()) == "Problem('custom', 4 parameters, 50 examples)"
+
+
 def test_custom_evaluate_and_state():
     problem = with_state()
     params, state, batch = inputs(problem, jnp.float64)

@@ -47,7 +47,8 @@ def custom(
         dict of scalars with ``"loss"`` among them, over all examples of ``data``. Default: the mean
         loss, a thousand examples at a time, with one fixed key.
     init_state : callable, optional
-        ``init_state()`` returns the initial state that is not trained.
+        ``init_state()`` returns the initial state that is not trained. Each worker has its own, which no message
+        carries; an evaluation sees their mean, of integers the first worker's.
     name : str
         Name, for tables and file names.
     sharded : bool

@@ -10,6 +10,7 @@ from jax import lax
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.problems.batches import BatchIndices
+from asyncsim.wording import counted
 
 #: Any nesting of dicts, lists, tuples and registered containers of arrays.
 Tree = Any
@@ -44,7 +45,8 @@ class Problem:
         ``evaluate(params, state, data)`` returns a dict of scalars, ``"loss"`` at least, over all
         examples of ``data``; deterministic. ``state`` is None without ``init_state``.
     init_state : callable or None
-        ``init_state()`` returns the initial state that is not trained (running means, say), any tree.
+        ``init_state()`` returns the initial state that is not trained (running means, say), any tree. Each worker has
+        its own, which no message carries. An evaluation sees their mean, of integers the first worker's.
     sharded : bool
         Workers draw from disjoint shards of ``train`` instead of the whole set each.
     shards : int or None
@@ -91,6 +93,10 @@ class Problem:
         examples = count_examples("train", self.train)
         if require_count("batch_size", self.batch_size) > examples:
             raise InputError(f"batch_size = {self.batch_size}: train has only {examples} examples")
+
+    def __repr__(self) -> str:
+        parameters, examples = counted(self.parameter_count, "parameter"), counted(self.examples, "example")
+        return f"Problem({self.name!r}, {parameters}, {examples})"
 
     @property
     def examples(self) -> int:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ _PANELS = {
     "workers": ("largest stable n", "learning rate \u03b7"),
     "learning_rate": ("largest stable \u03b7", "workers n"),
 }
+_TICKED = 4  #: Different limits that each get a tick.
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -63,8 +65,16 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
             **(style | {"markersize": 8}),
         )
     places = sorted(table["at"].unique())
+    # Room beside the outermost: what stands beside a tick must not look like a value of its own.
+    axes.set_xlim(places[0] / 1.5, places[-1] * 1.5)
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
     low, high = axes.get_ylim()
     axes.set_ylim(low / 1.1, high * 1.25)
-    look.plain_logs(axes.yaxis)
+    values = np.unique(table[["largest_stable", "smallest_unstable"]].to_numpy(float))
+    values = values[np.isfinite(values)]
+    if 0 < len(values) <= _TICKED:
+        axes.set_yticks(values, [f"{value:.3g}" for value in values])
+        axes.minorticks_off()
+    else:
+        look.plain_logs(axes.yaxis)

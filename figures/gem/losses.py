@@ -99,10 +99,10 @@ def final(results: Finished) -> Figure:
     names = methods_of(results)
     shown = [results.summary["final_loss"], *(published.series("1d", name)["y"] for name in names)]
     log_axis(axes, shown, "loss over the last tenth", MOST_LOSS)
-    known = False
+    known = set[int]()
     for (name, one), marker in zip(look.looks(names).items(), itertools.cycle("osDv^P"), strict=False):
         points = published.series("1d", name)
-        known = known or not points.empty
+        known |= set(points["x"].astype(int))
         axes.plot(points["x"], points["y"], marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
         rows = chosen(results, method=name).summary
         losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
@@ -111,7 +111,7 @@ def final(results: Finished) -> Figure:
         axes.plot(losses.index, losses["mean"], label=one.label, **style)
         for n in sorted(rows.loc[rows["status"] == "diverged", "workers"].unique()):
             axes.plot(n, axes.get_ylim()[1], "x", color=one.color, markersize=5, clip_on=False)
-    counts = values_of(results, "workers")
+    counts = sorted({*values_of(results, "workers"), *known})
     if counts[-1] > 10 * counts[0]:
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
