@@ -85,7 +85,7 @@ def _build(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
 class _Recorded:
     """What is recorded of the commits of some calls: ``[commits, numbers]`` of each."""
 
-    def __init__(self, of_calls: Sequence[Array]):
+    def __init__(self, of_calls: Sequence[Any]):
         self.of_calls = of_calls
 
     @functools.cached_property
@@ -109,7 +109,7 @@ class Column:
         return np.array(self._recorded.table[:, self._place : self._place + 1], dtype)
 
 
-def records(of_calls: Sequence[Array]) -> Records:
+def records(of_calls: Sequence[Any]) -> Records:
     """Return what is recorded of the commits of some calls, of each ``[commits, numbers]``, the fields of `Records`.
 
     It is waited for when it is asked for.

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
 from asyncsim.notes import tell
-from asyncsim.threads import work_until
+from asyncsim.threads import one_core_each, work_until
 
 if TYPE_CHECKING:
     from asyncsim.problems.problem import Problem
@@ -153,9 +153,13 @@ def _jax_settings() -> Callable[[], contextlib.AbstractContextManager[Any]]:
 
 
 def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
-    """Return what a function returns, or a `Failure`; pass on an InputError."""
+    """Return what a function returns, or a `Failure`; pass on an InputError.
+
+    Replays have one core each, so that what is written does not depend on how many jobs are computed at a time.
+    """
     try:
-        return function(*job)
+        with one_core_each():
+            return function(*job)
     except InputError:
         raise
     except Exception as error:

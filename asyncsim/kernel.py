@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from asyncsim.commits import Committed, Squares, build_commits
-from asyncsim.gradients import build_gradients
+from asyncsim.gradients import Gradients, build_gradients
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import First, Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
@@ -48,15 +48,22 @@ def build_advance(
     Its arguments: the state (donated), the training data, the key of the problem's randomness, the pieces and their
     count. The number of pieces in ``Pieces`` is part of the compiled shape, ``count`` is not.
     """
-    advance = _build_pieces(method, local, layout)
-    if layout.division.devices == 1:
+    division = layout.division
+    run_pieces = build_pieces(method, build_gradients(local, layout), layout)
+
+    def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
+        state, made = run_pieces(state, data, key, pieces, jnp.int32(0), count)
+        in_order = jnp.swapaxes(division.of_all(jnp.swapaxes(made.losses, 0, 1)), 0, 1)
+        return state, records(in_order, division.total(made.squares)), made.first
+
+    if division.devices == 1:
         return jax.jit(advance, donate_argnums=0)
 
     everywhere = PartitionSpec()
 
     @functools.partial(jax.jit, donate_argnums=0)
     def on_all(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
-        specs = state_specs(state, layout.division)
+        specs = state_specs(state, division)
         first: Any = First(specs.central, specs.central)
         return jax.shard_map(
             advance,
@@ -69,14 +76,46 @@ def build_advance(
     return on_all
 
 
-def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Layout):
-    """Return the function of `build_advance` as each device runs it."""
+def records(losses: Array, squares: Squares) -> Records:
+    """Return what is recorded of commits, from their losses and squared norms."""
+    return Records(
+        loss=losses,
+        update_norm=jnp.sqrt(squares.update),
+        central_energy=squares.moved / 2,
+        proxy_energy=squares.proxy / 2,
+    )
+
+
+class MadePieces(NamedTuple):
+    """What is told of the pieces that were run.
+
+    Attributes
+    ----------
+    losses : Float[Array, "pieces lanes"]
+        Zero of pieces that were not run, as the squares are.
+    squares : Squares
+        Leaves ``[pieces, piece_size]``, of this device's part of the vectors.
+    first : First
+        Zero unless the first of the pieces was run.
+    """
+
+    losses: Array
+    squares: Squares
+    first: First
+
+
+def build_pieces(
+    method: Method, gradients: Gradients, layout: Layout
+) -> Callable[[ReplayState, Any, Array, Pieces, Array, Array], tuple[ReplayState, MadePieces]]:
+    """Return the function that runs the pieces from ``begin`` to ``end``, as each device does.
+
+    Its arguments: the state, the training data, the key of the problem's randomness, the pieces, begin and end.
+    """
     division = layout.division
     recorded = (division.piece_size, *layout.of_members)
-    gradients = build_gradients(local, layout)
     commits = build_commits(method, layout)
 
-    def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
+    def run_pieces(state: ReplayState, data: Any, key: Array, pieces: Pieces, begin: Array, end: Array):
         def run_piece(index, carry):
             state, scratch, losses, squares, first = carry
             piece = jax.tree.map(lambda leaf: row(leaf, index), pieces)
@@ -92,17 +131,8 @@ def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Lay
         squares = Squares(*(jnp.zeros((pieces_size, *recorded), dtype) for _ in Squares._fields))
         empty = jnp.zeros_like(state.central)
         carry = (state, empty_scratch(state, data, key, pieces), losses, squares, First(empty, empty))
-        state, _, losses, squares, first = jax.lax.fori_loop(0, count, run_piece, carry)
-        return state, records(losses, division.total(squares)), first
-
-    def records(losses: Array, squares: Squares) -> Records:
-        in_order = jnp.swapaxes(division.of_all(jnp.swapaxes(losses, 0, 1)), 0, 1)
-        return Records(
-            loss=in_order,
-            update_norm=jnp.sqrt(squares.update),
-            central_energy=squares.moved / 2,
-            proxy_energy=squares.proxy / 2,
-        )
+        state, _, losses, squares, first = jax.lax.fori_loop(begin, end, run_piece, carry)
+        return state, MadePieces(losses, squares, first)
 
     def empty_scratch(state: ReplayState, data: Any, key: Array, pieces: Pieces) -> Scratch:
         def rows(leaf: Array, count: int = division.piece_size) -> Array:
@@ -154,7 +184,7 @@ def _build_pieces(method: Method, local: Callable[..., LocalResult], layout: Lay
         )
         return state, scratch, results.loss.astype(read.dtype), First(start[0], update[0])
 
-    return advance
+    return run_pieces
 
 
 def _starts(method: Method, rows: Any, read: Array, count: Array, into: Array) -> Array:

@@ -19,7 +19,8 @@ from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separat
 class Plan:
     """The whole trace cut into pieces, and their arrays chunk by chunk.
 
-    ``seed`` is that of the minibatches; the members of an ensemble have one each. ``dispatched`` is as in `Layout`.
+    ``seed`` is that of the minibatches; the members of an ensemble have one each. ``dispatched`` and ``halved`` are as
+    in `Layout`.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Plan:
         dtype: Any,
         devices: int,
         dispatched: bool = False,
+        halved: bool = False,
     ):
         self.waves = find_waves(trace)
         commits = len(trace)
@@ -49,10 +51,10 @@ class Plan:
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
         kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        self._dispatched = dispatched
+        self._dispatched, self._halved = dispatched, halved
         self._devices = 1 if dispatched else devices
         self._tuning = tuning(backend(), problem.parameter_count, self._devices)
-        if dispatched:
+        if dispatched or halved:
             self._tuning = self._tuning._replace(piece_sizes=(1,))
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self.stops = stops
@@ -102,6 +104,7 @@ class Plan:
             read_blocks=self._blocks,
             windows_differ=self._windows_differ,
             dispatched=self._dispatched,
+            halved=self._halved,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:

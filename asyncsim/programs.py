@@ -13,6 +13,7 @@ from asyncsim.diagnosis import build_before, build_diagnose
 from asyncsim.dispatched import Dispatched
 from asyncsim.division import DEVICES, Division
 from asyncsim.flat import Flat, flatten
+from asyncsim.halves import Halves
 from asyncsim.kernel import build_advance
 from asyncsim.local import build_local, from_vector
 from asyncsim.members import Members, batched_local, batched_method, batched_state
@@ -141,6 +142,20 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
             devices=devices,
             looks_ahead=True,
         )
+    if layout.halved:
+        halves = Halves(method.value, local, flat, layout, dtype, devices[0])
+        return Program(
+            advance=halves.advance,
+            before=halves.before,
+            diagnose=halves.diagnose,
+            evaluate=evaluate,
+            initial_state=halves.initial_state,
+            whole=halves.whole,
+            from_whole=halves.from_whole,
+            problem_states=_no_problem_states,
+            flat=flat,
+            devices=devices,
+        )
     mesh = Mesh(np.array(devices), (DEVICES,))
     make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
     return Program(
@@ -159,6 +174,10 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
 
 def _problem_states(state: ReplayState) -> Any:
     return state.workers.learner.problem
+
+
+def _no_problem_states(state: Any) -> Any:
+    return ()
 
 
 def _as_it_is(state: ReplayState) -> ReplayState:

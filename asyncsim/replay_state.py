@@ -43,6 +43,8 @@ class Layout(NamedTuple):
         Whether some commits have fewer local steps than the window.
     dispatched : bool
         Whether commits are dispatched a few at a time, by `asyncsim.dispatched` and not `asyncsim.kernel`.
+    halved : bool
+        Whether two threads have half of each vector, by `asyncsim.halves`.
     """
 
     division: Division
@@ -58,6 +60,7 @@ class Layout(NamedTuple):
     read_blocks: int = 1
     windows_differ: bool = False
     dispatched: bool = False
+    halved: bool = False
 
     @property
     def of_members(self) -> tuple[int, ...]:

@@ -30,10 +30,10 @@ class SideBySide:
 
     def __init__(self, function: Callable[..., Any], at_once: int, used_up: tuple[int, ...] = ()):
         self._function, self._at_once = jax.jit(function, donate_argnums=used_up), at_once
-        self._starts: dict[Any, Start] = {}
+        self._calls: dict[Any, Callable[..., Any]] = {}
 
-    def start_for(self, *arguments: Any) -> Start:
-        """Return what starts calls with arguments of these kinds: a function of the thread's number and the arguments.
+    def call_for(self, *arguments: Any) -> Callable[..., Any]:
+        """Return the compiled function for arguments of these kinds; any thread may call it.
 
         Threads do not share what JAX is told in a context, so that they run what was compiled in this one; callbacks
         of the function see whether 64 bits are enabled in it.
@@ -42,23 +42,31 @@ class SideBySide:
         told = config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
         leaves, structure = jax.tree.flatten(arguments)
         kind = told, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if kind not in self._starts:
+        if kind not in self._calls:
             compiled = self._function.lower(*arguments).compile()
-            self._starts[kind] = self._build_start(compiled, config.jax_enable_x64)
-        return self._starts[kind]
+            self._calls[kind] = _with_64_bits(config.jax_enable_x64, compiled)
+        return self._calls[kind]
 
-    def _build_start(self, compiled: Callable[..., Any], x64: bool) -> Start:
-        def call(*arguments: Any) -> Any:
-            with jax.enable_x64(x64):
-                return compiled(*arguments)
+    def start_for(self, *arguments: Any) -> Start:
+        """Return what starts calls of `call_for`: a function of the thread's number and the arguments."""
+        call = self.call_for(*arguments)
+        return lambda thread, *given: begin(self._at_once, thread, call, *given)
 
-        def start(thread: int, *arguments: Any) -> Callable[[], Any]:
-            if self._at_once == 1:
-                results = call(*arguments)
-                return lambda: results
-            return _threads(self._at_once)[thread].submit(call, *arguments).result
 
-        return start
+def begin(threads: int, thread: int, call: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """Call a function in one of so many threads; with 1 there is none. Returns what waits for the result."""
+    if threads == 1:
+        results = call(*arguments)
+        return lambda: results
+    return _threads(threads)[thread].submit(call, *arguments).result
+
+
+def _with_64_bits(enabled: bool, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        with jax.enable_x64(enabled):
+            return compiled(*arguments)
+
+    return call
 
 
 def cores() -> int:

@@ -1,8 +1,9 @@
 """What threads need that compute runs side by side: to share what is made once, and to end when nobody waits."""
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _this = threading.local()
@@ -22,6 +23,21 @@ def require_wanted() -> None:
     unwanted: threading.Event | None = getattr(_this, "unwanted", None)
     if unwanted is not None and unwanted.is_set():
         raise Unwanted
+
+
+@contextlib.contextmanager
+def one_core_each() -> Iterator[None]:
+    """Let replays of this thread use one core each, as there are others beside them, or might be."""
+    before, _this.one_core = has_one_core(), True
+    try:
+        yield
+    finally:
+        _this.one_core = before
+
+
+def has_one_core() -> bool:
+    """Return whether replays of this thread are to use one core each."""
+    return getattr(_this, "one_core", False)
 
 
 class Cached:

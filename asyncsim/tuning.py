@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.side_by_side import cores
+from asyncsim.threads import has_one_core
 
 if TYPE_CHECKING:
     from asyncsim.problems.problem import Problem
@@ -50,6 +51,12 @@ _MOST_AT_ONCE = 4
 #: Gradients in such a group at most: 1.04 times the rate of 4 with 100 workers, the same with 10 (MNIST's network). And
 #: elements of their vectors, as some ten groups are kept where workers are few and their times differ.
 _GROUP, _GROUP_ELEMENTS = 8, 2**21
+#: Gradients that each of two threads computes before both commit, at most: 100 workers of like speed make waves of some
+#: 70 commits.
+GRADIENTS_A_HALF = 48
+#: Commits of a mean wave from which on two threads replay vectors of middling length in halves. Digits, rate over that
+#: of the kernel: 0.8 with 9 commits (10 workers), 1.0 with 17 (20), 1.15 with 24 (30), 1.4 with 74 (100).
+_LONG_WAVE = 20
 #: Elements of a vector of each worker up to which replays are computed at a time: with three vectors 0.4 GB a replay.
 _MOST_ELEMENTS = 2**25
 #: Parameters from which on moving a vector costs more than anything else that is done once a commit: several devices of
@@ -98,6 +105,16 @@ def dispatches(backend: str, parameters: int) -> bool:
     return backend == "cpu" and parameters >= _LONG_VECTOR
 
 
+def middling(backend: str, parameters: int) -> bool:
+    """Return whether a replay keeps one core busy, and not another: with neither few nor very many parameters."""
+    return backend == "cpu" and _FEW_PARAMETERS <= parameters < _LONG_VECTOR
+
+
+def halves_pay(mean_wave: float) -> bool:
+    """Return whether waves are so long that two threads replay such vectors in halves (`asyncsim.halves`)."""
+    return mean_wave >= _LONG_WAVE and cores() > 1 and not has_one_core()
+
+
 def writes_slices(backend: str, parameters: int) -> bool:
     """Return whether a vector of so many elements is made by writing its parts into it one after the other.
 
@@ -141,9 +158,9 @@ def replays_at_once(problem: "Problem", workers: int) -> int:
     which works for one thread at a time. Two at a time have 1.8 times the rate of one after the other (digits, 100
     workers; 1.5 with 10), MNIST's network 0.8 times, and the short runs of quadratics in the study ``momentum`` 0.7.
     """
-    one_core = _FEW_PARAMETERS <= problem.parameter_count < _LONG_VECTOR and not problem.map_on_cpu
+    one_core = middling(backend(), problem.parameter_count) and not problem.map_on_cpu
     small = workers * problem.parameter_count <= _MOST_ELEMENTS
-    return min(cores(), _MOST_AT_ONCE) if one_core and small and backend() == "cpu" else 1
+    return min(cores(), _MOST_AT_ONCE) if one_core and small else 1
 
 
 def current_devices(parameters: int, workers: int, divided: bool) -> tuple[Any, ...]:

@@ -83,6 +83,12 @@ def find_waves(trace: Trace) -> Waves:
     return Waves(read, form, slot, form_slot, slots, form_slots, reads, separate_forms, depends_on, blocks)
 
 
+def mean_wave(trace: Trace) -> float:
+    """Return how many commits a wave has on average."""
+    nowhere = np.empty(0, int)
+    return len(trace) / (len(cut(find_waves(trace), len(trace), (), 0, nowhere)) - 1)
+
+
 def separate_reads(position: np.ndarray, slot: np.ndarray) -> Reads:
     """Return the reads that the replay has to make, in order; those of version zero are there from the start.
 

@@ -391,7 +391,7 @@ def test_numbers_of_workers_share_what_is_compiled():
         running = dispatched(make_trace(workers=workers, commits=2 * EVERY), method, problem)
         running.advance(EVERY)
         compiled = running.running._program.advance.__self__
-        assert len(compiled._gradients._starts) == 1
+        assert len(compiled._gradients._calls) == 1
         assert len(compiled._commit._compiled) <= 4  # for each number of commits in a call
 
 
@@ -425,7 +425,7 @@ def test_threads_compute_in_the_precision_that_was_asked_for(at_once):
         with jax.enable_x64(x64):
             _, compiled, seen = calls.start_for(x)(1, x)()
         assert bool(compiled) is bool(seen) is x64
-    assert len(calls._starts) == 2
+    assert len(calls._calls) == 2
 
 
 @pytest.mark.parametrize("at_once", [1, 2], indirect=True)

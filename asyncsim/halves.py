@@ -1,0 +1,314 @@
+"""A replay by two threads of a CPU, each of which holds half of every vector.
+
+It is for vectors of middling length, methods that work element by element, and long waves (see `asyncsim.waves`). Some
+commits none of which depends on another, a group, are replayed in two steps: each thread computes the gradients of half
+of the group, then makes all commits of the group on its half of the parameters. The threads meet after each step, and
+read from memory what the other has made.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from asyncsim.calls import Column, records
+from asyncsim.diagnosis import Formed, build_before, build_diagnose
+from asyncsim.division import Division
+from asyncsim.flat import Flat
+from asyncsim.gradients import Gradients
+from asyncsim.kernel import build_pieces
+from asyncsim.local import Learner, LocalResult
+from asyncsim.methods.method import Array, Method
+from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, initial_state
+from asyncsim.rows import row, set_row, tree_row
+from asyncsim.side_by_side import SideBySide, begin
+from asyncsim.tuning import GRADIENTS_A_HALF
+
+#: Each has a half of all vectors.
+THREADS = 2
+#: The second half begins where a tensor does if each half then has this share of the parameters; else a tensor is cut
+#: in two, which takes a quarter of a gradient's time (digits), at a multiple of so many elements.
+_LEAST_SHARE, _CUT = 0.4, 64
+
+#: Some commits in a row, or elements of a vector: where they begin and end.
+Span = tuple[int, int]
+#: What a thread's gradients are written to: of each half an array of shape ``[GRADIENTS_A_HALF, parameters]``.
+Updates = tuple[Array, ...]
+
+
+class Halved(NamedTuple):
+    """`ReplayState` in two: each has its half of all vectors, and both have whatever is no vector.
+
+    Attributes
+    ----------
+    halves : tuple of ReplayState
+    memory : tuple of Updates
+        For each thread's next gradients.
+    """
+
+    halves: tuple[ReplayState, ...]
+    memory: tuple[Updates, ...]
+
+    @property
+    def central(self) -> Array:
+        """The whole central variable."""
+        return jnp.concatenate([half.central for half in self.halves])
+
+
+class Made(NamedTuple):
+    """What a thread's gradients made; losses have shape ``[GRADIENTS_A_HALF]``."""
+
+    updates: Any  #: `Updates`, or of one half an array
+    losses: Array
+
+
+class Halves:
+    """The functions of `asyncsim.programs.Program` for a state in halves. Pieces have one commit each."""
+
+    def __init__(
+        self, method: Method, local: Callable[..., LocalResult], flat: Flat, layout: Layout, dtype: Any, device: Any
+    ):
+        parameters = layout.division.parameters
+        params = jax.eval_shape(flat.unravel, jax.ShapeDtypeStruct((parameters,), dtype))
+        bounds = halves_of([leaf.size for leaf in jax.tree.leaves(params)])
+        learner = Learner(method.optimizer.init(params), ())
+        layouts = [
+            layout._replace(division=Division(1, 1, end - at, by_parameters=False), in_turn=False) for at, end in bounds
+        ]
+        self._device, self._sees_loss = device, method.sees_loss
+        self._gradients = SideBySide(_build_gradients(local, flat, bounds, learner), THREADS, used_up=(0,))
+        self._commits = [SideBySide(_build_commits(method, own), THREADS, used_up=(0,)) for own in layouts]
+        self._before = [build_before(method, own) for own in layouts]
+        diagnose = build_diagnose(method, flat, layout)
+        self._diagnose = jax.jit(lambda formed, first, *given: diagnose(_join(formed), _join(first), *given))
+        # Compiled, as that takes NumPy's arrays many times as quickly as device_put.
+        self._put = jax.jit(lambda *arrays: arrays, out_shardings=SingleDeviceSharding(device))
+
+        def halve(state: ReplayState) -> Halved:
+            def half(at: int, end: int) -> ReplayState:
+                return jax.tree.map(lambda leaf: leaf[..., at:end] if leaf.shape[-1:] == (parameters,) else leaf, state)
+
+            memory = [[jnp.zeros((GRADIENTS_A_HALF, end - at), dtype) for at, end in bounds] for _ in range(THREADS)]
+            return Halved(tuple(half(*own) for own in bounds), tuple(map(tuple, memory)))
+
+        def make(params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> Halved:
+            return halve(initial_state(method, flat, params, problem_state, slots, form_slots, workers))
+
+        self._halve = jax.jit(halve)
+        self._make = jax.jit(make, static_argnames=("slots", "form_slots", "workers"))
+
+    def advance(
+        self, state: Halved, data: Any, key: Array, pieces: Pieces, count: np.int32
+    ) -> tuple[Halved, Records, Sequence[First]]:
+        """Run the first ``count`` planned pieces, as the function of `asyncsim.kernel.build_advance` does."""
+        groups = list(independent(pieces, int(count)))
+        key, planned, places = self._put(key, pieces, _places(groups, pieces))
+        to_compute = data, key, (planned.visit, planned.job, planned.rows, planned.slot)
+        to_commit = planned._replace(job=places, rows=())
+        halves, memory = state
+        compute, commit = self._calls(halves, memory, to_compute, to_commit)
+        recorded: list[_Recorded] = []
+        first: Any = None
+        for at, end in groups:
+            reads, spans = _reads(halves), _spans(at, end)
+            made = _both(compute, [(memory[i], reads, *to_compute, *map(np.int32, spans[i])) for i in range(THREADS)])
+            own = [tuple(Made(one.updates[i], one.losses) for one in made) for i in range(THREADS)]
+            committed = _both(
+                commit, [(halves[i], own[i], to_commit, np.int32(at), np.int32(end)) for i in range(THREADS)]
+            )
+            halves, squares, begun = zip(*committed, strict=True)
+            memory = tuple(one.updates for one in made)
+            recorded.append(_Recorded((at, end), [one.losses for one in made], squares))
+            first = first or begun
+        return Halved(halves, memory), records(recorded), first
+
+    def before(self, state: Halved, pieces: Pieces) -> list[Formed]:
+        """Return what the first commit will meet, as the function of `asyncsim.diagnosis.build_before` does."""
+        return [before(half, pieces) for before, half in zip(self._before, state.halves, strict=True)]
+
+    def diagnose(
+        self, formed: list[Formed], first: Sequence[First], pieces: Pieces, losses: Column
+    ) -> dict[str, list[Array]]:
+        """Return the diagnostics of the first commit, as the function of `asyncsim.diagnosis.build_diagnose` does."""
+        # To look at a loss is to wait for it.
+        return self._diagnose(formed, first, pieces, losses.first if self._sees_loss else ())
+
+    def initial_state(self, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> Halved:
+        """Return the state at version zero."""
+        made = self._make(params, problem_state, slots=slots, form_slots=form_slots, workers=workers)
+        return jax.device_put(made, self._device)
+
+    def whole(self, state: Halved) -> ReplayState:
+        """Return the state with whole vectors, copied."""
+        return jax.tree.map(jnp.array, _join(state.halves))
+
+    def from_whole(self, state: ReplayState) -> Halved:
+        """Return a state of whole vectors in halves, copied."""
+        return jax.device_put(self._halve(state), self._device)
+
+    def _calls(self, halves: Any, memory: Any, to_compute: Any, to_commit: Any) -> tuple[list[Any], list[Any]]:
+        """Return what each thread calls: the gradients of a span, and the commits of a group on its half."""
+        span = np.int32(0), np.int32(0)
+        losses: Any = jax.ShapeDtypeStruct((GRADIENTS_A_HALF,), halves[0].central.dtype)
+        compute = self._gradients.call_for(memory[0], _reads(halves), *to_compute, *span)
+        commit = [
+            commits.call_for(half, (Made(updates, losses),) * THREADS, to_commit, *span)
+            for commits, half, updates in zip(self._commits, halves, memory[0], strict=True)
+        ]
+        return [compute] * THREADS, commit
+
+
+def halves_of(sizes: Sequence[int]) -> tuple[Span, Span]:
+    """Return the halves of vectors that are made of tensors of these sizes.
+
+    They are never of the same length: by that they are told from arrays that are no vectors, see `_join`.
+    """
+    whole = sum(sizes)
+    borders = [end for end in itertools.accumulate(sizes) if _LEAST_SHARE <= end / whole <= 1 - _LEAST_SHARE]
+    cut = (whole // 2 - 1) // _CUT * _CUT or 1
+    middle = min((end for end in borders if 2 * end != whole), key=lambda end: abs(2 * end - whole), default=cut)
+    return (0, middle), (middle, whole)
+
+
+def independent(pieces: Pieces, count: int) -> Iterator[Span]:
+    """Yield groups of consecutive pieces of one commit each, as long as none depends on another and there is room."""
+    worker, slot, made, read = map(np.asarray, (pieces.visit.worker, pieces.slot, pieces.reads.size, pieces.reads.slot))
+    worker, slot, made, read = worker[:count, 0], slot[:count, 0], made[:count], read[:count]
+    position = np.arange(1, count + 1)
+    own = _last_change(worker, position, worker)
+    # A read that belongs to a commit waits in its worker's slot, and needs no look of its own.
+    separate = _last_change(read[np.arange(read.shape[1]) < made[:, None]], np.repeat(position, made), slot)
+    depends_on = np.maximum.accumulate(np.maximum(own, separate))
+    at = 0
+    while at < count:
+        end = min(int(np.searchsorted(depends_on, at, side="right")), at + THREADS * GRADIENTS_A_HALF)
+        yield at, end
+        at = end
+
+
+def _last_change(changed: np.ndarray, after: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Return after how many commits what each commit asks for has changed last; 0 for never.
+
+    Of ``changed``, things by their numbers, each changes ``after`` so many commits.
+    """
+    stride = len(asked) + 1
+    changes = np.sort(np.r_[-1, changed.astype(np.int64) * stride + after])
+    last = changes[np.searchsorted(changes, asked.astype(np.int64) * stride + np.arange(len(asked)), side="right") - 1]
+    return np.where(last // stride == asked, last % stride, 0)
+
+
+def _spans(at: int, end: int) -> tuple[Span, Span]:
+    """Return whose gradients each thread computes of a group; the second may have none."""
+    middle = (at + end + 1) // 2
+    return (at, middle), (middle, end)
+
+
+def _places(groups: Sequence[Span], pieces: Pieces) -> np.ndarray:
+    """Return where each commit finds its update, ``[pieces, 1]``: those of the second thread come after the room."""
+    places = np.zeros_like(pieces.job)
+    for group in groups:
+        for thread, (at, end) in enumerate(_spans(*group)):
+            places[at:end, 0] = np.arange(end - at) + thread * GRADIENTS_A_HALF
+    return places
+
+
+def _reads(halves: Sequence[ReplayState]) -> tuple[Array, ...]:
+    return tuple(half.read for half in halves)
+
+
+def _both(calls: Sequence[Callable[..., Any]], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Dispatch the call of each thread; this one is the first."""
+    second = begin(THREADS, 1, calls[1], *arguments[1])
+    return [calls[0](*arguments[0]), second()]
+
+
+def _build_gradients(
+    local: Callable[..., LocalResult], flat: Flat, bounds: Sequence[Span], learner: Learner
+) -> Callable[..., Made]:
+    """Return the function that computes the gradients of commits from ``at`` to ``end``, one after the other.
+
+    ``local`` is that of `asyncsim.local.build_local`; ``learner`` has no leaves.
+    """
+
+    def write(memory: Updates, tree: Any, place: Array) -> Updates:
+        """Write an update part by part: to concatenate it first takes half as long as the gradient (digits)."""
+        written, at = list(memory), 0
+        for leaf in jax.tree.leaves(tree):
+            for half, (begins, ends) in enumerate(bounds):
+                low, high = max(at, begins), min(at + leaf.size, ends)
+                if low < high:
+                    part = leaf.reshape(-1)[low - at : high - at].astype(written[half].dtype)
+                    where = place, jnp.asarray(low - begins, place.dtype)
+                    written[half] = jax.lax.dynamic_update_slice(written[half], part[None], where)
+            at += leaf.size
+        return tuple(written)
+
+    def gradients(
+        memory: Updates, reads: Sequence[Array], data: Any, key: Array, planned: Any, at: Array, end: Array
+    ) -> Made:
+        def one(place: Array, made: Made) -> Made:
+            visit, job, rows, slot = jax.tree.map(lambda leaf: leaf[at + place, 0], planned)
+            params = flat.unravel(jnp.concatenate([row(read, slot) for read in reads]))
+            result = local(data, key, params, learner, visit, job, rows)
+            losses = set_row(made.losses, result.loss.astype(made.losses.dtype), place)
+            return Made(write(made.updates, result.update, place), losses)
+
+        losses = jnp.zeros(GRADIENTS_A_HALF, memory[0].dtype)
+        return jax.lax.fori_loop(0, end - at, one, Made(memory, losses))
+
+    return gradients
+
+
+def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[ReplayState, Array, First]]:
+    """Return the function that makes the commits from ``at`` to ``end`` on one half.
+
+    Its results are the state, the squared norms ``[pieces, norms]``, zero of commits that it does not make, and
+    `First`. It is the kernel, which finds its updates in what the threads have made, at the places that are the jobs.
+    """
+
+    def take(made: Sequence[Made], key: Any, lanes: Array, learner: Learner, piece: Pieces, into: Any) -> LocalResult:
+        place = piece.job[0] % GRADIENTS_A_HALF
+        update, loss = jax.lax.cond(
+            piece.job[0] < GRADIENTS_A_HALF, lambda: tree_row(made[0], place), lambda: tree_row(made[1], place)
+        )
+        return LocalResult(update[None], loss[None], learner)
+
+    run_pieces = build_pieces(method, Gradients(empty=lambda *_: (), run=take), layout)
+
+    def commits(half: ReplayState, made: Sequence[Made], pieces: Pieces, at: Array, end: Array):
+        no_key: Any = ()
+        half, ran = run_pieces(half, made, no_key, pieces, at, end)
+        return half, jnp.concatenate(ran.squares, 1), ran.first
+
+    return commits
+
+
+class _Recorded:
+    """What is recorded of the commits of a group, ``[commits, numbers]``; waited for when it is asked for."""
+
+    def __init__(self, group: Span, losses: Sequence[Array], squares: Sequence[Array]):
+        self._group, self._losses, self._squares = group, losses, squares
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        at, end = self._group
+        first, second = (np.asarray(of_half)[at:end] for of_half in self._squares)
+        update, moved, proxy = (first + second).T
+        spans = zip(self._losses, _spans(at, end), strict=True)
+        losses = np.concatenate([np.asarray(own)[: stop - start] for own, (start, stop) in spans])
+        return np.stack([losses, np.sqrt(update), moved / 2, proxy / 2], 1)
+
+    def __getitem__(self, where: Any) -> np.ndarray:
+        return np.asarray(self)[where]
+
+
+def _join(halves: Sequence[Any]) -> Any:
+    """Return trees with halves of vectors as one with whole vectors. What both have alike is no vector."""
+
+    def join(*leaves: Array) -> Array:
+        return leaves[0] if leaves[0].shape == leaves[1].shape else jnp.concatenate(leaves, -1)
+
+    return jax.tree.map(join, *halves)

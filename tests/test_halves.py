@@ -1,0 +1,282 @@
+"""Replays by two threads, each with half of every vector: the same numbers as the loop over events and the kernel."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import (
+    EVERY,
+    FORCED,
+    PROTOCOLS,
+    decaying,
+    make_method,
+    make_problem,
+    make_trace,
+    pair_of_messages,
+    stateful_problem,
+)
+from event_loop import forced_deviation
+from hypothesis import given
+from hypothesis import strategies as st
+
+import asyncsim.halves
+import asyncsim.programs
+from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, methods, problems, replay, simulate, tuning
+from asyncsim.executor import Local
+from asyncsim.halves import THREADS, Halved, halves_of, independent
+from asyncsim.methods import Applied, Method, gradient_steps
+from asyncsim.replay_state import Pieces, ReadsOfPiece
+from asyncsim.threads import one_core_each
+from asyncsim.wave_replay import Replay, pieces_at_once
+from asyncsim.waves import mean_wave
+
+STEPS = 300
+
+
+@pytest.fixture(autouse=True)
+def halved(monkeypatch):
+    """Replay small problems in halves, too, and whatever the waves are, as if there were two cores."""
+    monkeypatch.setattr(tuning, "_FEW_PARAMETERS", 1)
+    monkeypatch.setattr(tuning, "_LONG_WAVE", 0)
+    monkeypatch.setattr(tuning, "cores", lambda: 2)
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """Let groups be short, sharing no program with other tests."""
+    asyncsim.programs._build.cache_clear()
+    monkeypatch.setattr(asyncsim.halves, "GRADIENTS_A_HALF", 2)
+    yield
+    asyncsim.programs._build.cache_clear()
+
+
+def in_halves(trace, method, problem, diagnose_every=0):
+    stops = np.arange(EVERY, len(trace) + 1, EVERY)
+    running = Replay(trace, method, problem, precision="float64", stops=stops, diagnose_every=diagnose_every)
+    assert isinstance(running.running._held, Halved)
+    return running
+
+
+def deviation_of(trace, method, problem):
+    with jax.enable_x64(True):
+        return max(forced_deviation(in_halves(trace, method, problem), EVERY).values())
+
+
+def both_ways(monkeypatch, trace, method, problem, **options):
+    """The run in halves, and by the kernel."""
+    runs = [replay(trace, method, problem, progress=False, **options)]
+    monkeypatch.setattr(tuning, "_LONG_WAVE", np.inf)
+    return [*runs, replay(trace, method, problem, progress=False, **options)]
+
+
+def mean_of_two(rate=0.05):
+    """The server keeps a sum, which is a vector, and a count, which is none."""
+
+    def apply(server, central, message, memory, visit):
+        total, count = server[0] + message, server[1] + 1
+        full = count == 2
+        return Applied(jnp.where(full, central + total / 2, central), (jnp.where(full, 0, total), count % 2), memory)
+
+    def init(central):
+        return jnp.zeros_like(central), jnp.int32(0)
+
+    options = {"optimizer": gradient_steps(rate), "apply": apply, "init_server": init, "elementwise": True}
+    return Method("mean of two", {"rate": rate}, **options)
+
+
+def louder(rate=0.05):
+    """A method that sees losses."""
+
+    def apply(server, central, message, memory, visit):
+        return Applied(central + message / (1 + visit.loss), server, memory)
+
+    options = {"optimizer": gradient_steps(rate), "apply": apply, "sees_loss": True, "elementwise": True}
+    return Method("louder", {"rate": rate}, message=shown, **options)
+
+
+def shown(worker, update, start, central, visit):
+    return update, worker, {"share": update * visit.loss}
+
+
+RULES = {
+    "downpour": methods.downpour,
+    "gem": methods.gem,
+    "adaptive_staleness": methods.adaptive_staleness,
+    "dc_asgd": methods.dc_asgd,
+    "softsync": lambda: methods.softsync(policy=None),
+    "schedule": lambda: methods.downpour(learning_rate=decaying),
+    "mean of two": mean_of_two,
+    "louder": louder,
+}
+
+
+def combinations():
+    default = {("gem", "read_then_write, two visits"), ("mean of two", "exchange")}
+    cases = {("gem", protocol) for protocol in PROTOCOLS} | {("downpour", protocol) for protocol in PROTOCOLS}
+    for case in sorted(cases | {(rule, "exchange") for rule in RULES}):
+        yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
+
+
+@pytest.mark.parametrize(("rule", "protocol"), list(combinations()))
+def test_halves_are_the_loop_teacher_forced(rule, protocol, lenient):
+    assert deviation_of(make_trace(protocol, commits=STEPS), RULES[rule](), make_problem("quadratic")) < FORCED
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("problem", ["digits", "logistic", "characters"])
+def test_problems_of_several_tensors(problem):
+    assert deviation_of(make_trace(commits=STEPS), make_method("gem"), make_problem(problem)) < FORCED
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("window", [3, [1, 2, 4, 1, 2, 4]])
+def test_windows(window):
+    cluster = Cluster(6, Gamma(1.0, cv=0.5), Exponential(0.05), window=window)
+    assert deviation_of(simulate(cluster, STEPS, 0), make_method("gem"), make_problem("quadratic")) < FORCED
+
+
+def test_groups_that_outgrow_the_room(room):
+    assert deviation_of(make_trace(workers=9, commits=STEPS), make_method("gem"), make_problem("digits")) < FORCED
+
+
+@pytest.mark.full
+def test_shared_reads(room):
+    trace = make_trace(workers=6, commits=STEPS, policy=barrier())
+    assert deviation_of(trace, make_method("downpour"), make_problem("quadratic")) < FORCED
+
+
+@pytest.mark.parametrize("rule", ["gem", pytest.param("adaptive_staleness", marks=pytest.mark.full)])
+@pytest.mark.parametrize("hidden", [(128, 64), pytest.param((256,), marks=pytest.mark.full)])
+def test_the_kernel_computes_the_same_bit_for_bit(monkeypatch, rule, hidden):
+    """All but norms, which are sums of two."""
+    cluster = Cluster(40, Gamma(1.0, cv=0.2), Constant(0.005))
+    problem = problems.digits(hidden=hidden)
+    halves, whole = both_ways(monkeypatch, simulate(cluster, 1_000, 0), RULES[rule](), problem, diagnose_energy=True)
+    assert jax.tree.all(jax.tree.map(np.array_equal, halves.params, whole.params))
+    assert halves.commits["loss"].equals(whole.commits["loss"])
+    assert halves.evaluations.equals(whole.evaluations)
+    assert halves.diagnostics.equals(whole.diagnostics) and len(whole.diagnostics)
+    for norm in ("update_norm", "central_energy", "proxy_energy"):
+        np.testing.assert_allclose(halves.commits[norm], whole.commits[norm], rtol=3e-6)  # 17,226 sums in float32
+
+
+def test_diagnostics_that_see_losses(monkeypatch):
+    trace, problem = make_trace(commits=STEPS), make_problem("quadratic")
+    halves, whole = both_ways(monkeypatch, trace, louder(), problem, precision="float64", diagnose_every=3)
+    columns = ["commit", "quantity", "tensor", "quantile"]
+    assert halves.diagnostics[columns].equals(whole.diagnostics[columns]) and len(whole.diagnostics)
+    np.testing.assert_allclose(halves.diagnostics["value"], whole.diagnostics["value"], rtol=1e-9)
+
+
+def test_a_second_replay_gives_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        replay(make_trace(commits=STEPS), make_method("gem"), make_problem("digits")).save(tmp_path / name)
+    first, second = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert first == second and first
+
+
+def test_a_run_ends_with_the_commit_that_diverges(monkeypatch):
+    problem = problems.quadratic([1.0, 10.0, 3.0, 2.0], noise=0.1)
+    halves, whole = both_ways(monkeypatch, make_trace(commits=STEPS), methods.downpour(learning_rate=5.0), problem)
+    assert halves.diverged_at == whole.diverged_at is not None
+    assert len(halves.commits) == halves.diverged_at + 1
+
+
+def test_going_on_from_another_state():
+    with jax.enable_x64(True):
+        trace, method, problem = make_trace(commits=2 * EVERY), make_method("gem"), make_problem("quadratic")
+        one, other = in_halves(trace, method, problem), in_halves(trace, method, problem)
+        one.advance(EVERY)
+        other.advance(EVERY)
+        state = one.state
+        other.go_on_from(state)
+        for running in (one, other):
+            running.advance(2 * EVERY)
+        assert np.array_equal(one.state.central, other.state.central)
+        assert state.central.shape == (16,) and not state.central.is_deleted()
+
+
+# Groups
+
+
+@given(st.data())
+def test_groups_are_as_long_as_nothing_depends_on_another(data):
+    """Against a walk over the commits."""
+    count, kinds = data.draw(st.integers(1, 40)), st.integers(0, 6)
+    workers, slots = (data.draw(st.lists(kinds, min_size=count, max_size=count)) for _ in range(2))
+    reads = data.draw(st.lists(st.lists(kinds, max_size=2), min_size=count, max_size=count))
+    expected, begun, committed, changed = [], 0, set(), set()
+    for i in range(count):
+        if workers[i] in committed or slots[i] in changed:
+            expected.append((begun, i))
+            begun, committed, changed = i, set(), set()
+        committed.add(workers[i])
+        changed.update(reads[i])
+    padded = [[*own, 0, 0][:2] for own in reads]
+    pieces = Pieces(
+        size=np.ones(count, int),
+        slot=np.array(slots)[:, None],
+        form_slot=(),
+        form_offset=(),
+        visit=methods.Visit(
+            staleness=0, worker=np.array(workers)[:, None], worker_step=0, commit=0, time=0, local_steps=0
+        ),
+        job=(),
+        rows=(),
+        reads=ReadsOfPiece(np.array([len(own) for own in reads]), np.array(padded), offset=()),
+        form_reads=(),
+    )
+    assert list(independent(pieces, count)) == [*expected, (begun, count)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "middle"),
+    [
+        ([128, 8192, 64, 8192, 10, 640], 8384),  # the border of tensors that is nearest to the middle
+        ([256, 16384, 10, 2560], 9600),  # none is near: a tensor is cut
+        ([5000, 5000], 4992),  # halves of the same length could not be told from other arrays
+        ([3000], 1472),
+    ],
+)
+def test_halves_of_vectors(sizes, middle):
+    assert halves_of(sizes) == ((0, middle), (middle, sum(sizes)))
+
+
+# Which replays are computed so
+
+
+def held_by(trace, method, problem, **options):
+    return type(Replay(trace, method, problem, **options).running._held)
+
+
+def test_what_is_replayed_in_halves(monkeypatch, lenient):
+    trace, problem = make_trace(commits=EVERY), make_problem("digits")
+    assert held_by(trace, methods.gem(), problem) is Halved
+    assert pieces_at_once(trace, methods.gem(), problem) == THREADS
+    left = {
+        "a replica goes on": (methods.aeasgd(), problem),
+        "an optimizer of each worker": (methods.downpour(optimizer=optax.adam(1e-2)), problem),
+        "a state of each worker": (methods.downpour(), stateful_problem()),
+        "norms of whole vectors": (pair_of_messages(), problem),
+    }
+    for why, given_ in left.items():
+        assert held_by(trace, *given_) is not Halved, why
+    assert held_by(trace, methods.gem(), problem, devices=jax.devices()[:2]) is not Halved
+    monkeypatch.setattr(tuning, "_LONG_WAVE", mean_wave(trace) + 1)
+    assert held_by(trace, methods.gem(), problem) is not Halved
+
+
+def test_one_core_is_not_shared_by_two_threads(monkeypatch):
+    given_ = make_trace(commits=EVERY), methods.gem(), make_problem("digits")
+    with one_core_each():
+        assert held_by(*given_) is not Halved
+    assert held_by(*given_) is Halved
+    monkeypatch.setattr(tuning, "cores", lambda: 1)
+    assert held_by(*given_) is not Halved
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_runs_of_studies_have_one_core_each(at_once):
+    given_ = make_trace(commits=EVERY), methods.gem(), make_problem("digits")
+    assert [done.value is Halved for done in Local(at_once).map(held_by, [given_, given_])] == [False, False]
