@@ -69,9 +69,10 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first, which from 100,000 parameters on computes gradients side by side.
-        Where it cannot (2,000 parameters or more, torn reads, a method that sees all memories) all, but no more than
-        workers, if the problem says ``map_on_cpu`` and has less than a million, and local steps are equally many.
+        is enough to divide. Of a CPU only the first, which from 100,000 parameters on computes gradients side by side,
+        and from 2,000 on, if the method works element by element and waves are long, has two threads with half of each
+        vector. Where it cannot (2,000 parameters or more, torn reads, a method that sees all memories) all, but no more
+        than workers, if the problem says ``map_on_cpu`` and has less than a million, and local steps are equally many.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -127,7 +128,7 @@ class Replay:
         The loop on the host.
     state : ReplayState
         After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept. Where commits are
-        dispatched a few at a time it is made anew each time it is asked for.
+        dispatched a few at a time, or threads have halves of it, it is made anew each time it is asked for.
     position : int
     diverged_at : int or None
     """

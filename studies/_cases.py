@@ -1,5 +1,6 @@
 """Who runs in turns in each case of the throughput study, and for how long."""
 
+import contextlib
 import importlib.util
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from asyncsim.methods import METHODS, Method
 from asyncsim.problems import Problem, quadratic
 from asyncsim.simulation import simulate
 from asyncsim.study import load_file
+from asyncsim.threads import one_core_each
 from asyncsim.trace import Trace
 from asyncsim.wave_replay import Replay, default_devices, pieces_at_once
 
@@ -233,12 +235,16 @@ class Replaying:
         return took
 
     def run_concurrently(self, commits: int) -> Any:
-        """Replay the trace with several seeds, as many at a time as a study would; it took as long as all together."""
+        """Replay the trace with several seeds, as many at a time as a study would, each on one core.
+
+        It took as long as all together.
+        """
         return self._run(commits, self.replays_at_once)
 
     def _run(self, commits: int, replays: int) -> Any:
         began = time.perf_counter()
-        made = [self._replay(self._trace, commits, seed) for seed in range(replays)]
+        with one_core_each() if replays > 1 else contextlib.nullcontext():
+            made = [self._replay(self._trace, commits, seed) for seed in range(replays)]
         setup = time.perf_counter() - began - replays * self.planning_seconds
         for replay in made:
             _advance(replay, self._first)

@@ -2,11 +2,11 @@
 
 All sides of a comparison run in this one process, in turns, several times; the ratios within each turn are what counts.
 The gradients alone, in the best of several batchings, as many at a time as in the replay and without any update, are
-the limit of what a replay can reach. What they and the commits alone, those of gradients that cost nothing, would take
-one after the other is in the bars' column without_overlap, and in the table times, in microseconds a commit; on a CPU
-the table commit_limits says what moving a worker's vectors at each commit would leave at the speed at which one core
-moves rows, one piece at a time. Where a replay keeps one core busy,
-studies compute several at a time: the rate of concurrent replays is that of all together. The usual loops use what
+the limit of what a replay can reach; those of one program at a time are listed beside them. What they and the commits
+alone, those of gradients that cost nothing, would take one after the other is in the bars' column without_overlap, and
+in the table times, in microseconds a commit; on a CPU the table commit_limits says what moving a worker's vectors at
+each commit would leave at the speed at which one core moves rows, one piece at a time. Where studies compute several
+replays at a time, on one core each, the rate of concurrent replays is that of all together. The usual loops use what
 cores there are, and keep nothing but losses; one more records what a replay does of every commit. They have the
 problem's own loss; for the CNN there is one more with the convolutions that one would write.
 Prints rates, ratios, costs and how near the machine's ceilings all this comes; writes tables and a figure.
