@@ -7,7 +7,7 @@ read from memory what the other has made.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, initial_state
 from asyncsim.rows import row, set_row, tree_row
+from asyncsim.schedule import Span, independent
 from asyncsim.side_by_side import SideBySide, begin
 from asyncsim.tuning import GRADIENTS_A_HALF
 
@@ -34,8 +35,6 @@ THREADS = 2
 #: in two, which takes a quarter of a gradient's time (digits), at a multiple of so many elements.
 _LEAST_SHARE, _CUT = 0.4, 64
 
-#: Some commits in a row, or elements of a vector: where they begin and end.
-Span = tuple[int, int]
 #: What a thread's gradients are written to: of each half an array of shape ``[GRADIENTS_A_HALF, parameters]``.
 Updates = tuple[Array, ...]
 
@@ -105,7 +104,7 @@ class Halves:
         self, state: Halved, data: Any, key: Array, pieces: Pieces, count: np.int32
     ) -> tuple[Halved, Records, Sequence[First]]:
         """Run the first ``count`` planned pieces, as the function of `asyncsim.kernel.build_advance` does."""
-        groups = list(independent(pieces, int(count)))
+        groups = list(independent(pieces, int(count), THREADS * GRADIENTS_A_HALF))
         key, planned, places = self._put(key, pieces, _places(groups, pieces))
         to_compute = data, key, (planned.visit, planned.job, planned.rows, planned.slot)
         to_commit = planned._replace(job=places, rows=())
@@ -172,33 +171,6 @@ def halves_of(sizes: Sequence[int]) -> tuple[Span, Span]:
     cut = (whole // 2 - 1) // _CUT * _CUT or 1
     middle = min((end for end in borders if 2 * end != whole), key=lambda end: abs(2 * end - whole), default=cut)
     return (0, middle), (middle, whole)
-
-
-def independent(pieces: Pieces, count: int) -> Iterator[Span]:
-    """Yield groups of consecutive pieces of one commit each, as long as none depends on another and there is room."""
-    worker, slot, made, read = map(np.asarray, (pieces.visit.worker, pieces.slot, pieces.reads.size, pieces.reads.slot))
-    worker, slot, made, read = worker[:count, 0], slot[:count, 0], made[:count], read[:count]
-    position = np.arange(1, count + 1)
-    own = _last_change(worker, position, worker)
-    # A read that belongs to a commit waits in its worker's slot, and needs no look of its own.
-    separate = _last_change(read[np.arange(read.shape[1]) < made[:, None]], np.repeat(position, made), slot)
-    depends_on = np.maximum.accumulate(np.maximum(own, separate))
-    at = 0
-    while at < count:
-        end = min(int(np.searchsorted(depends_on, at, side="right")), at + THREADS * GRADIENTS_A_HALF)
-        yield at, end
-        at = end
-
-
-def _last_change(changed: np.ndarray, after: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Return after how many commits what each commit asks for has changed last; 0 for never.
-
-    Of ``changed``, things by their numbers, each changes ``after`` so many commits.
-    """
-    stride = len(asked) + 1
-    changes = np.sort(np.r_[-1, changed.astype(np.int64) * stride + after])
-    last = changes[np.searchsorted(changes, asked.astype(np.int64) * stride + np.arange(len(asked)), side="right") - 1]
-    return np.where(last // stride == asked, last % stride, 0)
 
 
 def _spans(at: int, end: int) -> tuple[Span, Span]:

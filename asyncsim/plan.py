@@ -19,8 +19,7 @@ from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separat
 class Plan:
     """The whole trace cut into pieces, and their arrays chunk by chunk.
 
-    ``seed`` is that of the minibatches; the members of an ensemble have one each. ``dispatched`` and ``halved`` are as
-    in `Layout`.
+    ``seed`` is that of the minibatches; the members of an ensemble have one each. ``way`` is as in `Layout`.
     """
 
     def __init__(
@@ -32,8 +31,7 @@ class Plan:
         diagnose_every: int,
         dtype: Any,
         devices: int,
-        dispatched: bool = False,
-        halved: bool = False,
+        way: str = "kernel",
     ):
         self.waves = find_waves(trace)
         commits = len(trace)
@@ -51,10 +49,10 @@ class Plan:
         self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
         kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        self._dispatched, self._halved = dispatched, halved
-        self._devices = 1 if dispatched else devices
+        self._way = way
+        self._devices = devices
         self._tuning = tuning(backend(), problem.parameter_count, self._devices)
-        if dispatched or halved:
+        if way != "kernel":
             self._tuning = self._tuning._replace(piece_sizes=(1,))
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self.stops = stops
@@ -103,8 +101,7 @@ class Plan:
             members=self.members,
             read_blocks=self._blocks,
             windows_differ=self._windows_differ,
-            dispatched=self._dispatched,
-            halved=self._halved,
+            way=self._way,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:

@@ -126,7 +126,7 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     flat = _flatten(problem.value, layout, dtype, devices[0])
     local = build_local(method.value, problem.value, layout.window, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
-    if layout.dispatched:
+    if layout.way == "dispatched":
         room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))
         dispatched = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
         return Program(
@@ -142,7 +142,7 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
             devices=devices,
             looks_ahead=True,
         )
-    if layout.halved:
+    if layout.way == "halves":
         halves = Halves(method.value, local, flat, layout, dtype, devices[0])
         return Program(
             advance=halves.advance,

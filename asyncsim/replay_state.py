@@ -41,10 +41,8 @@ class Layout(NamedTuple):
         Blocks of the parameters that are read one after the other; 1 if reads are whole.
     windows_differ : bool
         Whether some commits have fewer local steps than the window.
-    dispatched : bool
-        Whether commits are dispatched a few at a time, by `asyncsim.dispatched` and not `asyncsim.kernel`.
-    halved : bool
-        Whether two threads have half of each vector, by `asyncsim.halves`.
+    way : str
+        The module that replays, see `asyncsim.ways`.
     """
 
     division: Division
@@ -59,8 +57,7 @@ class Layout(NamedTuple):
     members: int | None = None
     read_blocks: int = 1
     windows_differ: bool = False
-    dispatched: bool = False
-    halved: bool = False
+    way: str = "kernel"
 
     @property
     def of_members(self) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ import numpy as np
 from tqdm import tqdm
 
 from asyncsim.errors import InputError, require_choice, require_count, require_fraction
-from asyncsim.halves import THREADS
 from asyncsim.method_check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.plan import Plan
@@ -22,8 +21,7 @@ from asyncsim.replay_state import PROXY_MOMENTUM, ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
 from asyncsim.trace import Trace
-from asyncsim.tuning import VERY_LONG_VECTOR, current_devices, dispatches, gradients_at_once, halves_pay, middling
-from asyncsim.waves import mean_wave
+from asyncsim.ways import default_devices, way_of
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -157,9 +155,8 @@ class Replay:
         dtype = jnp.dtype(precision)
         devices = default_devices(trace, method, problem) if devices is None else _require_devices(devices)
         stops = np.unique(np.r_[len(trace) if stops is None else stops])
-        dispatched = _dispatched(trace, method, problem, devices)
-        halved = _halved(trace, method, problem, devices)
-        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), dispatched, halved)
+        way = way_of(trace, method, problem, devices)
+        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), way)
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)
@@ -218,46 +215,6 @@ class Replay:
         """Return what has been replayed so far as a Run."""
         (params,) = self.running.params()
         return self.running.recordings[0].run(self.method, self.problem, params, self._config)
-
-
-def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
-    """Return the devices on which a replay takes place unless others are given."""
-    undivided = current_devices(problem.parameter_count, trace.workers, divided=False)
-    if _dispatched(trace, method, problem, undivided):
-        return undivided
-    # Devices of a CPU wait for each other, so that local steps should be as many on each.
-    short = problem.parameter_count < VERY_LONG_VECTOR
-    divided = problem.map_on_cpu and short and not trace.windows_differ
-    return current_devices(problem.parameter_count, trace.workers, divided)
-
-
-def pieces_at_once(trace: Trace, method: Method, problem: Problem) -> int:
-    """Return of how many pieces a replay on its default devices computes the gradients at a time."""
-    devices = default_devices(trace, method, problem)
-    if _halved(trace, method, problem, devices):
-        return THREADS
-    return gradients_at_once() if _dispatched(trace, method, problem, devices) else len(devices)
-
-
-def _dispatched(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> bool:
-    # Blocks of reads, and the memories of all workers, are parts of arrays of all rows.
-    has_rows_apart = trace.read_blocks == 1 and not method.sees_memories
-    return has_rows_apart and len(devices) == 1 and dispatches(devices[0].platform, problem.parameter_count)
-
-
-def _halved(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> bool:
-    has_rows_apart = trace.read_blocks == 1 and not method.sees_memories
-    # What a worker keeps for its local steps is in trees of the problem's own shapes, and where those of a replica
-    # start is for the method to say.
-    starts_anew = method.resume is None and problem.init_state is None and not _keeps_optimizer(method, problem)
-    if not (method.elementwise and has_rows_apart and starts_anew and len(devices) == 1):
-        return False
-    return middling(devices[0].platform, problem.parameter_count) and halves_pay(mean_wave(trace))
-
-
-def _keeps_optimizer(method: Method, problem: Problem) -> bool:
-    params = jax.eval_shape(problem.init, jax.random.key(0))
-    return bool(jax.tree.leaves(jax.eval_shape(method.optimizer.init, params)))
 
 
 def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from asyncsim.simulation import simulate
 from asyncsim.study import load_file
 from asyncsim.threads import one_core_each
 from asyncsim.trace import Trace
-from asyncsim.wave_replay import Replay, default_devices, pieces_at_once
+from asyncsim.wave_replay import Replay
+from asyncsim.ways import default_devices, pieces_at_once
 
 if TYPE_CHECKING:
     import pandas as pd

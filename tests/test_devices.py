@@ -29,7 +29,8 @@ from asyncsim import Cluster, Gamma, InputError, problems, replay, simulate
 from asyncsim.dispatched import Apart
 from asyncsim.division import DEVICES, Division
 from asyncsim.tuning import current_devices, gradients_at_once
-from asyncsim.wave_replay import Replay, pieces_at_once
+from asyncsim.wave_replay import Replay
+from asyncsim.ways import pieces_at_once
 
 COMMITS = 300
 #: Plain, with replicas that live on, with losses that the server sees, with replies.
@@ -169,7 +170,7 @@ def test_no_more_devices_of_a_cpu_than_workers():
 
 def test_very_long_vectors_keep_to_one_device_of_a_cpu(monkeypatch):
     problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
-    monkeypatch.setattr(asyncsim.wave_replay, "VERY_LONG_VECTOR", problem.parameter_count)
+    monkeypatch.setattr(asyncsim.ways, "VERY_LONG_VECTOR", problem.parameter_count)
     with jax.default_device(None):
         assert Replay(make_trace(commits=40), make_method("gem"), problem).devices == tuple(devices(1))
 
@@ -180,7 +181,7 @@ def test_very_long_vectors_keep_to_one_device_of_a_cpu(monkeypatch):
 def test_one_device_of_a_cpu_where_commits_are_dispatched(rule, timing, dispatched, monkeypatch):
     problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
     monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
-    monkeypatch.setattr(asyncsim.wave_replay, "gradients_at_once", lambda: 4)
+    monkeypatch.setattr(asyncsim.ways, "gradients_at_once", lambda: 4)
     trace = simulate(Cluster(7, Gamma(1.0, cv=0.3), service=0.02, **timing), 40, 0)
     with jax.default_device(None):
         running = Replay(trace, make_method(rule), problem)

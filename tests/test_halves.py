@@ -17,19 +17,17 @@ from cases import (
     stateful_problem,
 )
 from event_loop import forced_deviation
-from hypothesis import given
-from hypothesis import strategies as st
 
 import asyncsim.halves
 import asyncsim.programs
 from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, methods, problems, replay, simulate, tuning
 from asyncsim.executor import Local
-from asyncsim.halves import THREADS, Halved, halves_of, independent
+from asyncsim.halves import THREADS, Halved, halves_of
 from asyncsim.methods import Applied, Method, gradient_steps
-from asyncsim.replay_state import Pieces, ReadsOfPiece
 from asyncsim.threads import one_core_each
-from asyncsim.wave_replay import Replay, pieces_at_once
+from asyncsim.wave_replay import Replay
 from asyncsim.waves import mean_wave
+from asyncsim.ways import pieces_at_once
 
 STEPS = 300
 
@@ -195,39 +193,6 @@ def test_going_on_from_another_state():
             running.advance(2 * EVERY)
         assert np.array_equal(one.state.central, other.state.central)
         assert state.central.shape == (16,) and not state.central.is_deleted()
-
-
-# Groups
-
-
-@given(st.data())
-def test_groups_are_as_long_as_nothing_depends_on_another(data):
-    """Against a walk over the commits."""
-    count, kinds = data.draw(st.integers(1, 40)), st.integers(0, 6)
-    workers, slots = (data.draw(st.lists(kinds, min_size=count, max_size=count)) for _ in range(2))
-    reads = data.draw(st.lists(st.lists(kinds, max_size=2), min_size=count, max_size=count))
-    expected, begun, committed, changed = [], 0, set(), set()
-    for i in range(count):
-        if workers[i] in committed or slots[i] in changed:
-            expected.append((begun, i))
-            begun, committed, changed = i, set(), set()
-        committed.add(workers[i])
-        changed.update(reads[i])
-    padded = [[*own, 0, 0][:2] for own in reads]
-    pieces = Pieces(
-        size=np.ones(count, int),
-        slot=np.array(slots)[:, None],
-        form_slot=(),
-        form_offset=(),
-        visit=methods.Visit(
-            staleness=0, worker=np.array(workers)[:, None], worker_step=0, commit=0, time=0, local_steps=0
-        ),
-        job=(),
-        rows=(),
-        reads=ReadsOfPiece(np.array([len(own) for own in reads]), np.array(padded), offset=()),
-        form_reads=(),
-    )
-    assert list(independent(pieces, count)) == [*expected, (begun, count)]
 
 
 @pytest.mark.parametrize(

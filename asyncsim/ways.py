@@ -1,0 +1,58 @@
+"""In which way, and on which devices, a replay is computed: what pays depends on vectors, waves, method and cores."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+
+from asyncsim.halves import THREADS
+from asyncsim.methods.method import Method
+from asyncsim.problems.problem import Problem
+from asyncsim.trace import Trace
+from asyncsim.tuning import VERY_LONG_VECTOR, current_devices, dispatches, gradients_at_once, halves_pay, middling
+from asyncsim.waves import mean_wave
+
+#: The modules that do it.
+Way = Literal["kernel", "dispatched", "halves"]
+
+
+def way_of(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> Way:
+    """Return in which way a replay on these devices is computed."""
+    # Blocks of reads, and the memories of all workers, are parts of arrays of all rows.
+    if trace.read_blocks > 1 or method.sees_memories or len(devices) > 1:
+        return "kernel"
+    platform, parameters = devices[0].platform, problem.parameter_count
+    if dispatches(platform, parameters):
+        return "dispatched"
+    if middling(platform, parameters) and _can_be_halved(method, problem) and halves_pay(mean_wave(trace)):
+        return "halves"
+    return "kernel"
+
+
+def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
+    """Return the devices on which a replay takes place unless others are given."""
+    undivided = current_devices(problem.parameter_count, trace.workers, divided=False)
+    if way_of(trace, method, problem, undivided) == "dispatched":
+        return undivided
+    # Devices of a CPU wait for each other, so that local steps should be as many on each.
+    short = problem.parameter_count < VERY_LONG_VECTOR
+    divided = problem.map_on_cpu and short and not trace.windows_differ
+    return current_devices(problem.parameter_count, trace.workers, divided)
+
+
+def pieces_at_once(trace: Trace, method: Method, problem: Problem) -> int:
+    """Return of how many pieces a replay on its default devices computes the gradients at a time."""
+    devices = default_devices(trace, method, problem)
+    at_once = {"kernel": len(devices), "dispatched": gradients_at_once(), "halves": THREADS}
+    return at_once[way_of(trace, method, problem, devices)]
+
+
+def _can_be_halved(method: Method, problem: Problem) -> bool:
+    """Return whether half of a vector is all that a commit needs, and the other half of what was read a gradient.
+
+    What a worker keeps for its local steps is in trees of the problem's own shapes, and where those of a replica start
+    is for the method to say.
+    """
+    params = jax.eval_shape(problem.init, jax.random.key(0))
+    keeps = problem.init_state or jax.tree.leaves(jax.eval_shape(method.optimizer.init, params))
+    return method.elementwise and method.resume is None and not keeps
