@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: Columns that every summary with runs of methods has.
-_NEEDED = ("method", "seed")
+#: A column that every summary has.
+_NEEDED = "seed"
 
 
 class Study(NamedTuple):
@@ -198,7 +198,6 @@ def _read(folder: Path, study: str) -> Finished:
     if not folder.is_dir():
         raise InputError(f"no results in {folder}")
     results = read(folder, study)
-    missing = [name for name in _NEEDED if name not in results.summary]
-    if missing:
-        raise InputError(f"folder = {str(folder)!r}: its summary.csv lacks {', '.join(missing)}; copy it again")
+    if _NEEDED not in results.summary:
+        raise InputError(f"folder = {str(folder)!r}: its summary.csv lacks {_NEEDED}; copy it again")
     return results

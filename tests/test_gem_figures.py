@@ -290,7 +290,7 @@ def test_a_summary_that_was_damaged_is_told_and_the_others_drawn(results, tmp_pa
     (tmp_path / "generalization" / "summary.csv").write_text("junk\n")
     asked = ["--only", "5,momentum", "--results", str(tmp_path), "--out", str(tmp_path / "out")]
     assert gem.main(asked) == 0
-    assert "5: folder = " in (told := capsys.readouterr().err) and "summary.csv lacks method, seed" in told
+    assert "5: folder = " in (told := capsys.readouterr().err) and "summary.csv lacks seed" in told
 
 
 # Deviations
