@@ -5,7 +5,9 @@ from typing import Any, Literal
 
 import jax
 
+from asyncsim.errors import InputError
 from asyncsim.halves import THREADS
+from asyncsim.method_check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.trace import Trace
@@ -55,4 +57,15 @@ def _can_be_halved(method: Method, problem: Problem) -> bool:
     """
     params = jax.eval_shape(problem.init, jax.random.key(0))
     keeps = problem.init_state or jax.tree.leaves(jax.eval_shape(method.optimizer.init, params))
-    return method.elementwise and method.resume is None and not keeps
+    return method.elementwise and method.resume is None and not keeps and _takes_parts(method, params)
+
+
+def _takes_parts(method: Method, params: Any) -> bool:
+    """Return whether a method takes vectors of another length: not if it holds one of the problem's own."""
+    leaves = jax.tree.leaves(params)
+    part = jax.ShapeDtypeStruct((sum(leaf.size for leaf in leaves) // 2,), leaves[0].dtype)
+    try:
+        check_method(method, part)
+    except InputError:
+        return False
+    return True

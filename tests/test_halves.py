@@ -93,6 +93,16 @@ def louder(rate=0.05):
     return Method("louder", {"rate": rate}, message=shown, **options)
 
 
+def masked(parameters):
+    """A method that holds a vector as long as the problem's."""
+    mask = np.arange(parameters) % 7 > 2
+
+    def apply(server, central, message, memory, visit):
+        return Applied(jnp.where(mask, central + message, central), server, memory)
+
+    return Method("masked", {}, gradient_steps(0.05), apply=apply, elementwise=True)
+
+
 def shown(worker, update, start, central, visit):
     return update, worker, {"share": update * visit.loss}
 
@@ -224,6 +234,7 @@ def test_what_is_replayed_in_halves(monkeypatch, lenient):
         "an optimizer of each worker": (methods.downpour(optimizer=optax.adam(1e-2)), problem),
         "a state of each worker": (methods.downpour(), stateful_problem()),
         "norms of whole vectors": (pair_of_messages(), problem),
+        "a vector of its own": (masked(problem.parameter_count), problem),
     }
     for why, given_ in left.items():
         assert held_by(trace, *given_) is not Halved, why
