@@ -74,7 +74,7 @@ class Halves:
         parameters = layout.division.parameters
         params = jax.eval_shape(flat.unravel, jax.ShapeDtypeStruct((parameters,), dtype))
         bounds = halves_of([leaf.size for leaf in jax.tree.leaves(params)])
-        learner = Learner(method.optimizer.init(params), ())
+        learner = Learner(jax.eval_shape(method.optimizer.init, params), ())
         layouts = [
             layout._replace(division=Division(1, 1, end - at, by_parameters=False), in_turn=False) for at, end in bounds
         ]
@@ -89,7 +89,12 @@ class Halves:
 
         def halve(state: ReplayState) -> Halved:
             def half(at: int, end: int) -> ReplayState:
-                return jax.tree.map(lambda leaf: leaf[..., at:end] if leaf.shape[-1:] == (parameters,) else leaf, state)
+                def cut(leaf: Array, axes: int = 1) -> Array:
+                    return leaf[..., at:end] if leaf.ndim >= axes and leaf.shape[-1] == parameters else leaf
+
+                # A number of each worker is no vector, also where there are as many workers as parameters.
+                workers = jax.tree.map(lambda leaf: cut(leaf, axes=2), state.workers)
+                return jax.tree.map(cut, state._replace(workers=()))._replace(workers=workers)
 
             memory = [[jnp.zeros((GRADIENTS_A_HALF, end - at), dtype) for at, end in bounds] for _ in range(THREADS)]
             return Halved(tuple(half(*own) for own in bounds), tuple(map(tuple, memory)))

@@ -24,6 +24,7 @@ from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, methods, pr
 from asyncsim.executor import Local
 from asyncsim.halves import THREADS, Halved, halves_of
 from asyncsim.methods import Applied, Method, gradient_steps
+from asyncsim.replay_state import ReplayState
 from asyncsim.threads import one_core_each
 from asyncsim.wave_replay import Replay
 from asyncsim.waves import mean_wave
@@ -129,6 +130,20 @@ def combinations():
 @pytest.mark.parametrize(("rule", "protocol"), list(combinations()))
 def test_halves_are_the_loop_teacher_forced(rule, protocol, lenient):
     assert deviation_of(make_trace(protocol, commits=STEPS), RULES[rule](), make_problem("quadratic")) < FORCED
+
+
+def counting(rate=0.05):
+    """The server keeps a number for each worker: how often it came."""
+
+    def apply(server, central, message, memory, visit):
+        return Applied(central + message / (1 + memory).astype(central.dtype), server, memory + 1)
+
+    options = {"init_memory": lambda central: jnp.int32(0), "elementwise": True}
+    return Method("counting", {"rate": rate}, gradient_steps(rate), apply=apply, **options)
+
+
+def test_numbers_of_as_many_workers_as_parameters():
+    assert deviation_of(make_trace(workers=16, commits=STEPS), counting(), make_problem("quadratic")) < FORCED
 
 
 @pytest.mark.full
@@ -255,4 +270,4 @@ def test_one_core_is_not_shared_by_two_threads(monkeypatch):
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_runs_of_studies_have_one_core_each(at_once):
     given_ = make_trace(commits=EVERY), methods.gem(), make_problem("digits")
-    assert [done.value is Halved for done in Local(at_once).map(held_by, [given_, given_])] == [False, False]
+    assert [done.value for done in Local(at_once).map(held_by, [given_, given_])] == [ReplayState] * 2
