@@ -94,7 +94,8 @@ class Halves:
 
                 # A number of each worker is no vector, also where there are as many workers as parameters.
                 workers = jax.tree.map(lambda leaf: cut(leaf, axes=2), state.workers)
-                return ReplayState(*jax.tree.map(cut, tuple(state[:-1])), workers=workers)
+                central, server, read, form = jax.tree.map(cut, tuple(state[:-1]))
+                return ReplayState(central, server, read, form, workers)
 
             memory = [[jnp.zeros((GRADIENTS_A_HALF, end - at), dtype) for at, end in bounds] for _ in range(THREADS)]
             return Halved(tuple(half(*own) for own in bounds), tuple(map(tuple, memory)))
