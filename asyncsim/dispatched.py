@@ -143,7 +143,7 @@ class Dispatched:
         """Return the problem's non-trained state of all workers, in one array a leaf."""
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row.learner.problem for row in state.workers))
 
-    def apart(self, state: ReplayState) -> Apart:
+    def from_whole(self, state: ReplayState) -> Apart:
         """Return a state whose rows are in one array with its rows apart, copied."""
         state = jax.tree.map(lambda leaf: jnp.array(leaf, device=self._device), state)
         workers = range(len(jax.tree.leaves(state.workers)[0]))

@@ -116,7 +116,7 @@ class Halves:
         to_commit = planned._replace(job=places, rows=())
         halves, memory = state
         compute, commit = self._calls(halves, memory, to_compute, to_commit)
-        recorded: list[_Recorded] = []
+        recorded: list[_OfGroup] = []
         first: Any = None
         for at, end in groups:
             reads, spans = _reads(halves), _spans(at, end)
@@ -127,7 +127,7 @@ class Halves:
             )
             halves, squares, begun = zip(*committed, strict=True)
             memory = tuple(one.updates for one in made)
-            recorded.append(_Recorded((at, end), [one.losses for one in made], squares))
+            recorded.append(_OfGroup((at, end), [one.losses for one in made], squares))
             first = first or begun
         return Halved(halves, memory), records(recorded), first
 
@@ -150,6 +150,10 @@ class Halves:
     def whole(self, state: Halved) -> ReplayState:
         """Return the state with whole vectors, copied."""
         return jax.tree.map(jnp.array, _join(state.halves))
+
+    def problem_states(self, state: Halved) -> Any:
+        """Return the problem's non-trained state of all workers, which is no vector."""
+        return state.halves[0].workers.learner.problem
 
     def from_whole(self, state: ReplayState) -> Halved:
         """Return a state of whole vectors in halves, copied."""
@@ -265,7 +269,7 @@ def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[Replay
     return commits
 
 
-class _Recorded:
+class _OfGroup:
     """What is recorded of the commits of a group, ``[commits, numbers]``; waited for when it is asked for."""
 
     def __init__(self, group: Span, losses: Sequence[Array], squares: Sequence[Array]):

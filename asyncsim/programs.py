@@ -30,8 +30,8 @@ class Program(NamedTuple):
     Attributes
     ----------
     advance, before, diagnose : function
-        See `asyncsim.kernel.build_advance` and `asyncsim.diagnosis`, or `asyncsim.dispatched.Dispatched`, which has a
-        kind of state of its own.
+        See `asyncsim.kernel.build_advance` and `asyncsim.diagnosis`, or `asyncsim.dispatched.Dispatched` and
+        `asyncsim.halves.Halves`, each of which has a kind of state of its own.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     initial_state : function
@@ -126,35 +126,25 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     flat = _flatten(problem.value, layout, dtype, devices[0])
     local = build_local(method.value, problem.value, layout.window, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
-    if layout.way == "dispatched":
-        room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))
-        dispatched = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
+    if layout.way != "kernel":
+        one: Any
+        if layout.way == "halves":
+            one = Halves(method.value, local, flat, layout, dtype, devices[0])
+        else:
+            room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))
+            one = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
         return Program(
-            advance=dispatched.advance,
-            before=dispatched.before,
-            diagnose=dispatched.diagnose,
+            advance=one.advance,
+            before=one.before,
+            diagnose=one.diagnose,
             evaluate=evaluate,
-            initial_state=dispatched.initial_state,
-            whole=dispatched.whole,
-            from_whole=dispatched.apart,
-            problem_states=dispatched.problem_states,
+            initial_state=one.initial_state,
+            whole=one.whole,
+            from_whole=one.from_whole,
+            problem_states=one.problem_states,
             flat=flat,
             devices=devices,
-            looks_ahead=True,
-        )
-    if layout.way == "halves":
-        halves = Halves(method.value, local, flat, layout, dtype, devices[0])
-        return Program(
-            advance=halves.advance,
-            before=halves.before,
-            diagnose=halves.diagnose,
-            evaluate=evaluate,
-            initial_state=halves.initial_state,
-            whole=halves.whole,
-            from_whole=halves.from_whole,
-            problem_states=_no_problem_states,
-            flat=flat,
-            devices=devices,
+            looks_ahead=layout.way == "dispatched",
         )
     mesh = Mesh(np.array(devices), (DEVICES,))
     make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
@@ -174,10 +164,6 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
 
 def _problem_states(state: ReplayState) -> Any:
     return state.workers.learner.problem
-
-
-def _no_problem_states(state: Any) -> Any:
-    return ()
 
 
 def _as_it_is(state: ReplayState) -> ReplayState:

@@ -173,9 +173,11 @@ def initial_state(
 def state_specs(state: ReplayState, division: Division) -> ReplayState:
     """Return how each leaf of the state lies on the devices."""
     specs = jax.tree.map(division.spec, state)
+    # A number of each worker is no vector, also where there are as many workers as parameters.
+    rows = jax.tree.map(lambda leaf: division.spec(leaf) if leaf.ndim > 1 else PartitionSpec(), state.workers)
     # Local optimizers and the problem's state are trees of the problem's own shapes: every device holds them all.
     learner = jax.tree.map(lambda leaf: PartitionSpec(), state.workers.learner)
-    return specs._replace(workers=specs.workers._replace(learner=learner))
+    return specs._replace(workers=rows._replace(learner=learner))
 
 
 def _repeat(leaf: Array, count: int) -> Array:

@@ -2,7 +2,7 @@
 
 Those for the CPU are measured; an accelerator's are a guess until somebody measures them.
 
-A size changes the order of floating-point sums, so these are constants: one machine, one result.
+A size changes the order of floating-point sums, so these are constants: one machine, with as many cores, one result.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -110,9 +110,14 @@ def middling(backend: str, parameters: int) -> bool:
     return backend == "cpu" and _FEW_PARAMETERS <= parameters < _LONG_VECTOR
 
 
-def halves_pay(mean_wave: float) -> bool:
+def has_two_cores() -> bool:
+    """Return whether a replay of this thread may use more than one core."""
+    return cores() > 1 and not has_one_core()
+
+
+def is_long(mean_wave: float) -> bool:
     """Return whether waves are so long that two threads replay such vectors in halves (`asyncsim.halves`)."""
-    return mean_wave >= _LONG_WAVE and cores() > 1 and not has_one_core()
+    return mean_wave >= _LONG_WAVE
 
 
 def writes_slices(backend: str, parameters: int) -> bool:

@@ -67,10 +67,11 @@ def replay(
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
         Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first, which from 100,000 parameters on computes gradients side by side,
-        and from 2,000 on, if the method works element by element and waves are long, has two threads with half of each
-        vector. Where it cannot (2,000 parameters or more, torn reads, a method that sees all memories) all, but no more
-        than workers, if the problem says ``map_on_cpu`` and has less than a million, and local steps are equally many.
+        is enough to divide. Of a CPU only the first: from 100,000 parameters on it computes gradients side by side, if
+        reads are whole and the method does not see all memories. Where that cannot be (2,000 parameters or more) all,
+        but no more than workers, if the problem says ``map_on_cpu`` and has less than a million parameters, and local
+        steps are equally many. From 2,000 parameters on two threads of one device have half of each vector, if waves
+        are long, the method works element by element, and neither it nor the problem keeps anything for local steps.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -90,8 +91,9 @@ def replay(
     local optimizer's state, the replica and the method's own state that it had when it began, and draws other examples.
 
     What a commit depends on decides which commits are computed together (see `asyncsim.waves`); the numbers are those
-    of a loop over the events, up to the order of floating-point sums. On one machine and one configuration they repeat
-    byte for byte. Methods that amplify round-off (GEM) reproduce in law, not in value, on another machine.
+    of a loop over the events, up to the order of floating-point sums. On one machine and one configuration they
+    repeat byte for byte; with one core, as in a study, and with several they may differ by round-off. Methods that
+    amplify round-off (GEM) reproduce in law, not in value, on another machine.
     """
     _require_kinds(trace, method, problem)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):

@@ -11,7 +11,15 @@ from asyncsim.method_check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.trace import Trace
-from asyncsim.tuning import VERY_LONG_VECTOR, current_devices, dispatches, gradients_at_once, halves_pay, middling
+from asyncsim.tuning import (
+    VERY_LONG_VECTOR,
+    current_devices,
+    dispatches,
+    gradients_at_once,
+    has_two_cores,
+    is_long,
+    middling,
+)
 from asyncsim.waves import mean_wave
 
 #: The modules that do it.
@@ -20,21 +28,21 @@ Way = Literal["kernel", "dispatched", "halves"]
 
 def way_of(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> Way:
     """Return in which way a replay on these devices is computed."""
-    # Blocks of reads, and the memories of all workers, are parts of arrays of all rows.
-    if trace.read_blocks > 1 or method.sees_memories or len(devices) > 1:
+    if not _has_rows_apart(trace, method, devices):
         return "kernel"
     platform, parameters = devices[0].platform, problem.parameter_count
     if dispatches(platform, parameters):
         return "dispatched"
-    if middling(platform, parameters) and _can_be_halved(method, problem) and halves_pay(mean_wave(trace)):
-        return "halves"
+    # The longest look comes last.
+    if middling(platform, parameters) and has_two_cores() and _can_be_halved(method, problem):
+        return "halves" if is_long(mean_wave(trace)) else "kernel"
     return "kernel"
 
 
 def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
     """Return the devices on which a replay takes place unless others are given."""
     undivided = current_devices(problem.parameter_count, trace.workers, divided=False)
-    if way_of(trace, method, problem, undivided) == "dispatched":
+    if _has_rows_apart(trace, method, undivided) and dispatches(undivided[0].platform, problem.parameter_count):
         return undivided
     # Devices of a CPU wait for each other, so that local steps should be as many on each.
     short = problem.parameter_count < VERY_LONG_VECTOR
@@ -49,15 +57,22 @@ def pieces_at_once(trace: Trace, method: Method, problem: Problem) -> int:
     return at_once[way_of(trace, method, problem, devices)]
 
 
+def _has_rows_apart(trace: Trace, method: Method, devices: Sequence[Any]) -> bool:
+    # Blocks of reads, and the memories of all workers, are parts of arrays of all rows.
+    return trace.read_blocks == 1 and not method.sees_memories and len(devices) == 1
+
+
 def _can_be_halved(method: Method, problem: Problem) -> bool:
     """Return whether half of a vector is all that a commit needs, and the other half of what was read a gradient.
 
     What a worker keeps for its local steps is in trees of the problem's own shapes, and where those of a replica start
     is for the method to say.
     """
+    if not method.elementwise or method.resume is not None or problem.init_state is not None:
+        return False
     params = jax.eval_shape(problem.init, jax.random.key(0))
-    keeps = problem.init_state or jax.tree.leaves(jax.eval_shape(method.optimizer.init, params))
-    return method.elementwise and method.resume is None and not keeps and _takes_parts(method, params)
+    keeps = jax.tree.leaves(jax.eval_shape(method.optimizer.init, params))
+    return not keeps and _takes_parts(method, params)
 
 
 def _takes_parts(method: Method, params: Any) -> bool:

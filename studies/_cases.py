@@ -1,6 +1,5 @@
 """Who runs in turns in each case of the throughput study, and for how long."""
 
-import contextlib
 import importlib.util
 import time
 from collections.abc import Callable
@@ -240,12 +239,12 @@ class Replaying:
 
         It took as long as all together.
         """
-        return self._run(commits, self.replays_at_once)
+        with one_core_each():
+            return self._run(commits, self.replays_at_once)
 
     def _run(self, commits: int, replays: int) -> Any:
         began = time.perf_counter()
-        with one_core_each() if replays > 1 else contextlib.nullcontext():
-            made = [self._replay(self._trace, commits, seed) for seed in range(replays)]
+        made = [self._replay(self._trace, commits, seed) for seed in range(replays)]
         setup = time.perf_counter() - began - replays * self.planning_seconds
         for replay in made:
             _advance(replay, self._first)

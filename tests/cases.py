@@ -134,6 +134,16 @@ def mean_of_four(rate=0.05):
     return Method("mean of four", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
 
 
+def counting(rate=0.05):
+    """The server keeps a number for each worker: how often it came."""
+
+    def apply(server, central, message, memory, visit):
+        return Applied(central + message / (1 + memory).astype(central.dtype), server, memory + 1)
+
+    options = {"init_memory": lambda central: jnp.int32(0), "elementwise": True}
+    return Method("counting", {"rate": rate}, gradient_steps(rate), apply=apply, **options)
+
+
 def damped_buffer(rate=0.05):
     """FedBuff: the server sums up damped messages, and applies their mean when the policy makes a version."""
 

@@ -14,6 +14,7 @@ from cases import (
     METHODS,
     OWN,
     PROTOCOLS,
+    counting,
     make_method,
     make_problem,
     make_trace,
@@ -103,6 +104,12 @@ def test_own_methods_that_say_so_are_divided_by_parameters(case, lenient):
 def test_a_problem_with_state():
     trace, method = make_trace(window=3, commits=COMMITS), make_method("gem")
     found = forced_deviation(divided(trace, method, stateful_problem(), 2), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+def test_numbers_of_as_many_workers_as_parameters():
+    trace = make_trace(workers=16, commits=4 * EVERY)
+    found = forced_deviation(divided(trace, counting(), make_problem("quadratic"), 2), EVERY)
     assert max(found.values()) < FORCED, found
 
 

@@ -9,10 +9,12 @@ from cases import (
     EVERY,
     FORCED,
     PROTOCOLS,
+    counting,
     decaying,
     make_method,
     make_problem,
     make_trace,
+    mean_of_four,
     pair_of_messages,
     stateful_problem,
 )
@@ -64,24 +66,10 @@ def deviation_of(trace, method, problem):
 
 def both_ways(monkeypatch, trace, method, problem, **options):
     """The run in halves, and by the kernel."""
+    assert held_by(trace, method, problem) is Halved
     runs = [replay(trace, method, problem, progress=False, **options)]
     monkeypatch.setattr(tuning, "_LONG_WAVE", np.inf)
     return [*runs, replay(trace, method, problem, progress=False, **options)]
-
-
-def mean_of_two(rate=0.05):
-    """The server keeps a sum, which is a vector, and a count, which is none."""
-
-    def apply(server, central, message, memory, visit):
-        total, count = server[0] + message, server[1] + 1
-        full = count == 2
-        return Applied(jnp.where(full, central + total / 2, central), (jnp.where(full, 0, total), count % 2), memory)
-
-    def init(central):
-        return jnp.zeros_like(central), jnp.int32(0)
-
-    options = {"optimizer": gradient_steps(rate), "apply": apply, "init_server": init, "elementwise": True}
-    return Method("mean of two", {"rate": rate}, **options)
 
 
 def louder(rate=0.05):
@@ -115,13 +103,14 @@ RULES = {
     "dc_asgd": methods.dc_asgd,
     "softsync": lambda: methods.softsync(policy=None),
     "schedule": lambda: methods.downpour(learning_rate=decaying),
-    "mean of two": mean_of_two,
+    # The server keeps a sum, which is a vector, and a count, which is none.
+    "mean of four": lambda: mean_of_four()._replace(elementwise=True),
     "louder": louder,
 }
 
 
 def combinations():
-    default = {("gem", "read_then_write, two visits"), ("mean of two", "exchange")}
+    default = {("gem", "read_then_write, two visits"), ("mean of four", "exchange")}
     cases = {("gem", protocol) for protocol in PROTOCOLS} | {("downpour", protocol) for protocol in PROTOCOLS}
     for case in sorted(cases | {(rule, "exchange") for rule in RULES}):
         yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
@@ -130,16 +119,6 @@ def combinations():
 @pytest.mark.parametrize(("rule", "protocol"), list(combinations()))
 def test_halves_are_the_loop_teacher_forced(rule, protocol, lenient):
     assert deviation_of(make_trace(protocol, commits=STEPS), RULES[rule](), make_problem("quadratic")) < FORCED
-
-
-def counting(rate=0.05):
-    """The server keeps a number for each worker: how often it came."""
-
-    def apply(server, central, message, memory, visit):
-        return Applied(central + message / (1 + memory).astype(central.dtype), server, memory + 1)
-
-    options = {"init_memory": lambda central: jnp.int32(0), "elementwise": True}
-    return Method("counting", {"rate": rate}, gradient_steps(rate), apply=apply, **options)
 
 
 def test_numbers_of_as_many_workers_as_parameters():
@@ -193,6 +172,7 @@ def test_diagnostics_that_see_losses(monkeypatch):
 
 
 def test_a_second_replay_gives_the_same_bytes(tmp_path):
+    assert held_by(make_trace(commits=STEPS), make_method("gem"), make_problem("digits")) is Halved
     for name in ("one", "two"):
         replay(make_trace(commits=STEPS), make_method("gem"), make_problem("digits")).save(tmp_path / name)
     first, second = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))

@@ -46,10 +46,11 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     names = list(dict.fromkeys(table["method"]))
+    aside = 1.05 ** ((len(names) - 1) / 2)
     for turn, (name, one) in enumerate(look.looks(names).items()):
         rows = table[table["method"] == name].sort_values("at")
         # Side by side, as methods often have the same limits.
-        x = rows["at"] * 1.05 ** (turn - (len(names) - 1) / 2)
+        x = rows["at"] * 1.05**turn / aside
         stable, unstable = rows["largest_stable"], rows["smallest_unstable"]
         style: dict[str, Any] = {"color": one.color, "markersize": 4}
         axes.plot(x, stable, marker=_MARKERS[turn % len(_MARKERS)], linestyle=one.line, label=one.label, **style)
@@ -66,7 +67,7 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
         )
     places = sorted(table["at"].unique())
     # Room beside the outermost: what stands beside a tick must not look like a value of its own.
-    axes.set_xlim(places[0] / 1.5, places[-1] * 1.5)
+    axes.set_xlim(places[0] / aside / 1.4, places[-1] * aside * 1.4)
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
     low, high = axes.get_ylim()
