@@ -54,7 +54,7 @@ def build_advance(
     def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
         state, made = run_pieces(state, data, key, pieces, jnp.int32(0), count)
         in_order = jnp.swapaxes(division.of_all(jnp.swapaxes(made.losses, 0, 1)), 0, 1)
-        return state, records(in_order, division.total(made.squares)), made.first
+        return state, _records(in_order, division.total(made.squares)), made.first
 
     if division.devices == 1:
         return jax.jit(advance, donate_argnums=0)
@@ -76,7 +76,7 @@ def build_advance(
     return on_all
 
 
-def records(losses: Array, squares: Squares) -> Records:
+def _records(losses: Array, squares: Squares) -> Records:
     """Return what is recorded of commits, from their losses and squared norms."""
     return Records(
         loss=losses,
