@@ -88,10 +88,14 @@ def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
 
 
 def choices_like(value: Any, choices: Iterable[str]) -> str:
-    """Return the choice nearest to a wrong value, and all of them, for the end of a message."""
+    """Return the choice nearest to a wrong value, and all of them, for the end of a message.
+
+    Choices may be forms, ``name(parameter)``: then the names are compared.
+    """
     choices = list(choices)
-    nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    forms = {choice.partition("(")[0]: choice for choice in choices}
+    nearest = difflib.get_close_matches(str(value), forms, n=1, cutoff=0.5)
+    hint = f"did you mean {forms[nearest[0]]!r}? " if nearest else ""
     return f"{hint}choose from {', '.join(choices)}"
 
 

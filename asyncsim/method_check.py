@@ -14,7 +14,7 @@ import optax
 
 from asyncsim.errors import InputError
 from asyncsim.methods.checks import require_switch
-from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit
+from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.wording import counted
 
 #: What each function is called with.
@@ -53,6 +53,26 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
         Naming the method and the function, what it returned, and what it should.
     """
     check_fields(method)
+    try:
+        return _check_functions(method, params)
+    except InputError:
+        if not method.sees_loss and _passes(method._replace(sees_loss=True), params):
+            raise InputError(
+                f"{method.name}.sees_loss = False: its functions look at visit.loss, which is told only to methods "
+                "made with sees_loss=True; add that"
+            ) from None
+        raise
+
+
+def _passes(method: Method, params: Any) -> bool:
+    try:
+        _check_functions(method, params)
+    except InputError:
+        return False
+    return True
+
+
+def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
@@ -68,6 +88,8 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
     if method.origin is not None:
         _require_vector(method, "origin", _call(method, "origin", worker, central), central)
     message, diagnostics = _check_message(method, worker, central, visit)
+    if method.apply is add:
+        _require_vector(method, "message", message, central, "the message, ")
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
     _check_apply(method, server, central, message, memory, visit)

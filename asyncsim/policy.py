@@ -9,6 +9,7 @@ computes anew, from other examples.
 """
 
 import ast
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -263,26 +264,33 @@ def parse_policy(text: str) -> Policy:
     InputError
         If the text is anything else, or the policy refuses its parameters.
     """
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        node = ast.Constant(None)
-    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    if not isinstance(call.func, ast.Name):
-        raise InputError(f"policy = {text!r}: not a policy; {choices_like(text, map(form_of, POLICIES))}")
-    name = call.func.id
+    name = text.strip().partition("(")[0].strip()
     if name not in POLICIES:
         raise InputError(f"policy = {text!r}: unknown; {choices_like(name, map(form_of, POLICIES))}")
+    parameters = inspect.signature(POLICIES[name])
     try:
+        node = ast.parse(text.strip(), mode="eval").body
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        if not isinstance(call.func, ast.Name):
+            raise SyntaxError
         positional = [ast.literal_eval(value) for value in call.args]
         keywords = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in call.keywords}
-        return POLICIES[name](*positional, **keywords)
-    except InputError:
-        raise
-    except (TypeError, ValueError):
-        raise InputError(f"policy = {text!r}: write {form_of(name)}") from None
+        parameters.bind_partial(*positional, **keywords)  # which names what is unknown before what is missing
+        parameters.bind(*positional, **keywords)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise InputError(f"policy = {text!r}: cannot be read; write {form_of(name)}") from None
+    except ValueError:
+        raise InputError(f"policy = {text!r}: its parameters must be numbers; write {form_of(name)}") from None
+    except TypeError as error:
+        raise InputError(f"policy = {text!r}: {error}; write {form_of(name)}") from None
+    return POLICIES[name](*positional, **keywords)
 
 
 def form_of(name: str) -> str:
-    """Return how a policy is written, for messages: ``bounded_staleness(bound)``."""
-    return f"{name}({', '.join(_PARAMETERS[name])})"
+    """Return how a policy is written, for messages: ``discard_stale(limit, count=1)``."""
+    return f"{name}({', '.join(_form(one) for one in inspect.signature(POLICIES[name]).parameters.values())})"
+
+
+def _form(parameter: inspect.Parameter) -> str:
+    optional = parameter.default is not inspect.Parameter.empty
+    return f"{parameter.name}={parameter.default}" if optional else parameter.name

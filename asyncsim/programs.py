@@ -18,6 +18,7 @@ from asyncsim.kernel import build_advance
 from asyncsim.local import build_local, from_vector
 from asyncsim.members import Members, batched_local, batched_method, batched_state
 from asyncsim.methods.method import Method
+from asyncsim.parts_check import require_elementwise
 from asyncsim.problems.problem import Problem
 from asyncsim.replay_state import Layout, ReplayState, initial_state, state_specs
 from asyncsim.threads import cached
@@ -126,6 +127,8 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
     flat = _flatten(problem.value, layout, dtype, devices[0])
     local = build_local(method.value, problem.value, layout.window, layout.windows_differ)
     evaluate = jax.jit(_evaluation(problem.value, flat))
+    if layout.way == "halves" or layout.division.by_parameters:
+        require_elementwise(method.value)
     if layout.way != "kernel":
         one: Any
         if layout.way == "halves":

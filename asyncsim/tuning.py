@@ -55,7 +55,9 @@ _GROUP, _GROUP_ELEMENTS = 8, 2**21
 #: 70 commits.
 GRADIENTS_A_HALF = 48
 #: Commits of a mean wave from which on two threads replay vectors of middling length in halves. Digits, rate over that
-#: of the kernel: 0.8 with 9 commits (10 workers), 1.0 with 17 (20), 1.15 with 24 (30), 1.4 with 74 (100).
+#: of the kernel: 0.8 with 9 commits (10 workers), 1.0 with 17 (20), 1.15 with 24 (30), 1.4 with 74 (100). That is of
+#: two cores that share a cache, where one sees after 30 ns what the other writes. Where it takes 160 ns (a hypervisor
+#: may move them apart) a half that the other has read takes 15 us to write instead of 3, and the rate is 1.0.
 _LONG_WAVE = 20
 #: Elements of a vector of each worker up to which replays are computed at a time: with three vectors 0.4 GB a replay.
 _MOST_ELEMENTS = 2**25

@@ -81,7 +81,7 @@ def bars(
         ``measure``, ``workers``, ``method``, ``measured``, ``bar``; ``limit``, what the gradients alone reach in the
         place of the replay; ``without_overlap``, what they and the commits alone reach one after the other, which a
         replay that overlaps them may pass; both where they were measured; and ``verdict``: met, or by how much it is
-        missed, and whether the bar is past the limit.
+        missed, whether the bar is past the limit, and the smallest and the largest of the turns if it lies between.
     """
     import pandas as pd
 
@@ -125,6 +125,8 @@ def _ratio_rows(ratios: "pd.DataFrame", on_cpu: bool) -> list[tuple]:
         for row in found[found["workers"].isin(bar.workers)].itertuples():
             bounds = _bounds(ratios, bar, row.workers, row.method)
             judged = _at_least(float(row.median), bar.bar, *bounds)
+            if row.min < bar.bar <= row.max:
+                judged = *judged[:-1], f"{judged[-1]}; turns from {row.min:.3g} to {row.max:.3g}"
             rows.append((f"{bar.task}: {bar.above} / {bar.below}", row.workers, row.method, *judged))
     return rows
 

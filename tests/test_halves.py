@@ -23,6 +23,7 @@ from event_loop import forced_deviation
 import asyncsim.halves
 import asyncsim.programs
 from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, methods, problems, replay, simulate, tuning
+from asyncsim.errors import InputError
 from asyncsim.executor import Local
 from asyncsim.halves import THREADS, Halved, halves_of
 from asyncsim.methods import Applied, Method, gradient_steps
@@ -119,6 +120,17 @@ def combinations():
 @pytest.mark.parametrize(("rule", "protocol"), list(combinations()))
 def test_halves_are_the_loop_teacher_forced(rule, protocol, lenient):
     assert deviation_of(make_trace(protocol, commits=STEPS), RULES[rule](), make_problem("quadratic")) < FORCED
+
+
+def test_what_is_not_elementwise_is_refused(lenient):
+    def apply(server, central, message, memory, visit):
+        return Applied(central + message / jnp.linalg.norm(message), server, memory)
+
+    method = Method("unit", {}, gradient_steps(0.05), apply=apply, elementwise=True)
+    with pytest.raises(InputError, match=r"unit\.elementwise = True: apply computes something else from two halves"):
+        replay(make_trace(commits=STEPS), method, make_problem("quadratic"))
+    with one_core_each():
+        assert replay(make_trace(commits=STEPS), method, make_problem("quadratic")).status == "finished"
 
 
 def test_numbers_of_as_many_workers_as_parameters():

@@ -130,6 +130,14 @@ WRONG = {
         {"apply": lambda s, c, m, k, v: Applied(c + m, s, k), "sees_memories": True},
         r"damped\.apply\(server, central, message, memory, visit, memories\): takes \(s, c, m, k, v\); it is",
     ),
+    "a loss that is not told": (
+        {"apply": lambda s, c, m, k, v: Applied(c + m * v.loss, s, k)},
+        r"damped\.sees_loss = False: its functions look at visit\.loss, .* made with sees_loss=True; add that",
+    ),
+    "a message of another shape": (
+        {"message": lambda w, u, s, c, v: (u[:2], w, {}), "apply": add},
+        rf"{MESSAGE} returned the message, float32\[2\]: must be a vector like the central variable, float32",
+    ),
     "not a timing": ({"timing": None}, r"damped\.timing = None: must be an asyncsim\.methods\.Timing"),
     "hyperparameters": ({"hyperparameters": None}, r"damped\.hyperparameters = None: must be a dict"),
 }

@@ -328,6 +328,15 @@ def test_bars_say_by_how_much_they_are_missed():
     }
 
 
+@pytest.mark.parametrize(
+    ("rates", "verdict"), [([89.0, 91.0, 92.0], "met; turns from 0.89 to 0.92"), ([95.0] * 3, "met")]
+)
+def test_bars_say_where_turns_do_not_agree(rates, verdict):
+    measured = hand_made_turns({"replay": rates, "gradients alone": [100.0] * 3, "usual loop": [50.0] * 3})
+    table = bars.bars(turns.ratios(measured), turns.summarise(measured), None, "cpu").set_index("measure")
+    assert table.loc["cnn: replay / gradients alone", "verdict"] == verdict
+
+
 def test_bars_say_what_gradients_and_commits_reach_one_after_the_other():
     rates = {"replay": [70.0], "gradients alone": [100.0], "commits alone": [300.0], "usual loop": [50.0]}
     ratios = turns.ratios(hand_made_turns(rates).assign(task="digits", workers=100))

@@ -1,0 +1,83 @@
+"""Methods that say elementwise and are not are refused before their vectors are divided."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import make_problem, make_trace
+
+from asyncsim import replay
+from asyncsim.errors import InputError
+from asyncsim.methods import METHODS, Applied, Method, gradient_steps
+from asyncsim.parts_check import require_elementwise
+
+pytestmark = pytest.mark.usefixtures("lenient")
+
+DEFAULT = {"downpour", "gem", "lsgd", "dana_zero"}
+
+
+def clipped(worker, update, start, central, visit):
+    return update / jnp.maximum(1, jnp.linalg.norm(update)), worker, {}
+
+
+def averaged(server, central, message, memory, visit):
+    return Applied(central + message / message.size, server, memory)
+
+
+def noisy(server, central, message, memory, visit):
+    return Applied(central + message + jax.random.normal(jax.random.key(0), message.shape), server, memory)
+
+
+def counted(server, central, message, memory, visit):
+    return Applied(central + message, server + jnp.sum(message > 0), memory)
+
+
+def masked(server, central, message, memory, visit):
+    return Applied(central + message * (np.arange(64) % 2), server, memory)
+
+
+def make(**functions):
+    return Method("own", {}, gradient_steps(0.05), elementwise=True, **functions)
+
+
+WRONG = {
+    "norm": (make(message=clipped), r"own\.elementwise = True: message computes something else"),
+    "length": (make(apply=averaged), "apply computes something else"),
+    "draws": (make(apply=noisy), "apply computes something else"),
+    "a sum in the state": (make(apply=counted, init_server=lambda central: jnp.int32(0)), "apply computes"),
+    "a length of its own": (make(apply=masked), "fails with vectors of another length"),
+    "a norm at the start": (make(init_memory=lambda central: central @ central), "init_memory computes"),
+    "an origin": (make(origin=lambda worker, read: read - read.mean()), "origin computes"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_methods_that_are_not_elementwise(case):
+    method, message = WRONG[case]
+    with pytest.raises(InputError, match=message):
+        require_elementwise(method)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in DEFAULT else pytest.mark.full) for n in METHODS])
+def test_methods_of_the_package_that_are(name):
+    method = METHODS[name]()
+    assert method.elementwise
+    require_elementwise(method)
+
+
+def test_numbers_and_keys_in_the_state_are_no_vectors():
+    def apply(server, central, message, memory, visit):
+        count, key = server
+        return Applied(central + message / (1 + count), (count + 1, key), memory)
+
+    require_elementwise(make(apply=apply, init_server=lambda central: (jnp.int32(0), jax.random.key(0))))
+
+
+def test_a_replay_by_two_devices_is_refused_and_one_by_a_single_one_is_not():
+    def replay_by(count):
+        trace, problem = make_trace(commits=40), make_problem("quadratic")
+        return replay(trace, make(message=clipped), problem, devices=jax.devices()[:count], progress=False)
+
+    with pytest.raises(InputError, match="make the method with elementwise=False"):
+        replay_by(2)
+    assert replay_by(1).status == "finished"
