@@ -89,7 +89,7 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
         _require_vector(method, "origin", _call(method, "origin", worker, central), central)
     message, diagnostics = _check_message(method, worker, central, visit)
     if method.apply is add:
-        _require_vector(method, "message", message, central, "the message, ")
+        _require_addable(method, message, central)
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
     _check_apply(method, server, central, message, memory, visit)
@@ -164,6 +164,15 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> t
                 f"a vector of shape {_shape(central)}"
             )
     return message, tuple(diagnostics)
+
+
+def _require_addable(method: Method, message: Any, central: Any) -> None:
+    """Raise InputError unless a message can be added to the central variable."""
+    if getattr(message, "shape", None) not in (central.shape, (1,), ()):
+        raise InputError(
+            f"{_named(method, 'message')} returned the message, {_told(message)}: must be a vector like the central "
+            f"variable, {_told(central)}, to be added to it"
+        )
 
 
 def _check_apply(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:

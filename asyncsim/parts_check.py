@@ -43,7 +43,8 @@ def require_elementwise(method: Method) -> None:
         ) from error
     for name in _CALLED:
         found = [jax.tree.leaves(of[name]) for of in (whole, first, second)]
-        if not all(_agree(*leaves) for leaves in zip(*found, strict=True)):
+        alike = len({jax.tree.structure(of[name]) for of in (whole, first, second)}) == 1
+        if not alike or not all(_agree(*leaves) for leaves in zip(*found, strict=True)):
             raise InputError(
                 f"{method.name}.elementwise = True: {name} computes something else from two halves of its vectors than "
                 "from the whole, as norms, lengths and random draws do, and they are about to be divided; make the "
@@ -61,13 +62,13 @@ def _commits(method: Method, vectors: Array) -> dict[str, list[Any]]:
         visit = _visit(method, commit, central.dtype)
         start = method.resume(worker, read) if method.resume else read
         origin = method.origin(worker, read) if method.origin else ()
-        message, worker, diagnostics = method.message(worker, update, start, central, visit)
+        message, worker, _ = method.message(worker, update, start, central, visit)
         memories = (_memories(memory),) if method.sees_memories else ()
         applied = method.apply(server, central, message, memory, visit, *memories)
         central, server, memory = applied
         made["resume"].append(start)
         made["origin"].append(origin)
-        made["message"].append((message, worker, dict(diagnostics)))
+        made["message"].append((message, worker))  # diagnostics are computed of whole vectors
         made["apply"].append(tuple(applied))
         made["reply"].append(method.reply(server, central, memory, visit) if method.reply else ())
         made["proxy"].append(method.proxy(worker) if method.proxy else ())

@@ -150,6 +150,12 @@ def test_what_is_wrong_is_named(name):
         check_method(damped(**fields), PARAMS)
 
 
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.int8])
+def test_messages_of_another_type_may_be_added(kind, lenient):
+    method = damped(message=lambda w, u, s, c, v: (u.astype(kind), w, {}), apply=add)
+    assert check_method(method, PARAMS) == ()
+
+
 @pytest.mark.parametrize("name", ["a/b", "a\\b", "", " ", ".hidden", "a\nb", "a:b", None, 3])
 def test_a_name_is_that_of_a_folder(name):
     with pytest.raises(InputError, match=r"method: name = "):

@@ -73,6 +73,16 @@ def test_numbers_and_keys_in_the_state_are_no_vectors():
     require_elementwise(make(apply=apply, init_server=lambda central: (jnp.int32(0), jax.random.key(0))))
 
 
+def test_diagnostics_may_be_anything():
+    require_elementwise(make(message=lambda w, u, s, c, v: (u, w, {"share": u / jnp.linalg.norm(u)})))
+
+
+def test_states_of_another_structure():
+    method = make(init_worker=lambda central: tuple(jnp.zeros(4) for _ in range(0, central.size, 4)))
+    with pytest.raises(InputError, match="init_worker computes something else"):
+        require_elementwise(method)
+
+
 def test_a_replay_by_two_devices_is_refused_and_one_by_a_single_one_is_not():
     def replay_by(count):
         trace, problem = make_trace(commits=40), make_problem("quadratic")
