@@ -55,8 +55,8 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
     check_fields(method)
     try:
         return _check_functions(method, params)
-    except InputError:
-        if not method.sees_loss and _passes(method._replace(sees_loss=True), params):
+    except InputError as error:
+        if not method.sees_loss and _fault(method._replace(sees_loss=True), params) != str(error):
             raise InputError(
                 f"{method.name}.sees_loss = False: its functions look at visit.loss, which is told only to methods "
                 "made with sees_loss=True; add that"
@@ -64,24 +64,39 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
         raise
 
 
-def _passes(method: Method, params: Any) -> bool:
+def visit_kinds(sees_loss: bool) -> Visit:
+    """Return what a visit tells, as shapes."""
+    kind = jnp.result_type(float)
+    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
+    scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
+    return Visit(**scalars)._replace(loss=scalars["time"] if sees_loss else ())
+
+
+def memories_kinds(memory: Any) -> Memories:
+    """Return the memories of some workers, as shapes, from that of one."""
+
+    def several(count: int) -> Any:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), memory)
+
+    worker: Any = jax.ShapeDtypeStruct((2,), jnp.int32)
+    return Memories(several(3), several(2), worker)
+
+
+def _fault(method: Method, params: Any) -> str:
+    """Return what is wrong with a method's functions; nothing if nothing is."""
     try:
         _check_functions(method, params)
-    except InputError:
-        return False
-    return True
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
-    kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
-    scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items() if name != "loss"}
-    visit = Visit(**scalars)
-    _check_optimizer(method, params, visit)
-    if method.sees_loss:
-        visit = visit._replace(loss=scalars["time"])
+    _check_optimizer(method, params, visit_kinds(sees_loss=False))
+    visit = visit_kinds(method.sees_loss)
     worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
     if method.resume is not None:
         _require_vector(method, "resume", _call(method, "resume", worker, central), central)
@@ -179,23 +194,13 @@ def _check_apply(method: Method, server: Any, central: Any, message: Any, memory
     call = _named(method, "apply")
     given = [server, central, message, memory, visit]
     if method.sees_memories:
-        call, given = call.replace("visit", "visit, memories"), [*given, _memories(memory)]
+        call, given = call.replace("visit", "visit, memories"), [*given, memories_kinds(memory)]
     applied = _traced(call, method.apply, *given)
     if not isinstance(applied, Applied):
         raise InputError(f"{call} returned {_told(applied)}: must return Applied(central, server, memory)")
     _require_vector(method, "apply", applied.central, central, "the central variable, ")
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
     _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
-
-
-def _memories(memory: Any) -> Memories:
-    """Return the shapes of the memories of some workers."""
-
-    def several(count: int) -> Any:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), memory)
-
-    worker: Any = jax.ShapeDtypeStruct((2,), jnp.int32)
-    return Memories(several(3), several(2), worker)
 
 
 def _call(method: Method, name: str, *given: Any) -> Any:

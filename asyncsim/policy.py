@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncsim.errors import InputError, choices_like, require_choice, require_count
+from asyncsim.law_text import shown
 
 #: The parameters of each policy and the least value that each may have.
 _PARAMETERS: dict[str, dict[str, int]] = {
@@ -264,26 +265,37 @@ def parse_policy(text: str) -> Policy:
     InputError
         If the text is anything else, or the policy refuses its parameters.
     """
-    name = text.strip().partition("(")[0].strip()
-    if name not in POLICIES:
-        raise InputError(f"policy = {text!r}: unknown; {choices_like(name, map(form_of, POLICIES))}")
-    parameters = inspect.signature(POLICIES[name])
     try:
         node = ast.parse(text.strip(), mode="eval").body
-        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        if not isinstance(call.func, ast.Name):
-            raise SyntaxError
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        node = ast.Constant(None)
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    readable = isinstance(call.func, ast.Name)
+    name = call.func.id if isinstance(call.func, ast.Name) else text.partition("(")[0].strip()
+    if name not in POLICIES:
+        raise InputError(f"policy = {shown(text)}: unknown; {choices_like(name, map(form_of, POLICIES))}")
+    if not readable:
+        raise InputError(f"policy = {shown(text)}: cannot be read; write {form_of(name)}")
+    return _called(name, call, f"policy = {shown(text)}")
+
+
+def _called(name: str, call: ast.Call, told: str) -> Policy:
+    """Return a policy with the parameters of a call, named in messages as told."""
+    try:
         positional = [ast.literal_eval(value) for value in call.args]
-        keywords = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in call.keywords}
-        parameters.bind_partial(*positional, **keywords)  # which names what is unknown before what is missing
-        parameters.bind(*positional, **keywords)
-    except (SyntaxError, RecursionError, MemoryError):
-        raise InputError(f"policy = {text!r}: cannot be read; write {form_of(name)}") from None
-    except ValueError:
-        raise InputError(f"policy = {text!r}: its parameters must be numbers; write {form_of(name)}") from None
+        keywords = [(keyword.arg or "**", ast.literal_eval(keyword.value)) for keyword in call.keywords]
+    except (TypeError, ValueError):
+        raise InputError(f"{told}: its parameters must be written as whole numbers; write {form_of(name)}") from None
+    named = dict(keywords)
+    if len(named) < len(keywords):
+        raise InputError(f"{told}: a parameter is given twice; write {form_of(name)}")
+    parameters = inspect.signature(POLICIES[name])
+    try:
+        parameters.bind_partial(*positional, **named)  # which names what is unknown before what is missing
+        parameters.bind(*positional, **named)
     except TypeError as error:
-        raise InputError(f"policy = {text!r}: {error}; write {form_of(name)}") from None
-    return POLICIES[name](*positional, **keywords)
+        raise InputError(f"{told}: {error}; write {form_of(name)}") from None
+    return POLICIES[name](*positional, **named)
 
 
 def form_of(name: str) -> str:
@@ -292,5 +304,4 @@ def form_of(name: str) -> str:
 
 
 def _form(parameter: inspect.Parameter) -> str:
-    optional = parameter.default is not inspect.Parameter.empty
-    return f"{parameter.name}={parameter.default}" if optional else parameter.name
+    return f"{parameter.name}={parameter.default}" if isinstance(parameter.default, int) else parameter.name

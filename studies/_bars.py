@@ -126,7 +126,7 @@ def _ratio_rows(ratios: "pd.DataFrame", on_cpu: bool) -> list[tuple]:
             bounds = _bounds(ratios, bar, row.workers, row.method)
             judged = _at_least(float(row.median), bar.bar, *bounds)
             if row.min < bar.bar <= row.max:
-                judged = *judged[:-1], f"{judged[-1]}; turns from {row.min:.3g} to {row.max:.3g}"
+                judged = *judged[:-1], f"{judged[-1]}; turns from {row.min:.4g} to {row.max:.4g}"
             rows.append((f"{bar.task}: {bar.above} / {bar.below}", row.workers, row.method, *judged))
     return rows
 

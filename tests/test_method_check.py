@@ -134,6 +134,10 @@ WRONG = {
         {"apply": lambda s, c, m, k, v: Applied(c + m * v.loss, s, k)},
         r"damped\.sees_loss = False: its functions look at visit\.loss, .* made with sees_loss=True; add that",
     ),
+    "a loss that is not told, and another fault": (
+        {"message": lambda w, u, s, c, v: (u[:2] * v.loss, w, {})},
+        r"damped\.sees_loss = False: its functions look at visit\.loss",
+    ),
     "a message of another shape": (
         {"message": lambda w, u, s, c, v: (u[:2], w, {}), "apply": add},
         rf"{MESSAGE} returned the message, float32\[2\]: must be a vector like the central variable, float32",

@@ -36,6 +36,14 @@ def masked(server, central, message, memory, visit):
     return Applied(central + message * (np.arange(64) % 2), server, memory)
 
 
+def bounded(worker, update, start, central, visit):
+    return update * jnp.minimum(1, 100 / jnp.linalg.norm(update)), worker, {}
+
+
+def at_times(server, central, message, memory, visit):
+    return Applied(central + jnp.where(visit.completes, message, message / message.size), server, memory)
+
+
 def make(**functions):
     return Method("own", {}, gradient_steps(0.05), elementwise=True, **functions)
 
@@ -45,6 +53,15 @@ WRONG = {
     "length": (make(apply=averaged), "apply computes something else"),
     "draws": (make(apply=noisy), "apply computes something else"),
     "a sum in the state": (make(apply=counted, init_server=lambda central: jnp.int32(0)), "apply computes"),
+    "a bound far away": (make(message=bounded), "message computes something else"),
+    "at some visits": (make(apply=at_times), "apply computes something else"),
+    "a large count": (make(apply=counted, init_server=lambda central: jnp.int32(100_000)), "apply computes"),
+    "a small share": (
+        make(message=lambda w, u, s, c, v: (u * (1 - 1e-3 * jnp.tanh(u @ u)), w, {})),
+        "message computes",
+    ),
+    "a reply": (make(reply=lambda s, c, m, v: c - c.mean()), "reply computes"),
+    "a proxy": (make(proxy=lambda w: w / w.size, init_worker=lambda c: c), "proxy computes"),
     "a length of its own": (make(apply=masked), "fails with vectors of another length"),
     "a norm at the start": (make(init_memory=lambda central: central @ central), "init_memory computes"),
     "an origin": (make(origin=lambda worker, read: read - read.mean()), "origin computes"),
@@ -81,6 +98,21 @@ def test_states_of_another_structure():
     method = make(init_worker=lambda central: tuple(jnp.zeros(4) for _ in range(0, central.size, 4)))
     with pytest.raises(InputError, match="init_worker computes something else"):
         require_elementwise(method)
+
+
+def test_memories_of_three_workers():
+    def apply(server, central, message, memory, visit, memories):
+        return Applied(central + jnp.sum(jnp.arange(3.0)[:, None] * memories.rows, 0), server, message)
+
+    method = make(apply=apply, init_memory=lambda central: central, sees_memories=True)
+    require_elementwise(method)
+
+
+def test_a_state_of_few_digits():
+    def apply(server, central, message, memory, visit):
+        return Applied(central + message, (server + message).astype(jnp.bfloat16), memory)
+
+    require_elementwise(make(apply=apply, init_server=lambda central: central.astype(jnp.bfloat16)))
 
 
 def test_a_replay_by_two_devices_is_refused_and_one_by_a_single_one_is_not():

@@ -361,6 +361,7 @@ def test_texts_may_be_short():
     assert parse_policy("rounds") == rounds()
     assert parse_policy(" bounded_staleness( 3 )") == bounded_staleness(3)
     assert parse_policy("discard_stale(2, count=5)") == discard_stale(2, 5)
+    assert parse_policy("(rounds)") == rounds()
     assert {parse_policy(text).name for text in ALL} == set(POLICIES)
 
 
@@ -375,12 +376,15 @@ def test_texts_may_be_short():
         ("buffered(size=3)", r"'size'; write buffered\(count\)"),
         ("buffered()", r"missing a required argument: 'count'; write buffered\(count\)"),
         ("discard_stale(1, 2, 3)", r"too many positional arguments; write discard_stale\(limit, count=1\)"),
-        ("barrier(size=3)", r"'size'; write barrier\(count=None\)"),
+        ("barrier(size=3)", r"'size'; write barrier\(count\)"),
         ("buffered(**3)", r"'\*\*'; write buffered\(count\)"),
-        ("buffered(x)", r"must be numbers; write buffered\(count\)"),
+        ("buffered(x)", r"must be written as whole numbers; write buffered\(count\)"),
         ("buffered(3", r"cannot be read; write buffered\(count\)"),
         ("buffered(3)[0]", r"cannot be read; write buffered\(count\)"),
         ("buffered(3)(4)", r"cannot be read; write buffered\(count\)"),
+        ("buffered(count=1, count=2)", "given twice|cannot be read"),
+        ("buffered({[]: 1})", r"must be written as whole numbers"),
+        ("buffered(" + "9" * 5_000 + ")", r"^policy = 'buffered\(9{1,80}\.\.\.'"),
         ("3", "unknown; choose from"),
         ("discard_stale(0)", "limit = 0"),
     ],
