@@ -68,7 +68,7 @@ _MANY = 4
 _SHARE = "replay / gradients alone"
 #: Markers of the methods; tasks without a method have the first one.
 _MARKERS = {"": "o", "downpour": "o", "gem": "D"}
-_TITLES = {"trace": "simulation", "growth": "simulation", "cnn": "CNN on MNIST", "mlp": "MLP on MNIST"}
+_TITLES = {"trace": "simulation", "growth": "simulation, growth", "cnn": "CNN on MNIST", "mlp": "MLP on MNIST"}
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
@@ -189,24 +189,31 @@ def _panel(axes: Axes, rows: pd.DataFrame) -> None:
         axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="y", color=look.GREY, alpha=0.25, linewidth=0.4)
     axes.set_xlim(-0.55, len(groups) - 0.45)
-    axes.set_xticks(range(len(groups)), [f"{workers:,}" for workers in groups])
+    axes.set_xticks(range(len(groups)), [_count(workers) for workers in groups])
     axes.set_xlabel("workers")
+
+
+def _count(workers: int) -> str:
+    """Return a number of workers as a tick has it: short, as several stand side by side."""
+    return f"{workers // 1_000}k" if workers >= 1_000 and workers % 1_000 == 0 else str(workers)
 
 
 def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
     """Add the legend of contenders, and of the methods if there are several."""
     handles = []
+    methods = [name for name in dict.fromkeys(summary["method"]) if name]
+    # Of several methods no one's: what they share is the colour.
+    marker = "s" if len(methods) > 1 else _MARKERS.get("".join(methods), "s")
     for name in _in_order(summary["contender"]):
         mark = _mark(name)
-        style: dict[str, Any] = {"marker": "o", "linestyle": "none"} if mark.line is None else {"linestyle": mark.line}
+        style: dict[str, Any] = (
+            {"marker": marker, "linestyle": "none"} if mark.line is None else {"linestyle": mark.line}
+        )
         handles.append(Line2D([], [], label=name, **mark.point, **style))
-    methods = [name for name in dict.fromkeys(summary["method"]) if name]
     if len(methods) > 1:
         for name, one in look.looks(methods).items():
-            marker = _MARKERS.get(name, "s")
-            handles.append(
-                Line2D([], [], color=look.BLACK, marker=marker, markersize=3.5, linestyle="none", label=one.label)
-            )
+            style = {"marker": _MARKERS.get(name, "s"), "linestyle": "none", "markersize": 3.5}
+            handles.append(Line2D([], [], color=look.BLACK, label=one.label, **style))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
