@@ -270,11 +270,10 @@ def parse_policy(text: str) -> Policy:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         node = ast.Constant(None)
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    readable = isinstance(call.func, ast.Name)
     name = call.func.id if isinstance(call.func, ast.Name) else text.partition("(")[0].strip()
     if name not in POLICIES:
         raise InputError(f"policy = {shown(text)}: unknown; {choices_like(name, map(form_of, POLICIES))}")
-    if not readable:
+    if not isinstance(call.func, ast.Name):
         raise InputError(f"policy = {shown(text)}: cannot be read; write {form_of(name)}")
     return _called(name, call, f"policy = {shown(text)}")
 
