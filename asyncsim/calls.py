@@ -27,7 +27,7 @@ def calls(group: Group, most: int) -> Iterator[range]:
 
 #: For `Passing`: in the function below the server's state and the workers' rows take the place of those before. The
 #: central variable and what was read or pulled of it have other owners.
-_REPLACED, _UPDATES = {1: 1, 2: 2}, 5
+_REPLACED = {1: 1, 2: 2}
 
 
 def build_commits(method: Method, layout: Layout, room: int) -> Passing:
@@ -46,9 +46,7 @@ def build_commits(method: Method, layout: Layout, room: int) -> Passing:
     i, place : int
         The first commit, in the chunk and in its group.
     """
-    # An update that is alone in its group belongs to nobody else.
-    used_up = (_UPDATES,) if room == 1 else ()
-    return Passing(_build(method, layout, room), _REPLACED, used_up)
+    return Passing(_build(method, layout, room), _REPLACED)
 
 
 def _build(method: Method, layout: Layout, room: int) -> Callable[..., Any]:

@@ -193,8 +193,8 @@ class Dispatched:
             trim()
 
     def _first(self, array: Array) -> Array:
-        """Return a copy of what was made for the first commit of a group, as its memory is used again."""
-        return jnp.array(array) if self._room == 1 else array[0]
+        """Return what was made for the first commit of a group; a copy if the group's memory is used again."""
+        return array if self._room == 1 else array[0]
 
     def _finish(self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int) -> tuple[Apart, Array]:
         """Dispatch commits of a group, from that place of it on, and make the reads that follow each.

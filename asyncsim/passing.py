@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,12 +19,10 @@ class Passing:
         Places of arguments that are what the function returned before at some place. An array that it computes there
         belongs to nobody else, so the next call may use its memory; one that it passes on may have other owners. One
         that is given twice, as a call with other arguments returned it twice, is copied first.
-    used_up : tuple of int
-        Places of arguments that belong to nobody else.
     """
 
-    def __init__(self, function: Callable[..., Any], replaced: Mapping[int, int], used_up: tuple[int, ...]):
-        self._function, self._replaced, self._used_up = function, replaced, used_up
+    def __init__(self, function: Callable[..., Any], replaced: Mapping[int, int]):
+        self._function, self._replaced = function, replaced
         self._compiled: dict[Any, Any] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -60,10 +58,11 @@ class Passing:
             leaves = zip(jax.tree.leaves(given[one]), jax.tree.leaves(returned[before]), strict=True)
             alone = ((place, leaf) for place, leaf in leaves if sum(outputs[leaf] is other for other in outputs) == 1)
             replaced |= {place: leaf for place, leaf in alone if id(outputs[leaf]) in made and place not in kept}
-        used_up = [place for one in self._used_up for place in jax.tree.leaves(given[one]) if place not in kept]
-        order = _in_place(list(made.values()), replaced, used_up, jaxpr.in_avals, jaxpr.out_avals)
-
-        reused = [*replaced, *used_up]
+        reused = sorted(replaced)
+        # Of results that are alike JAX gives the first the memory of the first argument that is donated. (It promises
+        # no such order: on another one only speed depends, as XLA then copies what is still to be read.)
+        in_place = [replaced[place] for place in reused]
+        order = in_place + [leaf for leaf in made.values() if leaf not in in_place]
 
         @functools.partial(jax.jit, donate_argnums=reused)
         def run(*leaves: Any) -> list[Any]:
@@ -72,27 +71,6 @@ class Passing:
 
         there = passed | {id(outputs[leaf]): len(inputs) + at for at, leaf in enumerate(order)}
         return run, reused, [there[id(variable)] for variable in outputs], jax.tree.structure(shapes)
-
-
-def _in_place(
-    made: list[int], replaced: Mapping[int, int], used_up: Sequence[int], given: Sequence[Any], returned: Sequence[Any]
-) -> list[int]:
-    """Return the places of the leaves to be made, in an order in which each gets the memory of what it replaces.
-
-    ``replaced`` and ``used_up`` have places of arguments; ``given`` and ``returned`` are the kinds of all leaves. Of
-    results that are alike JAX gives the first the memory of the first argument that is donated. (It promises no such
-    order: on another one only speed depends, as XLA then copies what is still to be read.)
-    """
-    order, others = [], [leaf for leaf in made if leaf not in replaced.values()]
-    for place in sorted([*replaced, *used_up]):
-        alike = (
-            leaf for leaf in others if returned[leaf].update(weak_type=False) == given[place].update(weak_type=False)
-        )
-        leaf = replaced.get(place, next(alike, None))
-        if leaf is not None:
-            order.append(leaf)
-            others = [other for other in others if other != leaf]
-    return order + others
 
 
 def _numbered(tree: Any) -> Any:

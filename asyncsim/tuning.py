@@ -42,7 +42,7 @@ class Tuning(NamedTuple):
 _FEW_PARAMETERS = 2_000
 
 #: Parameters from which on a CPU's commits are dispatched a few at a time. On two cores that was, without groups, 1.3
-#: times the rate of the kernel for MNIST's network (163,790), and 1.0 to 1.5 times for the thesis' perceptron
+#: times the rate of the kernel for MNIST's network (163,790), and 1.3 to 1.4 times for the thesis' perceptron
 #: (4,798,010).
 _LONG_VECTOR = 100_000
 #: Groups of gradients that are then computed at a time, if there are cores for them, as each takes memory; and replays

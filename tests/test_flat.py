@@ -21,6 +21,14 @@ def test_written_in_parts_or_joined_it_is_the_same(padded):
     assert jax.tree.all(jax.tree.map(np.array_equal, written.unravel(vector), TREE))
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+def test_the_memory_that_parts_are_written_into_is_not_made_of_the_first_of_them():
+    tree = {"bias": jnp.ones(1000), "weight": jnp.ones((999, 1001))}
+    written = jax.jit(flatten(tree, in_parts=True).ravel).lower(tree).compile().as_text()
+    assert " dynamic-update-slice(" in written
+    assert " pad(" not in written and " copy(" not in written
+
+
 @pytest.mark.parametrize("padded", [None, 10])
 def test_a_row_is_set_to_the_vector_and_no_other(padded):
     flat = flatten(TREE, padded)
