@@ -90,11 +90,11 @@ def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
 def choices_like(value: Any, choices: Iterable[str]) -> str:
     """Return the choice nearest to a wrong value, and all of them, for the end of a message.
 
-    Choices may be forms, ``name(parameter)``: then the names are compared.
+    Choices may be forms, ``name(parameter)``: then the names are compared, upper case as lower.
     """
     choices = list(choices)
-    forms = {choice.partition("(")[0]: choice for choice in choices}
-    nearest = difflib.get_close_matches(str(value), forms, n=1, cutoff=0.5)
+    forms = {choice.partition("(")[0].casefold(): choice for choice in choices}
+    nearest = difflib.get_close_matches(str(value).casefold(), forms, n=1, cutoff=0.5)
     hint = f"did you mean {forms[nearest[0]]!r}? " if nearest else ""
     return f"{hint}choose from {', '.join(choices)}"
 

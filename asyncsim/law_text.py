@@ -136,7 +136,7 @@ def _repeat(left: Any, right: Any, text: str) -> list:
 
 def _look_up(name: str, table: Mapping[str, type]) -> type:
     if name.lower() not in table:
-        raise InputError(f"{name!r}: unknown law; {choices_like(name.lower(), table)}")
+        raise InputError(f"{name!r}: unknown law; {choices_like(name, table)}")
     return table[name.lower()]
 
 

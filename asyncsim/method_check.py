@@ -56,7 +56,7 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
     try:
         return _check_functions(method, params)
     except InputError as error:
-        if not method.sees_loss and _fault(method._replace(sees_loss=True), params) != str(error):
+        if not method.sees_loss and _fault(_check_functions, method._replace(sees_loss=True), params) != str(error):
             raise InputError(
                 f"{method.name}.sees_loss = False: its functions look at visit.loss, which is told only to methods "
                 "made with sees_loss=True; add that"
@@ -82,10 +82,10 @@ def memories_kinds(memory: Any) -> Memories:
     return Memories(several(3), several(2), worker)
 
 
-def _fault(method: Method, params: Any) -> str:
-    """Return what is wrong with a method's functions; nothing if nothing is."""
+def _fault(check: Callable[..., Any], *arguments: Any) -> str:
+    """Return what a check finds wrong; nothing if nothing is."""
     try:
-        _check_functions(method, params)
+        check(*arguments)
     except InputError as error:
         return str(error)
     return ""
@@ -95,7 +95,7 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
-    _check_optimizer(method, params, visit_kinds(sees_loss=False))
+    _check_optimizer(method, params)
     visit = visit_kinds(method.sees_loss)
     worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
     if method.resume is not None:
@@ -141,7 +141,19 @@ def check_name(name: Any) -> None:
         raise InputError(f'method: name = {name!r}: names folders and files; leave out any of / \\ : * ? " < > |')
 
 
-def _check_optimizer(method: Method, params: Any, visit: Visit) -> None:
+def _check_optimizer(method: Method, params: Any) -> None:
+    try:
+        _check_steps(method, params, visit_kinds(sees_loss=False))
+    except InputError as error:
+        if _fault(_check_steps, method, params, visit_kinds(sees_loss=True)) != str(error):
+            raise InputError(
+                f"{method.name}.optimizer: looks at visit.loss, which is known only after its steps; message and apply "
+                "may look at it, with sees_loss=True"
+            ) from None
+        raise
+
+
+def _check_steps(method: Method, params: Any, visit: Visit) -> None:
     optimizer = optax.with_extra_args_support(method.optimizer)
     state = _traced(f"{method.name}.optimizer.init(params)", optimizer.init, params)
     call = f"{method.name}.optimizer.update(gradients, state, params, visit=visit, start=params)"

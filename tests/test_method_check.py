@@ -53,6 +53,10 @@ def test_nothing_is_computed():
     check_method(damped(apply=apply), PARAMS)
 
 
+def by_loss(gradients, state, params=None, *, visit, **others):
+    return jax.tree.map(lambda g: -g * visit.loss, gradients), state
+
+
 WRONG = {
     "shape": (
         {"apply": lambda s, c, m, k, v: Applied(c[:3], s, k)},
@@ -115,6 +119,10 @@ WRONG = {
     "optimizer without a state": (
         {"optimizer": optax.GradientTransformation(lambda p: (), lambda g, s, p=None: g)},
         r"damped\.optimizer\.update\(gradients, .*, start=params\) returned .*: must return the steps and",
+    ),
+    "an optimizer that looks at the loss": (
+        {"optimizer": optax.GradientTransformationExtraArgs(lambda p: (), by_loss)},
+        r"damped\.optimizer: looks at visit\.loss, which is known only after its steps; message and apply may look at",
     ),
     "looks ahead in another tree": (
         {"look_ahead": lambda state: jnp.zeros(2)},

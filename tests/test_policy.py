@@ -369,6 +369,7 @@ def test_texts_may_be_short():
     ("text", "message"),
     [
         ("bounded_stalenes(3)", "did you mean 'bounded_staleness"),
+        ("Bounded_Staleness(3)", "did you mean 'bounded_staleness"),
         ("bounded_staleness", r"write bounded_staleness\(bound\)"),
         ("bounded_staleness(-1)", "bound = -1: must be at least 0"),
         ("buffered(1.5)", "count = 1.5: must be a whole number"),

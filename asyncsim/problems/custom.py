@@ -33,7 +33,8 @@ def custom(
     Parameters
     ----------
     init : callable
-        ``init(key)`` returns the initial parameters, a tree of floating-point arrays.
+        ``init(key)`` returns the initial parameters, a tree of floating-point arrays. A draw without a dtype gives
+        other numbers in float64 than in float32; drawn in ``jnp.float32``, runs of both start from the same values.
     loss : callable
         ``loss(params, batch, key)`` returns the mean loss of a minibatch, a scalar. With ``init_state``:
         ``loss(params, state, batch, key)`` returns the scalar and the new state. ``batch`` has the tree
