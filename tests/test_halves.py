@@ -1,5 +1,7 @@
 """Replays by two threads, each with half of every vector: the same numbers as the loop over events and the kernel."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,19 @@ from event_loop import forced_deviation
 
 import asyncsim.halves
 import asyncsim.programs
-from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, methods, problems, replay, simulate, tuning
+from asyncsim import (
+    Cluster,
+    Constant,
+    Exponential,
+    Gamma,
+    barrier,
+    methods,
+    problems,
+    replay,
+    simulate,
+    tuning,
+)
+from asyncsim.cell import meet
 from asyncsim.errors import InputError
 from asyncsim.executor import Local
 from asyncsim.halves import THREADS, Halved, halves_of
@@ -175,6 +189,30 @@ def test_the_kernel_computes_the_same_bit_for_bit(monkeypatch, rule, hidden):
         np.testing.assert_allclose(halves.commits[norm], whole.commits[norm], rtol=3e-6)  # 17,226 sums in float32
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_method_that_takes_halves_computes_the_same(monkeypatch, name, lenient):
+    method, problem = methods.METHODS[name](), make_problem("quadratic")
+    trace = simulate(meet(Cluster(12, Gamma(1.0, cv=0.2)), method.timing), STEPS, 0)
+    if held_by(trace, method, problem) is not Halved:
+        pytest.skip("norms, replicas or workers' optimizers are of whole vectors")
+    halves, whole = both_ways(monkeypatch, trace, method, problem, precision="float64")
+    for one, other in zip(jax.tree.leaves(halves.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_two_at_a_time_and_another_device_make_no_difference(lenient):
+    given_ = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
+    alone = replay(*given_)
+    with ThreadPoolExecutor(2) as threads:
+        runs = [one.result() for one in [threads.submit(replay, *given_) for _ in range(2)]]
+    elsewhere = jax.devices()[1:2]
+    assert held_by(*given_, devices=elsewhere) is Halved
+    for run in [*runs, replay(*given_, devices=elsewhere)]:
+        assert run.commits.equals(alone.commits)
+        assert jax.tree.all(jax.tree.map(np.array_equal, run.params, alone.params))
+
+
 def test_diagnostics_that_see_losses(monkeypatch):
     trace, problem = make_trace(commits=STEPS), make_problem("quadratic")
     halves, whole = both_ways(monkeypatch, trace, louder(), problem, precision="float64", diagnose_every=3)
@@ -198,9 +236,10 @@ def test_a_run_ends_with_the_commit_that_diverges(monkeypatch):
     assert len(halves.commits) == halves.diverged_at + 1
 
 
-def test_going_on_from_another_state():
+@pytest.mark.parametrize("rule", ["gem", "mean of four"])
+def test_going_on_from_another_state(rule, lenient):
     with jax.enable_x64(True):
-        trace, method, problem = make_trace(commits=2 * EVERY), make_method("gem"), make_problem("quadratic")
+        trace, method, problem = make_trace(commits=2 * EVERY), RULES[rule](), make_problem("quadratic")
         one, other = in_halves(trace, method, problem), in_halves(trace, method, problem)
         one.advance(EVERY)
         other.advance(EVERY)
