@@ -231,10 +231,11 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         """Return what the results depend on, as values that JSON can hold; where they are computed is left out.
 
         Options of methods and problems stand where they count: in ``hyperparameters`` of each method and in
-        ``problem_config``, as these very objects have them. Of a method's functions only the name is kept.
+        ``problem_config``, as these very objects have them; of their functions and data there are fingerprints.
         """
         import jax
 
+        from asyncsim.fingerprint import fingerprint
         from asyncsim.study_factories import factory_options
         from asyncsim.trace import package_versions
 
@@ -248,6 +249,8 @@ count=1), and computations that become so are stopped; rounds, a version by ever
             "hyperparameters": {method.name: _plain(method.hyperparameters) for method in methods},
             "problem": problem.name,
             "problem_config": _plain(problem.config),
+            **{f"code of {method.name}": fingerprint(method) for method in methods},
+            f"code and data of {problem.name}": fingerprint(problem),
             "versions": {**package_versions(), "jax": jax.__version__},
         }
 

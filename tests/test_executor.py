@@ -16,11 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, executor, prescribed, study, sweep, tuning
+from asyncsim import InputError, executor, prescribed, problems, study, sweep, tuning
 from asyncsim.executor import Done, Failure, Failures, Local, map_kept
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
@@ -253,6 +254,19 @@ def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturb
     assert files("mine") == undisturbed
 
 
+OWN = """
+import asyncsim
+from asyncsim.methods import Applied, Method, gradient_steps
+
+
+def own(learning_rate=0.05):
+    def apply(server, central, message, memory, visit):
+        return Applied(central + 2 * message, server, memory)
+
+    return Method("own", {}, gradient_steps(learning_rate), apply=apply)
+"""
+
+
 def test_only_the_same_configuration_is_resumed(told):
     assert told(*STUDY, "--out=mine")[0] == 0
     before = files("mine")
@@ -267,6 +281,24 @@ def test_only_the_same_configuration_is_resumed(told):
         code, err = told(*STUDY, *options)
         assert code == 2 and message in err[-1], err
     assert files("mine") == before and sorted(path.name for path in Path().iterdir()) == ["mine", "studies"]
+
+
+def test_methods_and_data_that_were_changed_are_not_resumed(told):
+    Path("mine.py").write_text(OWN)
+    options = [*STUDY, "--methods=mine.py:own"]
+    assert told(*options, "--out=kept")[0] == 0
+    Path("mine.py").write_text(OWN.replace("2 * message", "3 * message"))
+    sys.modules.pop("asyncsim.own.mine")
+    code, err = told(*options, "--resume=kept")
+    assert code == 2 and "resume = 'kept': holds results of another configuration (code of own = '" in err[-1]
+    x = np.arange(8.0)
+    loss = {"loss": lambda params, batch, key: jnp.mean((params - batch) ** 2), "batch_size": 4}
+    given = [problems.custom(lambda key: jnp.zeros(()), train=data, **loss) for data in (x, x + 1)]
+    staleness = study.load("staleness")
+    few = {"workers": 2, "seeds": 1, "steps": 2, "methods": ("downpour",)}
+    staleness.run(staleness.Config(problem=given[0], out=Path("data"), **few))
+    with pytest.raises(InputError, match=r"another configuration .code and data of custom = '"):
+        staleness.run(staleness.Config(problem=given[1], resume=Path("data"), **few))
 
 
 def test_values_that_are_kept_are_not_computed_again():

@@ -1,0 +1,106 @@
+"""Fingerprints of functions and data: the same where they do the same, also in another process."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from asyncsim import methods, problems
+from asyncsim.fingerprint import fingerprint
+
+_BOUND = 2.0
+_FACTOR = np.arange(3.0)
+
+
+def made(scale, power=2):
+    def function(x):
+        return helper(x) * scale**power + _FACTOR.sum()
+
+    return function
+
+
+def helper(x):
+    return min(x, _BOUND)
+
+
+def documented(x):
+    """Say something."""
+    return x + 1
+
+
+def documented_otherwise(x):
+    """Say something else, at length."""
+    return x + 1  # and here
+
+
+ALIKE = {
+    "made twice": (made(3), made(3)),
+    "docstrings and comments": (documented, documented_otherwise),
+    "arrays of either kind": (np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32)),
+    "methods": (methods.gem(), methods.gem()),
+    "problems": (problems.digits(), problems.digits()),
+    "sets": ({"a", "b", "c"}, {"c", "b", "a"}),
+    "keys": (jax.random.key(0), jax.random.key(0)),
+}
+DIFFERENT = {
+    "closures": (made(3), made(4)),
+    "defaults": (lambda x, y=1: x, lambda x, y=2: x),
+    "constants": (lambda x: x + 1, lambda x: x + 2),
+    "what is called": (lambda x: jnp.sin(x), lambda x: jnp.cos(x)),
+    "inner functions": (lambda x: (lambda y: y + 1)(x), lambda x: (lambda y: y + 2)(x)),
+    "partial": (functools.partial(helper, 1), functools.partial(helper, 2)),
+    "compiled": (jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 2)),
+    "values": (np.arange(3), np.arange(3) + 1),
+    "types": (np.zeros(3, np.float32), np.zeros(3)),
+    "shapes": (np.zeros((2, 3)), np.zeros((3, 2))),
+    "numbers and texts": (1, "1"),
+    "keys": (jax.random.key(0), jax.random.key(1)),
+    "hyper-parameters": (methods.gem(kappa=1.0), methods.gem(kappa=2.0)),
+    "optimizers": (methods.downpour(learning_rate=0.1), methods.downpour(learning_rate=0.2)),
+    "problems": (problems.digits(batch_size=8), problems.digits(batch_size=16)),
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_what_is_alike(case):
+    one, other = ALIKE[case]
+    assert fingerprint(one) == fingerprint(other)
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_what_differs(case):
+    one, other = DIFFERENT[case]
+    assert fingerprint(one) != fingerprint(other)
+
+
+@pytest.mark.parametrize(("name", "value"), [("_BOUND", 3.0), ("_FACTOR", np.ones(3)), ("helper", lambda x: x)])
+def test_what_a_function_names_of_its_own_file_counts(monkeypatch, name, value):
+    before = fingerprint(made(3))
+    monkeypatch.setitem(globals(), name, value)
+    assert fingerprint(made(3)) != before
+
+
+def test_functions_that_call_themselves_end():
+    def forever(x):
+        return forever(x)
+
+    assert fingerprint(forever) == fingerprint(forever)
+
+
+def test_all_that_is_shipped_is_told_apart_in_every_process():
+    code = (
+        "from asyncsim import methods, problems; from asyncsim.fingerprint import fingerprint; "
+        "print(*(fingerprint(make()) for make in methods.METHODS.values()), fingerprint(problems.digits()))"
+    )
+    own = [fingerprint(make()) for make in methods.METHODS.values()] + [fingerprint(problems.digits())]
+    assert len(set(own)) == len(own)
+    process = [sys.executable, "-c", code]
+    told = subprocess.run(
+        process, env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == own
