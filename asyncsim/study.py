@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from asyncsim.errors import InputError, require_choice
+from asyncsim.interruption import heard
 from asyncsim.notes import note
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
@@ -119,11 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(overview())
             _warn_of(hidden())
         else:
-            name, *options = (argument for argument in arguments if argument != _NO_CACHE)
-            _warn_of({own: path for own, path in hidden().items() if own == name})
-            study, config = configure(name, options)
-            set_up_jax(keep_compiled=_NO_CACHE not in arguments)
-            study.run(config)
+            with heard():
+                _run(arguments)
     except InputError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
         return 2
@@ -133,6 +131,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _run(arguments: Sequence[str]) -> None:
+    name, *options = (argument for argument in arguments if argument != _NO_CACHE)
+    _warn_of({own: path for own, path in hidden().items() if own == name})
+    study, config = configure(name, options)
+    set_up_jax(keep_compiled=_NO_CACHE not in arguments)
+    study.run(config)
 
 
 def set_up_jax(keep_compiled: bool = True) -> None:

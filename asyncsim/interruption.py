@@ -1,0 +1,42 @@
+"""Ctrl-C at any moment: one that nobody would hear comes again."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType
+
+#: JAX's callback in every garbage collection; Python prints and forgets what is raised in it.
+_DEAF = "_xla_gc_callback"
+_AGAIN = 0.01  # seconds
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt inside, a moment later where it would be lost or do harm.
+
+    Nothing changes in other threads than the main one, or where Ctrl-C already does something else than that.
+    """
+    mine = threading.current_thread() is threading.main_thread() and sys.platform != "win32"
+    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # Compiled modules that are being imported take an interrupt for an error, or crash.
+    while frame is not None:
+        if frame.f_code.co_name == _DEAF or isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+            again = threading.Timer(_AGAIN, signal.pthread_kill, (threading.main_thread().ident, number))
+            again.daemon = True
+            again.start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
