@@ -9,10 +9,11 @@ those of a paper's columns, at which everything stays readable::
         look.save(figure, "staleness")
 """
 
+import math
 import os
 import textwrap
 import zlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,12 +164,23 @@ def style() -> AbstractContextManager[Any]:
     return matplotlib.style.context(["default", _STYLE])
 
 
+#: Rows of a legend that every figure has room for, and the height of each that comes on top (inches).
+_ROWS, _ROW = 3, 0.15
+
+
 def new_figure(
     width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure of this size (inches) and its axes row by row; ``options`` go to ``Figure.subplots``."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+    """Add a legend below all axes; a figure whose legend has many rows gets taller, so that its axes do not shrink."""
+    more = math.ceil(len(labels) / columns) - _ROWS
+    figure.set_figheight(figure.get_figheight() + _ROW * max(0, more))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def plain_logs(axis: Any) -> None:

@@ -15,6 +15,7 @@ import optax
 from asyncsim.errors import InputError
 from asyncsim.methods.checks import require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
+from asyncsim.tracing import failure, told
 from asyncsim.wording import counted
 
 #: What each function is called with.
@@ -163,7 +164,7 @@ def _check_steps(method: Method, params: Any, visit: Visit) -> None:
 
     result = _traced(call, update, params, state, params, visit)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise InputError(f"{call} returned {_told(result)}: must return the steps and the new state")
+        raise InputError(f"{call} returned {told(result)}: must return the steps and the new state")
     _require_alike(call, "the steps, of the tree of the parameters", result[0], params)
     _require_alike(call, "the state, of the tree of optimizer.init(params)", result[1], state)
     if method.look_ahead is not None:
@@ -175,19 +176,19 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> t
     result = _call(method, "message", worker, central, central, central, visit)
     if not isinstance(result, tuple) or len(result) != 3:
         raise InputError(
-            f"{_named(method, 'message')} returned {_told(result)}: must return three things, the message, the "
+            f"{_named(method, 'message')} returned {told(result)}: must return three things, the message, the "
             "worker's state and a dict of diagnostics ({} for none)"
         )
     message, after, diagnostics = result
     _require_alike(_named(method, "message"), "the worker's state, as init_worker made it", after, worker)
     if not isinstance(diagnostics, Mapping):
         raise InputError(
-            f"{_named(method, 'message')} returned {_told(diagnostics)} for the diagnostics: must be a dict"
+            f"{_named(method, 'message')} returned {told(diagnostics)} for the diagnostics: must be a dict"
         )
     for name, value in diagnostics.items():
         if getattr(value, "shape", None) != central.shape:
             raise InputError(
-                f"{_named(method, 'message')} returned {_told(value)} for the diagnostic {name!r}: must be "
+                f"{_named(method, 'message')} returned {told(value)} for the diagnostic {name!r}: must be "
                 f"a vector of shape {_shape(central)}"
             )
     return message, tuple(diagnostics)
@@ -197,8 +198,8 @@ def _require_addable(method: Method, message: Any, central: Any) -> None:
     """Raise InputError unless a message can be added to the central variable."""
     if getattr(message, "shape", None) not in (central.shape, (1,), ()):
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {_told(message)}: must be a vector like the central "
-            f"variable, {_told(central)}, to be added to it"
+            f"{_named(method, 'message')} returned the message, {told(message)}: must be a vector like the central "
+            f"variable, {told(central)}, to be added to it"
         )
 
 
@@ -209,7 +210,7 @@ def _check_apply(method: Method, server: Any, central: Any, message: Any, memory
         call, given = call.replace("visit", "visit, memories"), [*given, memories_kinds(memory)]
     applied = _traced(call, method.apply, *given)
     if not isinstance(applied, Applied):
-        raise InputError(f"{call} returned {_told(applied)}: must return Applied(central, server, memory)")
+        raise InputError(f"{call} returned {told(applied)}: must return Applied(central, server, memory)")
     _require_vector(method, "apply", applied.central, central, "the central variable, ")
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
     _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
@@ -234,10 +235,7 @@ def _traced(call: str, function: Callable[..., Any], *given: Any) -> Any:
     except InputError:
         raise
     except Exception as error:
-        told = (str(error).splitlines() or [""])[0]
-        if isinstance(error, jax.errors.ConcretizationTypeError):
-            told += "; choose between values with jax.numpy.where"
-        raise InputError(f"{call}: failed: {type(error).__name__}: {told}") from error
+        raise failure(call, error) from error
 
 
 def _shapes_of_results(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -258,8 +256,8 @@ def _shapes_of_results(function: Callable[..., Any], given: tuple[Any, ...]) -> 
 def _require_vector(method: Method, name: str, found: Any, central: Any, what: str = "") -> None:
     if getattr(found, "shape", None) != central.shape or found.dtype != central.dtype:
         raise InputError(
-            f"{_named(method, name)} returned {what}{_told(found)}: must be a vector like the central variable, "
-            f"{_told(central)}"
+            f"{_named(method, name)} returned {what}{told(found)}: must be a vector like the central variable, "
+            f"{told(central)}"
         )
 
 
@@ -271,30 +269,12 @@ def _require_alike(call: str, what: str, found: Any, expected: Any) -> None:
         pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
         same = all(hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
     if not same:
-        raise InputError(f"{call} returned {_told(found)} for {what}: must be {_told(expected)}")
+        raise InputError(f"{call} returned {told(found)} for {what}: must be {told(expected)}")
 
 
 def _named(method: Method, name: str) -> str:
     return f"{method.name}.{_CALLS[name]}"
 
 
-def _told(tree: Any) -> str:
-    """Return a tree in one line, its arrays as ``float32[parameters]``."""
-
-    def leaf(value: Any) -> Any:
-        return _Text(f"{value.dtype}{_shape(value)}") if hasattr(value, "dtype") else value
-
-    return " ".join(str(jax.tree.map(leaf, tree)).split())
-
-
 def _shape(value: Any) -> str:
     return str(list(value.shape))
-
-
-class _Text(str):
-    """A text that shows itself without quotation marks."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)

@@ -71,7 +71,7 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     panels[0].set_xlim(0, summary["simulated_seconds"][summary["own_workers"] == summary["workers"]].max())
     panels[0].set_ylabel("loss on the training data")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    look.legend_below(figure, handles, labels, 4)
     seeds = over_seeds(int(table["seeds"].max()))
     config = finished.config
     title = f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}"

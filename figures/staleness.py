@@ -285,7 +285,7 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
         handles += axes.plot([], [], color=look.BLACK, **DIVERGED)
         labels.append("diverged")
     columns = max(2, int(5 * figure.get_figwidth() / look.DOUBLE))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    look.legend_below(figure, handles, labels, columns)
     commits = trace_length(results.runs[results.timings[0].methods[0]])
     steps = commits / bins(commits, results.workers) / results.workers
     each = f"each point the {average} of {steps:.2g} worker step{'' if steps == 1 else 's'}"

@@ -95,23 +95,23 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
             _spread(expected),
         ),
     ]
-    fastest = ""
+    throughput, fastest = mean["trace.throughput"], ""
     if think is not None and cluster.service.mean > 0 and cluster.discipline != "lock_free":
         demand = cluster.service.mean * (2 if cluster.separate_reads else 1)
-        fastest = f"at most {saturation_bound(cluster.workers, think, demand):.2f} (saturation bound)"
-    rows.append(("throughput (commits/s)", f"{mean['trace.throughput']:.2f}", fastest))
+        bound = saturation_bound(cluster.workers, think, demand)
+        fastest = f"at most {bound:.2f} (saturation bound{_exceeded(throughput, bound)})"
+    rows.append(("throughput (commits/s)", f"{throughput:.2f}", fastest))
     rows.append(
         (
             "server utilisation" if cluster.discipline != "lock_free" else "visits in service, mean",
             f"{mean['trace.utilisation']:.3f}",
-            _utilisation(queue),
+            _utilisation(queue, mean["trace.utilisation"]),
         )
     )
     rows.append(("mean wait (s)", f"{mean['trace.wait_mean']:.4f}", ""))
     if cluster.policy.staleness_limit is not None:
         lost = mean["trace.discarded_share"] + mean["trace.cancelled_share"]
         rows.append(("computations lost", f"{lost:.3f}", ""))
-    # A short trace may well lie beyond what holds in the long run.
     return [("", "measured", "theory, in the long run"), *rows]
 
 
@@ -121,7 +121,14 @@ def _spread(expected: "StalenessTheory") -> str:
     return f"{expected.std:.2f} ({expected.law}{'' if expected.queue_free else ', without the queue'})"
 
 
-def _utilisation(queue: "QueueTheory | None") -> str:
+def _utilisation(queue: "QueueTheory | None", measured: float) -> str:
     if queue is None:
         return ""
-    return f"{'at most ' if 'bound' in queue.law else ''}{queue.utilisation:.3f} ({queue.law})"
+    if "bound" not in queue.law:
+        return f"{queue.utilisation:.3f} ({queue.law})"
+    return f"at most {queue.utilisation:.3f} ({queue.law}{_exceeded(measured, queue.utilisation)})"
+
+
+def _exceeded(measured: float, bound: float) -> str:
+    """Say why a trace lies beyond what holds in the long run."""
+    return ", which short traces exceed" if measured > bound else ""

@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem, Tree, mean_in_pieces
+from asyncsim.tracing import failure, told
 
 
 def custom(
@@ -131,18 +132,15 @@ def _require_alike(train: Tree, test: Tree) -> None:
 
 def _check_functions(problem: Problem) -> None:
     """Raise InputError unless the functions return what they must; traces them, computes nothing."""
-    _require_call("init", problem.init, "key", jax.random.key(0))
-    params = _shapes(jax.eval_shape(problem.init, jax.random.key(0)))
+    params = _shapes(_traced("init", "key", problem.init, jax.random.key(0)))
     kinds = [leaf.dtype for leaf in jax.tree.leaves(params)]
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
-        raise InputError(f"init: must return a tree of floating-point arrays, gave {params}")
-    if problem.init_state:
-        _require_call("init_state", problem.init_state, "")
-    state = _shapes(jax.eval_shape(problem.init_state)) if problem.init_state else None
+        raise InputError(f"init: must return a tree of floating-point arrays, gave {told(params)}")
+    state = _shapes(_traced("init_state", "", problem.init_state)) if problem.init_state else None
     _check_loss(problem, params, state)
-    results = jax.eval_shape(problem.evaluate, params, state, _shapes(problem.train))
+    results = _traced("evaluate", "params, state, data", problem.evaluate, params, state, _shapes(problem.train))
     if not isinstance(results, dict) or "loss" not in results or any(_is_no_scalar(r) for r in results.values()):
-        raise InputError(f'evaluate: must return a dict of scalars with "loss" among them, gave {results}')
+        raise InputError(f'evaluate: must return a dict of scalars with "loss" among them, gave {told(results)}')
 
 
 def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
@@ -150,20 +148,31 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
     before = (params, state) if stateful else (params,)
     batch = _shapes(problem.train, problem.batch_size)
     names = "params, state, batch, key" if stateful else "params, batch, key"
-    _require_call("loss", problem.loss, names, *before, batch, jax.random.key(0))
-    value = result = jax.eval_shape(problem.loss, *before, batch, jax.random.key(0))
+    value = result = _traced("loss", names, problem.loss, *before, batch, jax.random.key(0))
     if stateful:
         if not isinstance(result, tuple) or len(result) != 2:
-            raise InputError(f"loss: must return the scalar and the new state, gave {result}")
+            raise InputError(f"loss: must return the scalar and the new state, gave {told(result)}")
         value, new_state = result
         if _tree(new_state) != _tree(state):
-            raise InputError(f"loss: must return a state of the tree of init_state, gave {new_state}")
+            raise InputError(f"loss: must return a state of the tree of init_state, gave {told(new_state)}")
         if not all(map(_alike, jax.tree.leaves(new_state), jax.tree.leaves(state))):
             raise InputError(
-                f"loss: must return a state of the shapes and types of init_state, {state}, gave {new_state}"
+                f"loss: must return a state of the shapes and types of init_state, {told(state)}, gave "
+                f"{told(new_state)}"
             )
     if _is_no_scalar(value):
-        raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {value}")
+        raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {told(value)}")
+
+
+def _traced(argument: str, names: str, function: Any, *given: Any) -> Any:
+    """Return the shapes of what a function returns; raise InputError if it takes other arguments, or fails."""
+    _require_call(argument, function, names, *given)
+    try:
+        return jax.eval_shape(function, *given)
+    except InputError:
+        raise
+    except Exception as error:
+        raise failure(f"{argument}({names})", error) from error
 
 
 def _require_call(argument: str, function: Any, names: str, *values: Any) -> None:
