@@ -134,7 +134,8 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """Which published form to follow, the authors' program or the paper (gem)."""
 
     evaluate_every: int | None = None
-    """Worker steps between evaluations on all data. None: 20 evaluations in all."""
+    """Worker steps between evaluations on all data, of which three examples take as long as the gradient of one. None:
+    20 evaluations in all."""
     diagnose_every: int = 5
     """Worker steps, and one commit, between recordings of the methods' costly diagnostics; 0 for none."""
     diagnose_energy: bool = False

@@ -41,6 +41,8 @@ def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method
         elif isinstance(entry, str):
             if entry.endswith(".py"):
                 raise InputError(f"methods = {entry!r}: is a file; name its function, too: {entry}:FUNCTION")
+            if ":" in entry:
+                raise InputError(f"methods = {entry!r}: write FILE.py:FUNCTION for a method of your own")
             factory = METHODS[require_choice("methods", entry, METHODS)]
             arguments = _arguments_of(options, factory)
             entry = _call(options, factory, arguments)

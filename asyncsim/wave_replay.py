@@ -1,6 +1,7 @@
 """Replay: the real gradients of a trace, in batches that give exactly what a loop over its events gives."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,17 +15,21 @@ from asyncsim.method_check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.plan import Plan
 from asyncsim.policy import Policy
-from asyncsim.problems.problem import Problem
+from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.programs import compiled
 from asyncsim.recording import Recording
 from asyncsim.replay_state import PROXY_MOMENTUM, ReplayState
 from asyncsim.run import Run
 from asyncsim.running import Running, problem_state, start, tensor_names
+from asyncsim.threads import has_one_core
 from asyncsim.trace import Trace
 from asyncsim.ways import default_devices, way_of
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
+#: Examples that are evaluated in the time of the gradient of one; and examples times parameters from which on it takes
+#: seconds on a few cores.
+_EXAMPLES_A_GRADIENT, _SECONDS_OF_WORK = 3, 1e11
 
 
 def replay(
@@ -56,7 +61,8 @@ def replay(
     precision : {"float32", "float64"}
     evaluate_every : int, optional
         Worker steps (commits divided by workers) between evaluations on the whole data; else 20 evaluations. There
-        is always one at the start and one at the end.
+        is always one at the start and one at the end. To evaluate three examples takes about as long as the gradient of
+        one: of a short run on much data a warning says that evaluations take longer than all else.
     diagnose_every : int
         Worker steps between two recordings of the method's costly diagnostics, and one commit more if there are several
         workers; 0 for none.
@@ -98,6 +104,7 @@ def replay(
     _require_kinds(trace, method, problem)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         stops = evaluation_stops(trace, evaluate_every)
+        _warn_of_evaluations(trace, problem, len(stops) + 1)
         running = Replay(
             trace,
             method,
@@ -242,13 +249,19 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
     commits = len(running.trace)
     show = sys.stderr.isatty() if progress is None else progress
     with tqdm(total=commits, desc=description, unit="commit", disable=not show, leave=False) as bar:
-        running.evaluate()
+
+        def evaluate() -> None:
+            bar.set_postfix_str("evaluating")
+            running.evaluate()
+            bar.set_postfix_str("")
+
+        evaluate()
         for stop in stops:
             running.advance(stop)
             bar.update(running.position - bar.n)
             if running.over:
                 break
-            running.evaluate()
+            evaluate()
             if running.over:
                 break
 
@@ -286,6 +299,22 @@ def _check_outcomes(trace: Trace) -> None:
         raise InputError("trace: the server took up none of its messages, so that there is nothing to replay")
     if not trace.frame["local_steps"].between(1, trace.window).all():
         raise InputError(f"trace: local_steps must be from 1 to its window, {trace.window}, in every row")
+
+
+def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> None:
+    """Warn where evaluations take seconds, and longer than the gradients; not in studies, which say what they do."""
+    data = [part for part in (problem.train, problem.test) if part is not None]
+    fewest = 2  # at the start and at the end
+    if evaluations <= fewest or not data or problem.batch_size is None or has_one_core():
+        return
+    evaluated = evaluations * sum(count_examples("data", part) for part in data)
+    computed = int(trace.taken_up.frame["local_steps"].sum()) * problem.batch_size
+    if evaluated > _EXAMPLES_A_GRADIENT * computed and evaluated * problem.parameter_count > _SECONDS_OF_WORK:
+        warnings.warn(
+            f"{evaluations} evaluations of {evaluated // evaluations:,} examples take longer than the gradients of "
+            f"{computed:,}; a larger evaluate_every (worker steps between two) makes them fewer",
+            stacklevel=3,
+        )
 
 
 def evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:

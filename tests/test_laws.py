@@ -292,6 +292,8 @@ def test_nonsense_parameters_are_refused(build, words):
         ("exponential(*[1])", ["*[1]", "not a law"]),
         ("-1", ["constant", "value", "-1"]),
         ("True", ["True", "not a law"]),
+        ("5ms", ["5ms", "times are in seconds, without a unit"]),
+        ("gamma(1 s, 0.2)", ["not a law", "times are in seconds, without a unit"]),
         ("'1'", ["'1'", "not a law"]),
         ("1 + 2", ["1 + 2", "not a law"]),
         ("2 * 3", ["2 * 3", "only a list can be repeated"]),

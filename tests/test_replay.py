@@ -1,5 +1,7 @@
 """The replay against the loop over events of `event_loop`: the same numbers, whatever the trace, method and problem."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +30,10 @@ from cases import (
 from event_loop import RECORDED, EventLoop, deviation, forced_deviation
 
 import asyncsim.plan
-from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, simulate
+from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, simulate, wave_replay
 from asyncsim.methods import Method, Timing, gradient_steps
 from asyncsim.methods.method import send_update
+from asyncsim.threads import one_core_each
 from asyncsim.wave_replay import Replay, replay
 
 UNFORCED = 1e-10  # relative, after COMMITS commits of a method that does not amplify round-off
@@ -461,3 +464,19 @@ def test_the_wrong_kind_of_argument(arguments):
 def test_stops_are_those_it_was_made_with():
     with pytest.raises(InputError, match="stops"):
         Replay(make_trace(commits=50), methods.downpour(), make_problem("quadratic"), stops=[10, 50]).advance(11)
+
+
+def test_evaluations_that_take_longer_than_the_gradients_are_told(monkeypatch):
+    given_ = make_trace(commits=40), make_method("downpour"), make_problem("digits")
+    replay(*given_)  # a moment is not worth a word
+    monkeypatch.setattr(wave_replay, "_SECONDS_OF_WORK", 0)
+    with pytest.warns(
+        UserWarning, match=r"21 evaluations of 1,797 examples take longer than the gradients of .* fewer"
+    ):
+        replay(*given_)
+    with warnings.catch_warnings(), one_core_each():  # as a study's runs
+        warnings.simplefilter("error")
+        replay(*given_)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replay(*given_, evaluate_every=40)

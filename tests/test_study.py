@@ -350,6 +350,7 @@ def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
     ("entry", "message"),
     [
         ("mine.py", "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
+        ("mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for a method of your own"),
         ("mine.py:dampd", "mine.py has no function dampd"),
         ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
         ("mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
