@@ -11,6 +11,7 @@ from types import FrameType
 #: JAX's callback in every garbage collection; Python prints and forgets what is raised in it.
 _DEAF = "_xla_gc_callback"
 _AGAIN = 0.01  # seconds
+_coming: list[threading.Timer] = []
 
 
 @contextlib.contextmanager
@@ -27,16 +28,21 @@ def heard() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for again in _coming:
+            again.cancel()
+        if signal.getsignal(signal.SIGINT) is _interrupt:  # not another that was set inside
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     # Compiled modules that are being imported take an interrupt for an error, or crash.
     while frame is not None:
         if frame.f_code.co_name == _DEAF or isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
-            again = threading.Timer(_AGAIN, signal.pthread_kill, (threading.main_thread().ident, number))
-            again.daemon = True
-            again.start()
+            if not any(timer.is_alive() for timer in _coming):  # however often it was pressed
+                again = threading.Timer(_AGAIN, signal.pthread_kill, (threading.main_thread().ident, number))
+                again.daemon = True
+                again.start()
+                _coming[:] = [again]
             return
         frame = frame.f_back
     raise KeyboardInterrupt

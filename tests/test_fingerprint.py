@@ -38,7 +38,38 @@ def documented_otherwise(x):
     return x + 1  # and here
 
 
+class Layer:
+    def __init__(self, width):
+        self.width = width
+
+    def loss(self, x):
+        return x * self.width
+
+
+def never_set(x):
+    if x is never_set:
+        y = 1
+    return lambda: y
+
+
+_U, _W = np.zeros(3), np.ones(3)
+
+
+def three(source):
+    """The functions f, g and h of a file, which has its constants once."""
+    scope = {}
+    exec(compile(source, "own.py", "exec"), scope)
+    return [scope[name] for name in "fgh"]
+
+
+def of_file(g, h):
+    return three(f"f = lambda x: x * 2.0\ng = lambda x: x * {g}\nh = lambda x: x * {h}")
+
+
 ALIKE = {
+    "an array once or twice": ((_U, _U), (_U, _U.copy())),
+    "empty cells": (never_set(1), never_set(1)),
+    "no module": (eval("lambda x: x", {}), eval("lambda x: x", {})),
     "made twice": (made(3), made(3)),
     "docstrings and comments": (documented, documented_otherwise),
     "arrays of either kind": (np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32)),
@@ -48,6 +79,11 @@ ALIKE = {
     "keys": (jax.random.key(0), jax.random.key(0)),
 }
 DIFFERENT = {
+    "constants of a file": (of_file(3.0, 2.0), of_file(3.0, 3.0)),
+    "which of two arrays": ({"a": _U, "b": _W, "c": _U}, {"a": _U, "b": _W, "c": _W}),
+    "bound methods": (Layer(1).loss, Layer(2).loss),
+    "nested lists": ([[1], 2], [[1, 2]]),
+    "kinds of arguments": (lambda *a: a, lambda a: a),
     "closures": (made(3), made(4)),
     "defaults": (lambda x, y=1: x, lambda x, y=2: x),
     "constants": (lambda x: x + 1, lambda x: x + 2),
