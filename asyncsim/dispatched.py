@@ -193,7 +193,7 @@ class Dispatched:
             trim()
 
     def _first(self, array: Array) -> Array:
-        """Return what was made for the first commit of a group; a copy if the group's memory is used again."""
+        """Return what was made for the first commit of a group; a copy where groups use memory again."""
         return array if self._room == 1 else array[0]
 
     def _finish(self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int) -> tuple[Apart, Array]:

@@ -43,7 +43,8 @@ def flatten(template: Any, padded: int | None = None, in_parts: bool = False) ->
 
     def written(tree: Any) -> jax.Array:
         # Behind a barrier, as XLA else makes one pad of the zeros and the first part, which takes 50 ms instead of 1
-        # where the length does not divide evenly among threads (the thesis' perceptron). One axis, or it copies once.
+        # where the length does not divide evenly among threads (the thesis' perceptron). Not a row of an array with
+        # two axes, as `set_row` has it, all of which XLA would copy once.
         array, at = jax.lax.optimization_barrier(jnp.zeros(length, vector.dtype)), 0
         for part in parts(tree):
             array = jax.lax.dynamic_update_slice(array, part.astype(array.dtype), (at,))

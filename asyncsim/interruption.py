@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: one that nobody would hear comes again."""
+"""Ctrl-C where it would be lost or do harm: it comes again a moment later."""
 
 import contextlib
 import signal
@@ -9,19 +9,19 @@ from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 
 #: JAX's callback in every garbage collection; Python prints and forgets what is raised in it.
-_DEAF = "_xla_gc_callback"
+_GC_CALLBACK = "_xla_gc_callback"
 _AGAIN = 0.01  # seconds
 _coming: list[threading.Timer] = []
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt inside, a moment later where it would be lost or do harm.
 
-    Nothing changes in other threads than the main one, or where Ctrl-C already does something else than that.
+    Nothing changes in other threads than the main one, on Windows, or where Ctrl-C does something else than that.
     """
-    mine = threading.current_thread() is threading.main_thread() and sys.platform != "win32"
-    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    can = threading.current_thread() is threading.main_thread() and sys.platform != "win32"
+    if not can or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, _interrupt)
@@ -37,7 +37,7 @@ def heard() -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     # Compiled modules that are being imported take an interrupt for an error, or crash.
     while frame is not None:
-        if frame.f_code.co_name == _DEAF or isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+        if frame.f_code.co_name == _GC_CALLBACK or isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
             if not any(timer.is_alive() for timer in _coming):  # however often it was pressed
                 again = threading.Timer(_AGAIN, signal.pthread_kill, (threading.main_thread().ident, number))
                 again.daemon = True

@@ -17,8 +17,8 @@ from asyncsim.errors import InputError, choices_like, require_choice
 _LONGEST_LIST = 1_000_000
 #: Characters of a text that a message repeats.
 _SHOWN = 80
-#: A number with a unit of time.
-_UNIT = re.compile(r"\d\s*(ns|us|ms|s|sec|min|h)\b")
+#: A number with a unit; not with an exponent.
+_UNIT = re.compile(r"\d\s*(?!e[-+]?\d)[^\W\d_]", re.IGNORECASE)
 
 
 def read(text: str, table: Mapping[str, type]) -> Any:
@@ -41,7 +41,7 @@ def read(text: str, table: Mapping[str, type]) -> Any:
     except InputError:
         raise
     except (SyntaxError, RecursionError, MemoryError, ValueError):
-        unit = "; times are in seconds, without a unit" if _UNIT.search(text) else ""
+        unit = "; numbers have no unit, and times are in seconds" if _UNIT.search(text) else ""
         raise InputError(f"{shown(text)}: not a law; write for example gamma(mean=1, cv=0.2) or 0.005{unit}") from None
 
 

@@ -164,10 +164,6 @@ def style() -> AbstractContextManager[Any]:
     return matplotlib.style.context(["default", _STYLE])
 
 
-#: Rows of a legend that every figure has room for, and the height of each that comes on top (inches).
-_ROWS, _ROW = 3, 0.15
-
-
 def new_figure(
     width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
@@ -176,10 +172,16 @@ def new_figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
+#: Rows of a legend that every figure has room for.
+_LEGEND_ROWS = 3
+#: Height of each row that comes on top (inches).
+_LEGEND_ROW_HEIGHT = 0.15
+
+
 def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
     """Add a legend below all axes; a figure whose legend has many rows gets taller, so that its axes do not shrink."""
-    more = math.ceil(len(labels) / columns) - _ROWS
-    figure.set_figheight(figure.get_figheight() + _ROW * max(0, more))
+    more = math.ceil(len(labels) / columns) - _LEGEND_ROWS
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * max(0, more))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 

@@ -15,7 +15,7 @@ import optax
 from asyncsim.errors import InputError
 from asyncsim.methods.checks import require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
-from asyncsim.tracing import failure, told
+from asyncsim.tracing import telling_failures, told
 from asyncsim.wording import counted
 
 #: What each function is called with.
@@ -189,7 +189,7 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> t
         if getattr(value, "shape", None) != central.shape:
             raise InputError(
                 f"{_named(method, 'message')} returned {told(value)} for the diagnostic {name!r}: must be "
-                f"a vector of shape {_shape(central)}"
+                f"a vector of shape {list(central.shape)}"
             )
     return message, tuple(diagnostics)
 
@@ -230,12 +230,8 @@ def _traced(call: str, function: Callable[..., Any], *given: Any) -> Any:
         raise InputError(f"{call}: {takes}; it is called with {expected}, in this order") from None
     except ValueError:  # a built-in without a signature
         pass
-    try:
+    with telling_failures(call):
         return _shapes_of_results(function, given)
-    except InputError:
-        raise
-    except Exception as error:
-        raise failure(call, error) from error
 
 
 def _shapes_of_results(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -274,7 +270,3 @@ def _require_alike(call: str, what: str, found: Any, expected: Any) -> None:
 
 def _named(method: Method, name: str) -> str:
     return f"{method.name}.{_CALLS[name]}"
-
-
-def _shape(value: Any) -> str:
-    return str(list(value.shape))

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from asyncsim.errors import InputError, require_choice
-from asyncsim.interruption import heard
+from asyncsim.interruption import interruptible
 from asyncsim.notes import note
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(overview())
             _warn_of(hidden())
         else:
-            with heard():
+            with interruptible():
                 _run(arguments)
     except InputError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)

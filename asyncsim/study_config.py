@@ -235,6 +235,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         ``problem_config``, as these very objects have them; of their functions and data there are fingerprints.
         """
         import jax
+        import optax
 
         from asyncsim.fingerprint import fingerprint
         from asyncsim.study_factories import factory_options
@@ -252,7 +253,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
             "problem_config": _plain(problem.config),
             **{f"code of {method.name}": fingerprint(method) for method in methods},
             f"code and data of {problem.name}": fingerprint(problem),
-            "versions": {**package_versions(), "jax": jax.__version__},
+            "versions": {**package_versions(), "jax": jax.__version__, "optax": optax.__version__},
         }
 
     def changed(self, option: str) -> bool:

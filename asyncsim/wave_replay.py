@@ -27,9 +27,13 @@ from asyncsim.ways import default_devices, way_of
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
-#: Examples that are evaluated in the time of the gradient of one; and examples times parameters from which on it takes
-#: seconds on a few cores.
-_EXAMPLES_A_GRADIENT, _SECONDS_OF_WORK = 3, 1e11
+#: Evaluations to which there is no option: at the start and at the end.
+_LEAST_EVALUATIONS = 2
+#: Examples that are evaluated with the operations of the gradient of one, which goes forward and twice backward.
+_EXAMPLES_A_GRADIENT = 3
+#: Examples times parameters whose evaluation is worth a word: 9 s of MNIST's network on two cores, less of the thesis'
+#: perceptron (1.5 s), as a convolution uses its weights many times.
+_WORTH_A_WORD = 1e11
 
 
 def replay(
@@ -304,12 +308,11 @@ def _check_outcomes(trace: Trace) -> None:
 def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> None:
     """Warn where evaluations take seconds, and longer than the gradients; not in studies, which say what they do."""
     data = [part for part in (problem.train, problem.test) if part is not None]
-    fewest = 2  # at the start and at the end
-    if evaluations <= fewest or not data or problem.batch_size is None or has_one_core():
+    if evaluations <= _LEAST_EVALUATIONS or not data or problem.batch_size is None or has_one_core():
         return
     evaluated = evaluations * sum(count_examples("data", part) for part in data)
     computed = int(trace.taken_up.frame["local_steps"].sum()) * problem.batch_size
-    if evaluated > _EXAMPLES_A_GRADIENT * computed and evaluated * problem.parameter_count > _SECONDS_OF_WORK:
+    if evaluated > _EXAMPLES_A_GRADIENT * computed and evaluated * problem.parameter_count > _WORTH_A_WORD:
         warnings.warn(
             f"{evaluations} evaluations of {evaluated // evaluations:,} examples take longer than the gradients of "
             f"{computed:,}; a larger evaluate_every (worker steps between two) makes them fewer",

@@ -392,3 +392,16 @@ def test_the_timeline_shows_each_phase_of_the_first_workers():
     assert axes.get_ylabel() == "worker (first 1 of 2)"
     computes = next(bars for bars in axes.collections if bars.get_label() == "computes, sends").get_paths()
     assert computes[1].get_extents().bounds == pytest.approx((0.5, -0.4, 0.8, 0.8))
+
+
+def test_a_figure_gets_taller_with_its_legend():
+    heights, rooms = [], []
+    for count in (3, 6, 14):
+        figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
+        lines = [axes.plot([0, 1], [0, 1])[0] for _ in range(count)]
+        look.legend_below(figure, lines, [f"method {i}" for i in range(count)], 2)
+        figure.canvas.draw()
+        heights.append(figure.get_figheight())
+        rooms.append(axes.get_window_extent().height)
+    assert heights[0] == heights[1] == 2.9 < heights[2]
+    assert rooms[2] > 0.9 * rooms[1]

@@ -24,18 +24,7 @@ from event_loop import forced_deviation
 
 import asyncsim.halves
 import asyncsim.programs
-from asyncsim import (
-    Cluster,
-    Constant,
-    Exponential,
-    Gamma,
-    barrier,
-    methods,
-    problems,
-    replay,
-    simulate,
-    tuning,
-)
+from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, methods, problems, replay, simulate, tuning
 from asyncsim.cell import meet
 from asyncsim.errors import InputError
 from asyncsim.executor import Local

@@ -1,4 +1,4 @@
-"""Ctrl-C is heard wherever it comes."""
+"""Ctrl-C comes again where it would be lost or do harm."""
 
 import gc
 import signal
@@ -9,14 +9,14 @@ from importlib.machinery import ExtensionFileLoader
 import jax
 import pytest
 
-from asyncsim.interruption import _DEAF, heard
+from asyncsim.interruption import _GC_CALLBACK, interruptible
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
 
 def test_jax_has_the_callback_that_is_named():
     assert jax.devices()
-    assert _DEAF in [callback.__name__ for callback in gc.callbacks]
+    assert _GC_CALLBACK in [callback.__name__ for callback in gc.callbacks]
 
 
 def _xla_gc_callback(*arguments):
@@ -31,22 +31,45 @@ def importing():
 
 @pytest.mark.parametrize("deaf", [_xla_gc_callback, importing])
 def test_where_it_would_be_lost_it_comes_again(default, deaf):
-    with pytest.raises(KeyboardInterrupt), heard():
+    with pytest.raises(KeyboardInterrupt), interruptible():
         deaf()
         threading.Event().wait(60)
         pytest.fail("was not heard")
 
 
 def test_elsewhere_it_ends_what_goes_on(default):
-    with pytest.raises(KeyboardInterrupt), heard():
+    with pytest.raises(KeyboardInterrupt), interruptible():
         signal.raise_signal(signal.SIGINT)
         pytest.fail("was not heard")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_pressed_often_it_comes_once(default):
+    came = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with interruptible():
+        for _ in range(3):
+            _xla_gc_callback()
+        for _ in range(2):
+            try:
+                threading.Event().wait(0.2)
+            except KeyboardInterrupt:
+                came.append(1)
+    assert came == [1]
+
+
+def test_a_handler_that_was_set_inside_stays(default):
+    def own(number, frame):
+        pass
+
+    with interruptible():
+        signal.signal(signal.SIGINT, own)
+    assert signal.getsignal(signal.SIGINT) is own
+
+
 def test_what_ctrl_c_does_otherwise_is_left(default):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with heard():
+    with interruptible():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 

@@ -469,7 +469,7 @@ def test_stops_are_those_it_was_made_with():
 def test_evaluations_that_take_longer_than_the_gradients_are_told(monkeypatch):
     given_ = make_trace(commits=40), make_method("downpour"), make_problem("digits")
     replay(*given_)  # a moment is not worth a word
-    monkeypatch.setattr(wave_replay, "_SECONDS_OF_WORK", 0)
+    monkeypatch.setattr(wave_replay, "_WORTH_A_WORD", 0)
     with pytest.warns(
         UserWarning, match=r"21 evaluations of 1,797 examples take longer than the gradients of .* fewer"
     ):

@@ -601,6 +601,19 @@ def printed(told, *options: str) -> str:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("measured", "steps", "said"),
+    [
+        (5.04, 10, ", which short traces exceed"),
+        (5.04, 100, ""),  # nothing excuses it
+        (4.98, 10, ""),
+        (4.980000001, 10, ""),  # round-off, which does not show
+    ],
+)
+def test_bounds_that_short_traces_exceed(measured, steps, said):
+    assert study.load("staleness")._exceeded(measured, 4.98, 2, steps) == said
+
+
 def test_each_timing_has_a_table_that_says_whose(told):
     out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem,sgd", "--variant=paper")
     heads = [line.rpartition(", served fifo; ")[::2] for line in out.splitlines() if "; 1 trace" in line]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from asyncsim import InputError, problems
+from asyncsim import InputError, problems, tracing
 from asyncsim.method_check import check_method
 from asyncsim.methods import Method, gradient_steps
 from asyncsim.tracing import told
@@ -23,6 +23,10 @@ def looks_at_values(params, batch, key):
     return float(jnp.mean(batch))
 
 
+def not_in_jax(params, batch, key):
+    return jnp.float32(np.asarray(batch).sum())
+
+
 def unknown(worker, update, start, central, visit):
     return nowhere(update), worker, {}  # noqa: F821  the mistake
 
@@ -36,6 +40,7 @@ def line_of(function):
     [
         (too_long, "loss(params, batch, key): failed: TypeError: dot_general requires "),
         (looks_at_values, "loss(params, batch, key): failed: ConcretizationTypeError: "),
+        (not_in_jax, "loss(params, batch, key): failed: TracerArrayConversionError: "),
     ],
 )
 def test_losses(loss, message):
@@ -43,6 +48,57 @@ def test_losses(loss, message):
         problems.custom(lambda key: jnp.zeros(4), loss, X, batch_size=2)
     assert str(error.value).startswith(message) and str(error.value).endswith(line_of(loss))
     assert "\n" not in str(error.value)
+
+
+def test_what_is_computed_outside_of_jax_has_another_remedy():
+    for loss in (looks_at_values, not_in_jax):
+        with pytest.raises(InputError, match=r"; compute with jax\.numpy, without float\(\) and int\(\) \(test_"):
+            problems.custom(lambda key: jnp.zeros(4), loss, X, batch_size=2)
+
+
+def test_other_functions_of_a_problem():
+    def init(key):
+        return unheard_of  # noqa: F821  the mistake
+
+    def loss(params, batch, key):
+        return jnp.sum(params) + jnp.sum(batch.reshape(2, 5))  # a batch, and never all examples
+
+    def good(params, batch, key):
+        return jnp.sum(params) + jnp.mean(batch)
+
+    with pytest.raises(InputError, match=r"^init\(key\): failed: NameError"):
+        problems.custom(init, good, X, batch_size=2)
+    with pytest.raises(InputError, match=r"^loss of all examples, as there is no evaluate: failed: TypeError"):
+        problems.custom(lambda key: jnp.zeros(4), loss, X, batch_size=2)
+    with pytest.raises(InputError, match=r"^evaluate\(params, data\): failed: AttributeError"):
+        problems.custom(lambda key: jnp.zeros(4), good, X, batch_size=2, evaluate=lambda p, d: jnp.nope(p))
+
+
+@pytest.mark.parametrize(
+    ("file", "own"),
+    [
+        (__file__, True),
+        ("/home/me/mine.py", True),
+        ("/tmp/ipykernel_1/123.py", True),
+        ("<ipython-input-3-abc>", True),
+        ("<string>", False),
+        (jnp.__file__, False),
+        ("/home/me/.local/lib/python3.11/site-packages/flax/linen.py", False),
+        (inspect.__file__, False),
+        (tracing.__file__, False),
+        (f"{Path(tracing.__file__).parent}_mine.py", True),
+    ],
+)
+def test_whose_file_it_is(file, own):
+    assert tracing._is_own(file) is own
+
+
+def test_a_cell_has_no_name():
+    scope = {}
+    exec(compile("def fail():\n    raise ValueError('no')", "/tmp/ipykernel_1/123.py", "exec"), scope)
+    message = r"^fail\(\): failed: ValueError: no \(a cell, line 2\)$"
+    with pytest.raises(InputError, match=message), tracing.telling_failures("fail()"):
+        scope["fail"]()
 
 
 def test_methods():

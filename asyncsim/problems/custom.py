@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem, Tree, mean_in_pieces
-from asyncsim.tracing import failure, told
+from asyncsim.tracing import telling_failures, told
 
 
 def custom(
@@ -84,14 +84,20 @@ def custom(
         map_on_cpu=map_on_cpu,
         config={"batch_size": batch_size, "sharded": sharded, **(config or {})},
     )
-    _check_functions(problem)
+    own = f"evaluate({_evaluated(init_state is not None)})"
+    _check_functions(problem, own if evaluate is not None else "loss of all examples, as there is no evaluate")
     return problem
+
+
+def _evaluated(stateful: bool) -> str:
+    """Return what a user's ``evaluate`` is called with."""
+    return "params, state, data" if stateful else "params, data"
 
 
 def _evaluation(loss: Callable[..., Any], evaluate: Callable[..., Any] | None, stateful: bool) -> Callable:
     """Return ``evaluate(params, state, data)`` made from what the user gave."""
     if evaluate is not None:
-        names = "params, state, data" if stateful else "params, data"
+        names = _evaluated(stateful)
         _require_call("evaluate", evaluate, names, *names.split())
         return evaluate if stateful else lambda params, state, data: evaluate(params, data)
 
@@ -130,15 +136,19 @@ def _require_alike(train: Tree, test: Tree) -> None:
             raise InputError(f"test: examples of shape {b.shape[1:]}, those of train have {a.shape[1:]}")
 
 
-def _check_functions(problem: Problem) -> None:
-    """Raise InputError unless the functions return what they must; traces them, computes nothing."""
+def _check_functions(problem: Problem, evaluation: str) -> None:
+    """Raise InputError unless the functions return what they must; traces them, computes nothing.
+
+    ``evaluation`` is what the user knows the problem's ``evaluate`` as.
+    """
     params = _shapes(_traced("init", "key", problem.init, jax.random.key(0)))
     kinds = [leaf.dtype for leaf in jax.tree.leaves(params)]
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
         raise InputError(f"init: must return a tree of floating-point arrays, gave {told(params)}")
     state = _shapes(_traced("init_state", "", problem.init_state)) if problem.init_state else None
     _check_loss(problem, params, state)
-    results = _traced("evaluate", "params, state, data", problem.evaluate, params, state, _shapes(problem.train))
+    with telling_failures(evaluation):
+        results = jax.eval_shape(problem.evaluate, params, state, _shapes(problem.train))
     if not isinstance(results, dict) or "loss" not in results or any(_is_no_scalar(r) for r in results.values()):
         raise InputError(f'evaluate: must return a dict of scalars with "loss" among them, gave {told(results)}')
 
@@ -167,12 +177,8 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
 def _traced(argument: str, names: str, function: Any, *given: Any) -> Any:
     """Return the shapes of what a function returns; raise InputError if it takes other arguments, or fails."""
     _require_call(argument, function, names, *given)
-    try:
+    with telling_failures(f"{argument}({names})"):
         return jax.eval_shape(function, *given)
-    except InputError:
-        raise
-    except Exception as error:
-        raise failure(f"{argument}({names})", error) from error
 
 
 def _require_call(argument: str, function: Any, names: str, *values: Any) -> None:
