@@ -30,6 +30,7 @@ def interruptible() -> Iterator[None]:
     finally:
         for again in _coming:
             again.cancel()
+        _coming.clear()
         if signal.getsignal(signal.SIGINT) is _interrupt:  # not another that was set inside
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -38,11 +39,18 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     # Compiled modules that are being imported take an interrupt for an error, or crash.
     while frame is not None:
         if frame.f_code.co_name == _GC_CALLBACK or isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
-            if not any(timer.is_alive() for timer in _coming):  # however often it was pressed
-                again = threading.Timer(_AGAIN, signal.pthread_kill, (threading.main_thread().ident, number))
+            if not _coming:  # however often it was pressed
+                again = threading.Timer(_AGAIN, _come_again, (number,))
                 again.daemon = True
+                _coming.append(again)
                 again.start()
-                _coming[:] = [again]
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _come_again(number: int) -> None:
+    _coming.clear()  # before it comes, as it may have to wait once more
+    main = threading.main_thread().ident
+    assert main is not None  # it runs
+    signal.pthread_kill(main, number)

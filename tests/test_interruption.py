@@ -29,7 +29,15 @@ def importing():
     return self
 
 
-@pytest.mark.parametrize("deaf", [_xla_gc_callback, importing])
+def long_deaf():
+    def _xla_gc_callback():
+        signal.raise_signal(signal.SIGINT)
+        threading.Event().wait(0.2)  # it comes meanwhile, and has to come once more
+
+    _xla_gc_callback()
+
+
+@pytest.mark.parametrize("deaf", [_xla_gc_callback, importing, long_deaf])
 def test_where_it_would_be_lost_it_comes_again(default, deaf):
     with pytest.raises(KeyboardInterrupt), interruptible():
         deaf()
