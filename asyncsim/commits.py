@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Memories, Method, State, add, send_update
 from asyncsim.replay_state import Layout, Pieces, ReplayState, WorkerRow
-from asyncsim.rows import entry, row, set_row, set_tree_row, tree_row
+from asyncsim.rows import entry, row, set_row, set_tree_row, tied, tree_row
 
 
 class Squares(NamedTuple):
@@ -48,7 +48,7 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
         proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + update
         # The difference would need the central variable before the commit, and so a copy of it.
         step = update if adds_update(method) else applied.central - central
-        squares = Squares(*map(division.square, (step, applied.central - origin, proxy)))
+        squares = Squares(*division.squares((step, applied.central - origin, proxy)))
         left = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, learner=())
         return applied.central, applied.server, left, squares
 
@@ -62,8 +62,9 @@ def build_commits(method: Method, layout: Layout):
     """Return the function that commits a piece's updates, one after the other.
 
     It goes from the state, the piece, the rows of its workers (``[piece_size]``, as they are before it: each worker
-    commits once), what they read, their starts and updates, and the scratch of what the commits leave beside the state
-    to the state after it and that. In this state memories, learners and separate reads are those before the piece.
+    commits once), what they read, their starts, updates among which theirs are, the places of these, and the scratch
+    of what the commits leave beside the state to the state after it and that. In this state memories, learners and
+    separate reads are those before the piece.
     """
     division = layout.division
     commit, reply = build_commit(method, layout)
@@ -74,7 +75,8 @@ def build_commits(method: Method, layout: Layout):
         worker_rows: WorkerRow,
         read: Array,
         start: Array,
-        update: Array,
+        updates: Array,
+        places: Array,
         scratch: Committed,
     ) -> tuple[ReplayState, Committed]:
         def form(i: Array, central: Array, committed: Committed) -> Array:
@@ -97,13 +99,12 @@ def build_commits(method: Method, layout: Layout):
         def step(i, carry):
             before, server_before, new_read, workers, committed = carry
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
-            # Tied to the turn: of a piece with room for one commit XLA would else take work on its only rows out of the
-            # loop, as passes over memory of their own.
-            *given, _ = jax.lax.optimization_barrier((worker_rows, read, start, update, i))
-            worker, *own = (tree_row(leaves, i) for leaves in given)
+            # Each array is tied by itself, so that what the method has no use for is not even read.
+            worker, *own = (tree_row(tied(leaves, i), i) for leaves in (worker_rows, read, start))
+            update = row(updates, entry(places, i))
             told = memories(i, committed)
             formed = form(i, before, committed)
-            central, server, left, squares = commit(before, server_before, worker, *own, formed, visit, *told)
+            central, server, left, squares = commit(before, server_before, worker, *own, update, formed, visit, *told)
             # The worker's own read, atomic with its commit.
             if layout.reads == "after":
                 new_read = set_row(new_read, reply(server, central, left.memory, visit), piece.slot[i])

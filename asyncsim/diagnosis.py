@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncsim.flat import Flat
 from asyncsim.methods.method import Array, Memories, Method, State, Visit
-from asyncsim.replay_state import First, Layout, Pieces, ReplayState
+from asyncsim.replay_state import Layout, Pieces, ReplayState
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +29,8 @@ class Formed(NamedTuple):
     ----------
     worker : tree
         The method's state on the worker.
+    start : Array
+        Where its local steps start.
     central : Array
         The central variable that the message is formed with.
     applied : Applying
@@ -36,6 +38,7 @@ class Formed(NamedTuple):
     """
 
     worker: State
+    start: Array
     central: Array
     applied: Any
 
@@ -63,11 +66,12 @@ def build_before(method: Method, layout: Layout):
             central = jnp.where(pieces.form_offset[0, 0] < 0, state.form[pieces.form_slot[0, 0]], central)
         workers = state.workers._replace(learner=())
         row = jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], workers)
+        read = state.read[pieces.slot[0, 0]]
+        start = read if method.resume is None else method.resume(row.method, read)
         applied: Any = ()
         if layout.diagnose_energy:
-            read = state.read[pieces.slot[0, 0]]
             applied = Applying(state.server, state.central, row.memory, read, row.proxy, memories(state))
-        return Formed(row.method, central, applied)
+        return Formed(row.method, start, central, applied)
 
     def memories(state: ReplayState) -> tuple[Memories, ...]:
         if not method.sees_memories:
@@ -83,17 +87,17 @@ def build_before(method: Method, layout: Layout):
 def build_diagnose(method: Method, flat: Flat, layout: Layout):
     """Return the jitted function that gives the diagnostics of the first commit of some pieces, tensor by tensor."""
 
-    def diagnose(formed: Formed, first: First, pieces: Pieces, losses: Array) -> dict[str, list[Array]]:
+    def diagnose(formed: Formed, update: Array, pieces: Pieces, losses: Array) -> dict[str, list[Array]]:
         visit = jax.tree.map(lambda leaf: leaf[0, 0], pieces.visit)
         if method.sees_loss:
             visit = visit._replace(loss=losses[0, 0])
-        message, worker, diagnostics = method.message(formed.worker, first.update, first.start, formed.central, visit)
+        message, worker, diagnostics = method.message(formed.worker, update, formed.start, formed.central, visit)
         found = dict(diagnostics)
         if layout.diagnose_energy:
-            found = energies(formed, first, message, worker, visit) | found
+            found = energies(formed, update, message, worker, visit) | found
         return {name: jax.tree.leaves(flat.unravel(value)) for name, value in found.items()}
 
-    def energies(formed: Formed, first: First, message: State, worker: State, visit: Visit) -> dict[str, Array]:
+    def energies(formed: Formed, update: Array, message: State, worker: State, visit: Visit) -> dict[str, Array]:
         """Return the central and the proxy's energy, weight by weight; see `Run.commits` for their definition.
 
         And where the update goes back on what the central variable moved before this commit: what GEM's rule means by
@@ -102,8 +106,8 @@ def build_diagnose(method: Method, flat: Flat, layout: Layout):
         given = formed.applied
         origin = method.origin(formed.worker, given.read) if method.origin else given.read
         central = method.apply(given.server, given.central, message, given.memory, visit, *given.memories).central
-        proxy = method.proxy(worker) if method.proxy else layout.proxy_momentum * given.proxy + first.update
-        opposite = (given.central - origin) * first.update < 0
+        proxy = method.proxy(worker) if method.proxy else layout.proxy_momentum * given.proxy + update
+        opposite = (given.central - origin) * update < 0
         return dict(zip(_ENERGIES, ((central - origin) ** 2 / 2, proxy**2 / 2), strict=True)) | {
             "opposite_sign": opposite
         }

@@ -21,7 +21,7 @@ from asyncsim.flat import Flat
 from asyncsim.groups import Chunk, Made, build_gradients
 from asyncsim.local import LocalResult
 from asyncsim.methods.method import Array, Method, State
-from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
+from asyncsim.replay_state import Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
 from asyncsim.side_by_side import SideBySide
 from asyncsim.tuning import AHEAD, commits_between_trims
 
@@ -69,7 +69,7 @@ class Dispatched:
 
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
-    ) -> tuple[Apart, Records, First]:
+    ) -> tuple[Apart, Records, Array]:
         """Run planned pieces, ``count`` and no padding, as the function of `asyncsim.kernel.build_advance` does.
 
         Of the pieces that are ``following``, if they are known, gradients are begun. The state given is used up.
@@ -87,8 +87,8 @@ class Dispatched:
             group, wait = chunk.begun.pop(done)
             made = wait()
             if not done:
-                start = now.read[chunk.slots[0]] if self._method.resume is None else self._first(made.start)
-                first = First(start, self._first(made.result.update))
+                update = made.result.update
+                first = update if self._room == 1 else update[0]  # a copy where groups use memory again
             for commits in calls(group, self._together):
                 now, numbers = self._finish(now, chunk, commits, made, commits[0] - group.begin)
                 recorded.append(numbers)
@@ -112,16 +112,17 @@ class Dispatched:
         row = state.workers[pieces.visit.worker[0, 0]]
         read_before = self._layout.separate_forms and pieces.form_offset[0, 0] < 0
         central = state.form[pieces.form_slot[0, 0]] if read_before else state.central
+        read = state.read[pieces.slot[0, 0]]
+        start = read if self._method.resume is None else self._method.resume(row.method, read)
         applied: Any = ()
         if self._layout.diagnose_energy:
-            read = state.read[pieces.slot[0, 0]]
             server, memory, proxy = copied((state.server, row.memory, row.proxy))
             applied = Applying(server, state.central, memory, read, proxy, ())
-        return Formed(copied(row.method), central, applied)
+        return Formed(copied(row.method), start, central, applied)
 
-    def diagnose(self, formed: Formed, first: First, pieces: Pieces, losses: Column) -> dict[str, list[Array]]:
+    def diagnose(self, formed: Formed, update: Array, pieces: Pieces, losses: Column) -> dict[str, list[Array]]:
         """Return the diagnostics of the first commit, as the function of `asyncsim.diagnosis.build_diagnose` does."""
-        return self._diagnose(formed, first, pieces, losses.first)
+        return self._diagnose(formed, update, pieces, losses.first)
 
     def initial_state(self, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> Apart:
         """Return the state at version zero."""
@@ -191,10 +192,6 @@ class Dispatched:
             recorded[-AHEAD].block_until_ready()
         if next(self._made) % self._trim_every == 0:
             trim()
-
-    def _first(self, array: Array) -> Array:
-        """Return what was made for the first commit of a group; a copy where groups use memory again."""
-        return array if self._room == 1 else array[0]
 
     def _finish(self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int) -> tuple[Apart, Array]:
         """Dispatch commits of a group, from that place of it on, and make the reads that follow each.

@@ -10,6 +10,7 @@ On several hosts the same program runs as it is: the mesh then has the devices o
 the same pieces from the same trace. That has not been tried.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -110,20 +111,26 @@ class Division(NamedTuple):
 
         return jax.tree.map(join, tree)
 
-    def square(self, vector: Array) -> Array:
-        """Return this device's part of a vector's squared norm; of those of an ensemble one for each member."""
+    def squares(self, vectors: Sequence[Array]) -> list[Array]:
+        """Return this device's part of vectors' squared norms; of those of an ensemble one for each member."""
         if self.padded > self.parameters:
             held = self.parameters - lax.axis_index(DEVICES) * self.shard
-            vector = jnp.where(jnp.arange(self.shard, dtype=jnp.int32) < held, vector, 0)
-        if vector.ndim > 1:
-            return jnp.sum(vector * vector, -1)
-        if not FOLDED_FROM <= vector.size < FOLDED_BELOW:
-            return jnp.vdot(vector, vector)
-        # Part upon part, of which XLA makes one pass over whatever the vector is computed from.
-        part = vector.size // FOLDS
-        folded = jnp.sum(sum(vector[i * part : (i + 1) * part] ** 2 for i in range(FOLDS)))
-        rest = vector[FOLDS * part :]
-        return folded + jnp.vdot(rest, rest) if rest.size else folded
+            there = jnp.arange(self.shard, dtype=jnp.int32) < held
+            vectors = [jnp.where(there, vector, 0) for vector in vectors]
+        if vectors[0].ndim > 1:
+            return [jnp.sum(vector * vector, -1) for vector in vectors]
+        size = vectors[0].size
+        if not FOLDED_FROM <= size < FOLDED_BELOW:
+            return [jnp.vdot(vector, vector) for vector in vectors]
+        # Part upon part, of all vectors at once: XLA makes one pass of it over whatever they are computed from.
+        end = size // FOLDS * FOLDS
+        parts = [jnp.reshape(vector[:end] ** 2, (FOLDS, -1)) for vector in vectors]
+        zeros = [jnp.zeros((), vector.dtype) for vector in vectors]
+        folded = lax.reduce(parts, zeros, lambda one, other: [a + b for a, b in zip(one, other, strict=True)], (0,))
+        return [
+            jnp.sum(parts) + jnp.vdot(vector[end:], vector[end:]) if end < size else jnp.sum(parts)
+            for vector, parts in zip(vectors, folded, strict=True)
+        ]
 
     def total(self, parts: Any) -> Any:
         """Return the sum of the devices' parts of squared norms."""

@@ -21,10 +21,13 @@ class Gradients(NamedTuple):
         Returns results to begin with, where gradients come in turn and are written over those of the piece before;
         else ``()``.
     run : function
+    places : function
+        Returns where among the updates made those of a piece's commits lie.
     """
 
     empty: Callable[..., Any]
     run: Callable[..., LocalResult]
+    places: Callable[[Pieces], Array]
 
 
 def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradients:
@@ -59,4 +62,7 @@ def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradie
         # where one waits for a minute.
         return jax.lax.fori_loop(0, division.lanes_of(piece.size), next_lane, into)
 
-    return Gradients(empty, run)
+    def places(piece: Pieces) -> Array:
+        return jnp.arange(division.piece_size, dtype=piece.size.dtype)
+
+    return Gradients(empty, run, places)

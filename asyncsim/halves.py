@@ -20,11 +20,11 @@ from asyncsim.diagnosis import Formed, build_before, build_diagnose
 from asyncsim.division import Division
 from asyncsim.flat import Flat
 from asyncsim.gradients import Gradients
-from asyncsim.kernel import build_pieces
+from asyncsim.kernel import PiecesOf, build_pieces
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
-from asyncsim.replay_state import First, Layout, Pieces, Records, ReplayState, initial_state
-from asyncsim.rows import row, set_row, tree_row
+from asyncsim.replay_state import Layout, Pieces, Records, ReplayState, initial_state
+from asyncsim.rows import row, set_row
 from asyncsim.schedule import Span, independent
 from asyncsim.side_by_side import SideBySide, begin
 from asyncsim.tuning import GRADIENTS_A_HALF
@@ -83,7 +83,7 @@ class Halves:
         self._commits = [SideBySide(_build_commits(method, own), THREADS, used_up=(0,)) for own in layouts]
         self._before = [build_before(method, own) for own in layouts]
         diagnose = build_diagnose(method, flat, layout)
-        self._diagnose = jax.jit(lambda formed, first, *given: diagnose(_join(formed), _join(first), *given))
+        self._diagnose = jax.jit(lambda formed, update, *given: diagnose(_join(formed), _join(update), *given))
         # Compiled, as that takes NumPy's arrays many times as quickly as device_put.
         self._put = jax.jit(lambda *arrays: arrays, out_shardings=SingleDeviceSharding(device))
 
@@ -108,7 +108,7 @@ class Halves:
 
     def advance(
         self, state: Halved, data: Any, key: Array, pieces: Pieces, count: np.int32
-    ) -> tuple[Halved, Records, Sequence[First]]:
+    ) -> tuple[Halved, Records, Sequence[Array]]:
         """Run the first ``count`` planned pieces, as the function of `asyncsim.kernel.build_advance` does."""
         groups = list(independent(pieces, int(count), THREADS * GRADIENTS_A_HALF))
         key, planned, places = self._put(key, pieces, _places(groups, pieces))
@@ -125,10 +125,10 @@ class Halves:
             committed = _both(
                 commit, [(halves[i], own[i], to_commit, np.int32(at), np.int32(end)) for i in range(THREADS)]
             )
-            halves, squares, begun = zip(*committed, strict=True)
+            halves, squares, updates = zip(*committed, strict=True)
             memory = tuple(one.updates for one in made)
             recorded.append(_OfGroup((at, end), [one.losses for one in made], squares))
-            first = first or begun
+            first = first or updates
         return Halved(halves, memory), records(recorded), first
 
     def before(self, state: Halved, pieces: Pieces) -> list[Formed]:
@@ -136,11 +136,11 @@ class Halves:
         return [before(half, pieces) for before, half in zip(self._before, state.halves, strict=True)]
 
     def diagnose(
-        self, formed: list[Formed], first: Sequence[First], pieces: Pieces, losses: Column
+        self, formed: list[Formed], update: Sequence[Array], pieces: Pieces, losses: Column
     ) -> dict[str, list[Array]]:
         """Return the diagnostics of the first commit, as the function of `asyncsim.diagnosis.build_diagnose` does."""
         # To look at a loss is to wait for it.
-        return self._diagnose(formed, first, pieces, losses.first if self._sees_loss else ())
+        return self._diagnose(formed, update, pieces, losses.first if self._sees_loss else ())
 
     def initial_state(self, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> Halved:
         """Return the state at version zero."""
@@ -183,18 +183,18 @@ def halves_of(sizes: Sequence[int]) -> tuple[Span, Span]:
     return (0, middle), (middle, whole)
 
 
-def _spans(at: int, end: int) -> tuple[Span, Span]:
+def _spans(at: Any, end: Any) -> tuple[Any, Any]:
     """Return whose gradients each thread computes of a group; the second may have none."""
     middle = (at + end + 1) // 2
     return (at, middle), (middle, end)
 
 
 def _places(groups: Sequence[Span], pieces: Pieces) -> np.ndarray:
-    """Return where each commit finds its update, ``[pieces, 1]``: those of the second thread come after the room."""
+    """Return where each commit finds its update among those of its thread, ``[pieces, 1]``."""
     places = np.zeros_like(pieces.job)
     for group in groups:
-        for thread, (at, end) in enumerate(_spans(*group)):
-            places[at:end, 0] = np.arange(end - at) + thread * GRADIENTS_A_HALF
+        for at, end in _spans(*group):
+            places[at:end, 0] = np.arange(end - at)
     return places
 
 
@@ -245,26 +245,24 @@ def _build_gradients(
     return gradients
 
 
-def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[ReplayState, Array, First]]:
+def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[ReplayState, Array, Array]]:
     """Return the function that makes the commits from ``at`` to ``end`` on one half.
 
-    Its results are the state, the squared norms ``[pieces, norms]``, zero of commits that it does not make, and
-    `First`. It is the kernel, which finds its updates in what the threads have made, at the places that are the jobs.
+    Its results are the state, the squared norms ``[pieces, norms]``, zero of commits that it does not make, and the
+    update of the first commit. It is the kernel, which finds its updates in what the threads have made, those of the
+    first before those of the second, at the places that are the jobs.
     """
 
-    def take(made: Sequence[Made], key: Any, lanes: Array, learner: Learner, piece: Pieces, into: Any) -> LocalResult:
-        place = piece.job[0] % GRADIENTS_A_HALF
-        update, loss = jax.lax.cond(
-            piece.job[0] < GRADIENTS_A_HALF, lambda: tree_row(made[0], place), lambda: tree_row(made[1], place)
-        )
-        return LocalResult(update[None], loss[None], learner)
+    def take(made: Made, key: Any, lanes: Array, learner: Learner, piece: Pieces, into: Any) -> LocalResult:
+        return LocalResult(made.updates, row(made.losses, piece.job[0])[None], learner)
 
-    run_pieces = build_pieces(method, Gradients(empty=lambda *_: (), run=take), layout)
+    run_pieces = build_pieces(method, Gradients(lambda *_: (), take, places=lambda piece: piece.job), layout)
 
     def commits(half: ReplayState, made: Sequence[Made], pieces: Pieces, at: Array, end: Array):
         no_key: Any = ()
-        half, ran = run_pieces(half, made, no_key, pieces, at, end)
-        return half, jnp.concatenate(ran.squares, 1), ran.first
+        to_run = [PiecesOf(own, *span) for own, span in zip(made, _spans(at, end), strict=True)]
+        half, ran = run_pieces(half, no_key, pieces, to_run)
+        return half, jnp.concatenate(ran.squares, 1), ran.update
 
     return commits
 

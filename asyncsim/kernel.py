@@ -5,13 +5,13 @@ which writes those of methods and proxies, and writing the others are loops apar
 are loops even where a piece has room for one commit only: XLA fuses no work across a loop of unknown length, so it
 never reads a row after the first write (it would have to copy the whole array at every piece), and an update is a
 number in memory before it is applied, the same for every method. (What does not change from turn to turn it does move
-out of a loop: hence `asyncsim.rows.entry` and the barrier in `asyncsim.commits`.)
+out of a loop: hence `asyncsim.rows.entry` and `asyncsim.rows.tied`.)
 
 On several devices each runs this program on its own lanes and its own part of the vectors, see `asyncsim.division`.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +22,8 @@ from asyncsim.commits import Committed, Squares, build_commits
 from asyncsim.gradients import Gradients, build_gradients
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
-from asyncsim.replay_state import First, Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
-from asyncsim.rows import copy_blocks, read_rows, row, set_row, set_tree_row, tree_row, write_rows
+from asyncsim.replay_state import Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
+from asyncsim.rows import copy_blocks, entry, read_rows, row, set_row, set_tree_row, tied, tree_row, write_rows
 
 
 class Scratch(NamedTuple):
@@ -42,19 +42,20 @@ class Scratch(NamedTuple):
 
 def build_advance(
     method: Method, local: Callable[..., LocalResult], layout: Layout, mesh: Mesh
-) -> Callable[[ReplayState, Any, Array, Pieces, Array], tuple[ReplayState, Records, First]]:
+) -> Callable[[ReplayState, Any, Array, Pieces, Array], tuple[ReplayState, Records, Array]]:
     """Return the jitted function that runs the first ``count`` of some planned pieces.
 
     Its arguments: the state (donated), the training data, the key of the problem's randomness, the pieces and their
-    count. The number of pieces in ``Pieces`` is part of the compiled shape, ``count`` is not.
+    count. The number of pieces in ``Pieces`` is part of the compiled shape, ``count`` is not. Its results: the state,
+    what is recorded, and the update of the first commit.
     """
     division = layout.division
     run_pieces = build_pieces(method, build_gradients(local, layout), layout)
 
     def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
-        state, made = run_pieces(state, data, key, pieces, jnp.int32(0), count)
+        state, made = run_pieces(state, key, pieces, [PiecesOf(data, jnp.int32(0), count)])
         in_order = jnp.swapaxes(division.of_all(jnp.swapaxes(made.losses, 0, 1)), 0, 1)
-        return state, _records(in_order, division.total(made.squares)), made.first
+        return state, _records(in_order, division.total(made.squares)), made.update
 
     if division.devices == 1:
         return jax.jit(advance, donate_argnums=0)
@@ -64,12 +65,11 @@ def build_advance(
     @functools.partial(jax.jit, donate_argnums=0)
     def on_all(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
         specs = state_specs(state, division)
-        first: Any = First(specs.central, specs.central)
         return jax.shard_map(
             advance,
             mesh=mesh,
             in_specs=(specs, everywhere, everywhere, everywhere, everywhere),
-            out_specs=(specs, everywhere, first),
+            out_specs=(specs, everywhere, specs.central),
             check_vma=False,
         )(state, data, key, pieces, count)
 
@@ -95,44 +95,54 @@ class MadePieces(NamedTuple):
         Zero of pieces that were not run, as the squares are.
     squares : Squares
         Leaves ``[pieces, piece_size]``, of this device's part of the vectors.
-    first : First
-        Zero unless the first of the pieces was run.
+    update : Array
+        Of the first commit of all pieces; zero unless that was made.
     """
 
     losses: Array
     squares: Squares
-    first: First
+    update: Array
+
+
+class PiecesOf(NamedTuple):
+    """Pieces from ``begin`` to before ``end``, and the data that their gradients are computed from."""
+
+    data: Any
+    begin: Array
+    end: Array
 
 
 def build_pieces(
     method: Method, gradients: Gradients, layout: Layout
-) -> Callable[[ReplayState, Any, Array, Pieces, Array, Array], tuple[ReplayState, MadePieces]]:
-    """Return the function that runs the pieces from ``begin`` to ``end``, as each device does.
+) -> Callable[[ReplayState, Array, Pieces, Sequence[PiecesOf]], tuple[ReplayState, MadePieces]]:
+    """Return the function that runs some of the pieces, as each device does.
 
-    Its arguments: the state, the training data, the key of the problem's randomness, the pieces, begin and end.
+    Its arguments: the state, the key of the problem's randomness, the pieces, and which of them, one after the other.
     """
     division = layout.division
     recorded = (division.piece_size, *layout.of_members)
     commits = build_commits(method, layout)
 
-    def run_pieces(state: ReplayState, data: Any, key: Array, pieces: Pieces, begin: Array, end: Array):
-        def run_piece(index, carry):
-            state, scratch, losses, squares, first = carry
+    def run_pieces(state: ReplayState, key: Array, pieces: Pieces, to_run: Sequence[PiecesOf]):
+        def run_piece(data, index, carry):
+            state, scratch, losses, squares, update = carry
             piece = jax.tree.map(lambda leaf: row(leaf, index), pieces)
             state, scratch, loss, made = one_piece(state, scratch, data, key, piece)
             losses = set_row(losses, loss, index)
             squares = set_tree_row(squares, scratch.committed.squares, index)
-            # A loop of one turn or none, as a condition would copy both vectors at every piece.
-            first = jax.lax.fori_loop(0, jnp.int32(index == 0), lambda _, first: made, first)
-            return state, scratch, losses, squares, first
+            # A loop of one turn or none, as a condition would copy the vector at every piece.
+            update = jax.lax.fori_loop(0, jnp.int32(index == 0), lambda turn, _: made(turn), update)
+            return state, scratch, losses, squares, update
 
         dtype, pieces_size = state.central.dtype, pieces.size.shape[0]
         losses = jnp.zeros((pieces_size, division.lanes, *layout.of_members), dtype)
         squares = Squares(*(jnp.zeros((pieces_size, *recorded), dtype) for _ in Squares._fields))
-        empty = jnp.zeros_like(state.central)
-        carry = (state, empty_scratch(state, data, key, pieces), losses, squares, First(empty, empty))
-        state, _, losses, squares, first = jax.lax.fori_loop(begin, end, run_piece, carry)
-        return state, MadePieces(losses, squares, first)
+        scratch = empty_scratch(state, to_run[0].data, key, pieces)
+        carry = (state, scratch, losses, squares, jnp.zeros_like(state.central))
+        for data, begin, end in to_run:
+            carry = jax.lax.fori_loop(begin, end, functools.partial(run_piece, data), carry)
+        state, _, losses, squares, update = carry
+        return state, MadePieces(losses, squares, update)
 
     def empty_scratch(state: ReplayState, data: Any, key: Array, pieces: Pieces) -> Scratch:
         def rows(leaf: Array, count: int = division.piece_size) -> Array:
@@ -163,12 +173,12 @@ def build_pieces(
         own = division.own(worker)
         learner = read_rows(state.workers.learner, own, division.own_count(count), scratch.learner)
         results = gradients.run(data, key, lanes, learner, piece, scratch.results)
-        update = division.to_shards(results.update)
+        updates, places = division.to_shards(results.update), gradients.places(piece)
         if method.sees_loss:
             loss = division.of_all(results.loss).astype(piece.visit.time.dtype)
             piece = piece._replace(visit=piece.visit._replace(loss=loss))
         before = state.central
-        state, committed = commits(state, piece, worker_rows, read, start, update, scratch.committed)
+        state, committed = commits(state, piece, worker_rows, read, start, updates, places, scratch.committed)
         if layout.keeps_history:
             state = _read_separately(layout, state, piece, jnp.concatenate([before[None], committed.central]))
         left = committed.memory, division.of_all(results.learner)
@@ -182,7 +192,7 @@ def build_pieces(
             results=results if layout.in_turn else (),
             committed=committed,
         )
-        return state, scratch, results.loss.astype(read.dtype), First(start[0], update[0])
+        return state, scratch, results.loss.astype(read.dtype), lambda turn: row(updates, entry(places, turn))
 
     return run_pieces
 
@@ -192,9 +202,7 @@ def _starts(method: Method, rows: Any, read: Array, count: Array, into: Array) -
     resume: Any = method.resume
 
     def one(i, into):
-        # Tied to the turn, as a commit's work is.
-        *given, _ = jax.lax.optimization_barrier((rows, read, i))
-        return set_row(into, resume(*(tree_row(leaves, i) for leaves in given)), i)
+        return set_row(into, resume(*tree_row(tied((rows, read), i), i)), i)
 
     return jax.lax.fori_loop(0, count, one, into)
 

@@ -134,20 +134,6 @@ class Records(NamedTuple):
     proxy_energy: Array
 
 
-class First(NamedTuple):
-    """What the first commit of some pieces was made from, for its diagnostics; vectors of shape ``[parameters]``.
-
-    Attributes
-    ----------
-    start : Array
-        Where its local steps started.
-    update : Array
-    """
-
-    start: Array
-    update: Array
-
-
 def initial_state(
     method: Method, flat: Flat, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int
 ) -> ReplayState:

@@ -28,6 +28,14 @@ def set_tree_row(tree: Any, rows: Any, index: Any) -> Any:
     return jax.tree.map(lambda leaf, one: set_row(leaf, one, index), tree, rows)
 
 
+def tied(tree: Any, i: Any) -> Any:
+    """Return the tree, of which XLA cannot tell that it is the same in each turn of a loop over ``i``.
+
+    Of the only row of an array it would else take work out of the loop, as passes over memory of their own.
+    """
+    return jax.tree.map(lambda leaf: jax.lax.optimization_barrier((leaf, i))[0], tree)
+
+
 def entry(index: Array, i: Any) -> Array:
     """Return ``index[i]``, of which XLA cannot tell that it is the same in each turn of a loop over ``i``.
 

@@ -261,16 +261,17 @@ def test_several_lanes_on_each_device_are_the_loop(method, in_turn, elementwise,
 def test_squared_norms_of_vectors_of_members_and_of_shards(parameters):
     """Also where they are summed part upon part, with and without a rest."""
     vector = np.random.default_rng(0).standard_normal(parameters)
-    expected = vector @ vector
+    expected = [vector @ vector, 4 * vector @ vector]
+    given = [jnp.asarray(vector), 2 * jnp.asarray(vector)]
     whole = Division(devices=1, lanes=1, parameters=parameters, by_parameters=False)
-    np.testing.assert_allclose(whole.square(jnp.asarray(vector)), expected, rtol=1e-13)  # sums of thousands of terms
-    np.testing.assert_allclose(whole.square(jnp.asarray(vector, jnp.float32)), expected, rtol=1e-5)
-    np.testing.assert_allclose(whole.square(jnp.stack([vector, 2 * vector])), [expected, 4 * expected], rtol=1e-13)
+    np.testing.assert_allclose(whole.squares(given), expected, rtol=1e-13)  # sums of thousands of terms
+    np.testing.assert_allclose(whole.squares([one.astype("float32") for one in given]), expected, rtol=1e-5)
+    np.testing.assert_allclose(whole.squares([jnp.stack(given)])[0], expected, rtol=1e-13)
 
     shards = Division(devices=3, lanes=1, parameters=parameters, by_parameters=True)
     filled_up = np.pad(vector, (0, shards.padded - parameters), constant_values=1e3)
     mapped = jax.shard_map(
-        lambda shard: shards.total(shards.square(shard)),
+        lambda shard: shards.total(shards.squares([shard, 2 * shard])),
         mesh=Mesh(devices(3), DEVICES),
         in_specs=PartitionSpec(DEVICES),
         out_specs=PartitionSpec(),
