@@ -27,7 +27,7 @@ from asyncsim.replay_state import Layout, Pieces, Records, ReplayState, initial_
 from asyncsim.rows import row, set_row
 from asyncsim.schedule import Span, independent
 from asyncsim.side_by_side import SideBySide, begin
-from asyncsim.tuning import GRADIENTS_A_HALF
+from asyncsim.tuning import GRADIENTS_A_HALF, GROUPS_AHEAD
 
 #: Each has a half of all vectors.
 THREADS = 2
@@ -128,6 +128,8 @@ class Halves:
             halves, squares, updates = zip(*committed, strict=True)
             memory = tuple(one.updates for one in made)
             recorded.append(_OfGroup((at, end), [one.losses for one in made], squares))
+            if len(recorded) % GROUPS_AHEAD == 0:
+                recorded[-GROUPS_AHEAD].wait()
             first = first or updates
         return Halved(halves, memory), records(recorded), first
 
@@ -272,6 +274,10 @@ class _OfGroup:
 
     def __init__(self, group: Span, losses: Sequence[Array], squares: Sequence[Array]):
         self._group, self._losses, self._squares = group, losses, squares
+
+    def wait(self) -> None:
+        """Wait until the commits are made."""
+        jax.block_until_ready(self._squares)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         at, end = self._group
