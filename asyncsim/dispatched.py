@@ -122,7 +122,8 @@ class Dispatched:
 
     def diagnose(self, formed: Formed, update: Array, pieces: Pieces, losses: Column) -> dict[str, list[Array]]:
         """Return the diagnostics of the first commit, as the function of `asyncsim.diagnosis.build_diagnose` does."""
-        return self._diagnose(formed, update, pieces, losses.first)
+        # To look at a loss is to wait for it.
+        return self._diagnose(formed, update, pieces, losses.first if self._method.sees_loss else ())
 
     def initial_state(self, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> Apart:
         """Return the state at version zero."""
