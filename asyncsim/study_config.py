@@ -96,8 +96,8 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
 
     problem: ProblemLike = "digits"
-    """digits, characters (bundled), mnist, cifar10 (downloaded once), quadratic, least_squares or logistic (synthetic).
-    From Python also a Problem object."""
+    """digits, characters (bundled), mnist, cifar10 (downloaded once), quadratic, least_squares or logistic (synthetic),
+    or your own as FILE.py:FUNCTION (see the README). From Python also a Problem object."""
     batch_size: int | None = None
     """Examples per gradient. None: 64 for mnist and cifar10, 32 for the others; quadratic has no examples."""
     sharded: bool = False
@@ -212,17 +212,18 @@ count=1), and computations that become so are stopped; rounds, a version by ever
 
         return make_methods(self, swept)
 
-    def make_problem(self) -> "Problem":
-        """Return the problem, saying aloud which changed options it ignores.
+    def make_problem(self, swept: Collection[str] = ()) -> "Problem":
+        """Return the problem, saying aloud which changed options it ignores; ``swept`` as in `make_methods`.
 
         Raises
         ------
         InputError
-            An unknown problem, an option outside its range, or data that cannot be had.
+            An unknown problem, an option outside its range, or data that cannot be had; a function of the user's own
+            that makes none.
         """
         from asyncsim.study_factories import make_problem
 
-        return make_problem(self)
+        return make_problem(self, swept)
 
     def computing_device(self) -> contextlib.AbstractContextManager[None]:
         """Let JAX compute on the chosen kind of device; see `computing_device`."""

@@ -4,16 +4,15 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncsim import own_file
 from asyncsim.errors import InputError, require_choice
 from asyncsim.method_check import check_fields
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.named import optimizers
 from asyncsim.notes import note
 from asyncsim.problems import PROBLEMS, Problem
-from asyncsim.study import load_file, told_in_a_line
 from asyncsim.study_config import split_names
 
 if TYPE_CHECKING:
@@ -26,23 +25,13 @@ def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method
     used: dict[str, set[str]] = {}
     for entry in split_names(options.methods):
         arguments = {}
-        if _is_own(entry):
-            factory = _own(entry)
-            # Its own defaults stand; the options of methods that were changed, or that a study varies, reach it.
-            offered = {
-                name: value
-                for name, value in _arguments_of(options, factory).items()
-                if name in _options_of(METHODS.values())
-            }
-            arguments = {name: offered[name] for name in offered if options.changed(name) or name in swept}
-            _require_defaults(entry, factory, arguments)
-            _say_kept(entry, factory, {name: offered[name] for name in offered if name not in arguments})
-            entry = _made(entry, functools.partial(_call, options, factory, arguments))
+        if own_file.is_own("methods", entry):
+            factory = own_file.load("methods", entry)
+            offered = _offered(options, factory, METHODS.values())
+            arguments = own_file.arguments("methods", entry, factory, offered, _chosen(options, swept))
+            function = functools.partial(_call, options, factory, arguments)
+            entry = own_file.make("methods", entry, Method, "methods.gem()", function)
         elif isinstance(entry, str):
-            if entry.endswith(".py"):
-                raise InputError(f"methods = {entry!r}: is a file; name its function, too: {entry}:FUNCTION")
-            if ":" in entry:
-                raise InputError(f"methods = {entry!r}: write FILE.py:FUNCTION for a method of your own")
             factory = METHODS[require_choice("methods", entry, METHODS)]
             arguments = _arguments_of(options, factory)
             entry = _call(options, factory, arguments)
@@ -65,7 +54,7 @@ def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method
     return methods
 
 
-def make_problem(options: "StudyOptions") -> Problem:
+def make_problem(options: "StudyOptions", swept: Collection[str]) -> Problem:
     """Return the problem, saying aloud which changed options it ignores; see `StudyOptions.make_problem`."""
     # The workers are the cluster's first of all, and no problem ignores them.
     ignorable = _options_of(PROBLEMS.values()) - {"workers"}
@@ -74,10 +63,20 @@ def make_problem(options: "StudyOptions") -> Problem:
         return options.problem
     if not isinstance(options.problem, str):
         raise InputError(f"problem = {options.problem!r}: must be a name, or a Problem that problems.digits() returns")
-    factory = PROBLEMS[require_choice("problem", options.problem, PROBLEMS)]
-    arguments = _arguments_of(options, factory)
+    if own_file.is_own("problem", options.problem):
+        factory = own_file.load("problem", options.problem)
+        offered = _offered(options, factory, PROBLEMS.values())
+        # Each cluster has its workers, also where they are as many as by default.
+        chosen = _chosen(options, {*swept, "workers"})
+        arguments = own_file.arguments("problem", options.problem, factory, offered, chosen)
+        function = functools.partial(factory, **arguments)
+        problem = own_file.make("problem", options.problem, Problem, "problems.custom()", function)
+    else:
+        factory = PROBLEMS[require_choice("problem", options.problem, PROBLEMS)]
+        arguments = _arguments_of(options, factory)
+        problem = factory(**{name: value for name, value in arguments.items() if value is not None})
     _say_ignored(options, ignorable, {options.problem: set(arguments)})
-    return factory(**{name: value for name, value in arguments.items() if value is not None})
+    return problem
 
 
 def factory_options() -> tuple[set[str], set[str]]:
@@ -85,57 +84,17 @@ def factory_options() -> tuple[set[str], set[str]]:
     return _options_of(METHODS.values()) | {"methods"}, _options_of(PROBLEMS.values()) | {"problem"}
 
 
-def _is_own(entry: Any) -> bool:
-    return isinstance(entry, str) and ".py:" in entry
+def _offered(
+    options: "StudyOptions", function: Callable[..., Any], factories: Iterable[Callable[..., Any]]
+) -> dict[str, Any]:
+    """Return the options, by name, that a function of the user's own has arguments for, of those of some factories."""
+    known = _options_of(factories)
+    return {name: value for name, value in _arguments_of(options, function).items() if name in known}
 
 
-def _own(entry: str) -> Callable[..., Any]:
-    """Return the function that ``FILE.py:NAME`` names."""
-    text, _, name = entry.rpartition(":")
-    path = Path(text).absolute()
-    if not path.is_file():
-        raise InputError(f"methods = {entry!r}: there is no file {text}")
-    try:
-        module = load_file(f"asyncsim.own.{path.stem}", path)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"methods = {entry!r}: cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(getattr(module, name, None)):
-        raise InputError(f"methods = {entry!r}: {text} has no function {name}")
-    return getattr(module, name)
-
-
-def _made(entry: str, make: Callable[[], Any]) -> Method:
-    """Return the method that a function of the user's own makes."""
-    try:
-        method = make()
-    except InputError:
-        raise
-    except Exception as error:
-        path = str(Path(entry.rpartition(":")[0]).absolute())
-        raise InputError(f"methods = {entry!r}: cannot be made: {told_in_a_line(error, path)}") from error
-    if not isinstance(method, Method):
-        raise InputError(f"methods = {entry!r}: returned {method!r}; must return a Method, as methods.gem() does")
-    return method
-
-
-def _say_kept(entry: str, factory: Callable[..., Any], offered: Mapping[str, Any]) -> None:
-    """Say where a function's own defaults stand and are others than the study's."""
-    own = {name: inspect.signature(factory).parameters[name].default for name in offered}
-    # Others than numbers and texts, schedules say, cannot be compared or told in short.
-    kept = [
-        f"{name} = {own[name]!r} (the study's: {given!r})"
-        for name, given in offered.items()
-        if isinstance(own[name], int | float | str) and own[name] != given
-    ]
-    if kept:
-        note(f"{entry} keeps its own {', '.join(kept)}")
-
-
-def _require_defaults(entry: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    try:
-        inspect.signature(factory).bind(**arguments)
-    except TypeError as error:
-        raise InputError(f"methods = {entry!r}: {error}; give every argument a default") from error
+def _chosen(options: "StudyOptions", swept: Collection[str]) -> Callable[[str], bool]:
+    """Return whether an option reaches functions of the user's own: it was changed, or a study varies it."""
+    return lambda name: options.changed(name) or name in swept
 
 
 def _arguments_of(options: "StudyOptions", factory: Callable[..., Any]) -> dict[str, Any]:

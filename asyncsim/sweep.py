@@ -163,7 +163,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         if of_methods not in methods:
             methods[of_methods] = own.make_methods(swept=set(values))
         if of_problem not in problems:
-            problems[of_problem] = own.make_problem()
+            problems[of_problem] = own.make_problem(swept=set(values))
         problem = problems[of_problem]
         cluster = own.make_cluster(message_bytes=problem.parameter_count * own.bytes_per_parameter)
         name = "_".join(f"{name}-{value}" for name, value in values.items()).replace("/", "-")

@@ -350,7 +350,7 @@ def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
     ("entry", "message"),
     [
         ("mine.py", "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
-        ("mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for a method of your own"),
+        ("mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for one of your own"),
         ("mine.py:dampd", "mine.py has no function dampd"),
         ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
         ("mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
@@ -363,6 +363,60 @@ def test_an_own_file_without_a_method(entry, message):
     Path("broken.py").write_text("1 / 0\n")
     with pytest.raises(InputError, match=re.escape(message)):
         Config(methods=entry).make_methods()
+
+
+MOONS = """
+import jax.numpy as jnp
+import numpy as np
+from asyncsim.problems import custom
+
+def moons(batch_size=8, noise=0.2, workers=1):
+    x = np.random.default_rng(workers).normal(size=(40, 2))
+
+    def loss(params, batch, key):
+        return jnp.mean((batch["x"] @ params - batch["y"]) ** 2)
+
+    data = {"x": x, "y": x[:, 0]}
+    return custom(lambda key: jnp.zeros(2), loss, data, data, batch_size, name=f"moons of {workers}",
+                  config={"noise": noise})
+
+def none():
+    return None
+
+def fails():
+    return custom(1, 2)
+"""
+
+
+def test_a_problem_of_an_own_file(capsys):
+    Path("mine.py").write_text(MOONS)
+    problem = Config(problem="mine.py:moons").make_problem()
+    assert (problem.batch_size, problem.config["noise"], problem.name) == (8, 0.2, "moons of 100")
+    assert capsys.readouterr().err == "note: mine.py:moons keeps its own noise = 0.2 (the study's: 0.1)\n"
+    problem = Config(problem="mine.py:moons", batch_size=4, noise=0.3, dropout=0.1).make_problem()
+    assert (problem.batch_size, problem.config["noise"]) == (4, 0.3)
+    assert capsys.readouterr().err == "note: --dropout changes nothing for mine.py:moons\n"
+    cells = sweep(
+        SweepConfig(problem="mine.py:moons", methods=("downpour",)), [{"workers": 2}, {"workers": 3, "noise": 0.1}]
+    )
+    assert [cell.problem.name for cell in cells] == ["moons of 2", "moons of 3"]
+    assert [cell.problem.config["noise"] for cell in cells] == [0.2, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("mine.py", "problem = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
+        ("mine.py:moon", "problem = 'mine.py:moon': mine.py has no function moon"),
+        ("mine.py:none", "problem = 'mine.py:none': returned None; must return a Problem, as problems.custom() does"),
+        ("mine.py:fails", "init = 1: must be a function"),
+        ("yours.py:moons", "problem = 'yours.py:moons': there is no file yours.py"),
+    ],
+)
+def test_an_own_file_without_a_problem(entry, message):
+    Path("mine.py").write_text(MOONS)
+    with pytest.raises(InputError, match=re.escape(message)):
+        Config(problem=entry).make_problem()
 
 
 def test_problem_of_another_kind():
