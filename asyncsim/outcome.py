@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.run import Run
+from asyncsim.table_text import table_text
 from asyncsim.trace import Trace
 
 #: Share of the commits, at the end, over which "final" minibatch losses and energy ratios are taken.
@@ -61,7 +62,7 @@ def outcome_table(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str
     runs = summary.groupby(list(by), sort=False)["status"]
     table = means.rename(columns=_SHOWN)
     table.insert(0, "diverged", runs.agg(lambda status: f"{(status == 'diverged').sum()} of {len(status)}"))
-    return table.reset_index().to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+    return table_text(table.reset_index())
 
 
 def averaged(summary: pd.DataFrame) -> str:

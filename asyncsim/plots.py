@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from asyncsim.expectations import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
 from asyncsim.phases import phases
+from asyncsim.table_text import number_text
 from asyncsim.trace import TAKEN_UP
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
     edges = np.arange(-0.5, last + width + 0.5, width)
     shares = np.histogram(staleness, edges)[0] / (len(staleness) * width)
     source = "prescribed" if traces[0].protocol == "prescribed" else "recorded" if cluster is None else "simulated"
-    measured = f"{source}: mean {_digits(staleness.mean())}, std {_digits(staleness.std())}"
+    measured = f"{source}: mean {number_text(staleness.mean())}, std {number_text(staleness.std())}"
     if staleness.max() > edges[-1]:
         measured += f", most {staleness.max()}"
     axes.stairs(shares, edges, fill=True, color=SKY, alpha=0.6, label=measured)
@@ -129,11 +130,11 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
         axes.set(xlim=(0, trace.frame["commit_time"].iloc[-1]), ylim=(0, 1), yticks=[])
         return
     mean = float(in_system[:-1] @ np.diff(time)) / time[-1]
-    top = _draw_steps(axes, time, in_system, f"mean {_digits(mean)}, most {in_system.max()}")
+    top = _draw_steps(axes, time, in_system, f"mean {number_text(mean)}, most {in_system.max()}")
     expected = None if trace.cluster is None else queue_theory(trace.cluster)
     if expected is not None:
         least = "" if expected.law == "machine repairman" else "at least "
-        label = f"long-run {expected.law}: mean {least}{_digits(expected.in_system)}"
+        label = f"long-run {expected.law}: mean {least}{number_text(expected.in_system)}"
         axes.axhline(expected.in_system, color=BLACK, linestyle="--", linewidth=1, label=label)
     axes.set_xlim(0, time[-1])
     highest = max(top, 0 if expected is None else expected.in_system) * 1.05
@@ -157,7 +158,7 @@ def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, la
         probability = theory.probability(k)
         possible = probability > 0
         marker = "o" if possible.sum() == 1 else ""
-        label = f"long-run {theory.law}: mean {theory.mean:g}, std {_digits(theory.std or 0.0)}"
+        label = f"long-run {theory.law}: mean {theory.mean:g}, std {number_text(theory.std or 0.0)}"
         axes.plot(
             k[possible], probability[possible], color=BLACK, linewidth=1, marker=marker, markersize=3, label=label
         )
@@ -174,7 +175,7 @@ def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, la
         law = f"{theory.law}{'' if theory.queue_free else ', no queue'}"
         # A bar across the mean, and not an area: its height would look like a density.
         bar = axes.errorbar(theory.mean, 0.5 * top, xerr=theory.std, color=BLACK, linewidth=1, capsize=3)
-        bar.set_label(f"\u00b11 std, long-run {law}: std {_digits(theory.std)}")
+        bar.set_label(f"\u00b11 std, long-run {law}: std {number_text(theory.std)}")
 
 
 def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, label: str) -> float:
@@ -218,11 +219,6 @@ def _no_network(trace: "Trace") -> bool:
     if cluster is None:
         return trace.protocol == "prescribed"
     return cluster.latency_up.mean + cluster.transfer_time == 0
-
-
-def _digits(value: float) -> str:
-    """Return a number with three digits, or more before the point."""
-    return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:#.3g}"
 
 
 def _legend_on_top(axes: Axes) -> None:

@@ -312,6 +312,8 @@ class StudyConfig(StudyOptions):
             note(str(warning.message))
         if not cluster.exclusive and cluster.protocol == "write_then_read":
             note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
+        if self.dynamic_window and set(cluster.windows) == {self.window}:
+            note(f"--dynamic-window changes nothing: the windows of all workers are {self.window}")
         return cluster
 
     def _cluster(self, message_bytes: float | None) -> Cluster:

@@ -22,6 +22,7 @@ from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.notes import note
 from asyncsim.study_config import LawLike, MethodLike, ProblemLike
 from asyncsim.sweep import Result, SweepConfig, draw, sweep
+from asyncsim.table_text import table_text
 from asyncsim.tabulation import tabulated
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def run(config: Config) -> Result:
         with tabulated(config, "best_momentum", record, _losses, jobs, replays) as (folder, summary):
             best = best_momentum(summary)
             results.write_csv(folder / TABLE, best)
-            print(best.to_string(index=False, float_format="{:#.3g}".format))
+            print(table_text(best))
             drawn = draw("best_momentum", folder, "momentum")
             written = [results.SUMMARY, TABLE, *(path.name for path in drawn)]
             print(f"\nwrote {folder}: config.json, parts, {', '.join(written)}")

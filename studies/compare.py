@@ -15,6 +15,7 @@ from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Result, read, run_cells, sweep
+from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,7 +171,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     ).drop(columns=["final_loss", "seeds"])
     for name in ("reached", "diverged"):
         shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
-    text = shown.to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+    text = table_text(shown)
     tuned = ", each at the best of its learning rates" if config.tune else ""
     return (
         f"{describe(cell.cluster)}\n{cell.problem.name}; time and gradients until a train loss of {config.target:g} is "

@@ -18,6 +18,7 @@ from asyncsim import results
 from asyncsim.errors import InputError
 from asyncsim.study_config import MethodLike
 from asyncsim.sweep import Result, SweepConfig, draw, run_cells, sweep
+from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +172,7 @@ def report(folder: Path, summary: "pd.DataFrame") -> str:
                 **{name.replace("_", " "): last[name].mean() for name in _SHARES},
             }
         )
-    return pd.DataFrame(rows).to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+    return table_text(pd.DataFrame(rows))
 
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:

@@ -17,6 +17,7 @@ from asyncsim import results
 from asyncsim.errors import InputError
 from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Result
+from asyncsim.table_text import table_text
 from asyncsim.tabulation import tabulated
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run(config: Config) -> Result:
 def report(summary: "pd.DataFrame") -> str:
     """Return the table that the study prints: means over the seeds."""
     means = summary.drop(columns="seed").groupby(["method", "models"], sort=False).mean().reset_index()
-    return means.to_string(index=False, float_format="{:#.4g}".format)
+    return table_text(means, digits=4)
 
 
 def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -> dict[str, float]:

@@ -20,6 +20,7 @@ from asyncsim.notes import note
 from asyncsim.real.options import RealConfig
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import Discipline, LawLike, MethodLike
+from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,5 +185,5 @@ def _conclude(folder: Path, summary: "pd.DataFrame", traces: "dict[str, Trace]")
             note(f"{one}: where few wait, who is served matters little; more workers or a longer --service wait more")
     shown = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
     shown += ["mean_wait", "simulated_wait"]
-    print(f"\n{summary[shown].to_string(index=False, float_format='{:#.3g}'.format, na_rep='-')}")
+    print(f"\n{table_text(summary[shown])}")
     print(f"\nwrote {folder}: config.json, recordings, summary.csv, {', '.join(path.name for path in figures)}")

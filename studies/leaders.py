@@ -20,6 +20,7 @@ from asyncsim.errors import InputError, require_count, require_fraction, require
 from asyncsim.notes import each_note_once, note
 from asyncsim.study_config import MethodLike, StudyConfig
 from asyncsim.sweep import Finished, Result, SweepConfig, draw, read, run_cells, sweep
+from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,7 +203,7 @@ def report(problem: str, table: "pd.DataFrame") -> str:
     shown = table.drop(columns="seeds")
     shown["diverged"] = [f"{count} of {seeds}" for count, seeds in zip(table["diverged"], table["seeds"], strict=True)]
     shown.columns = [name.replace("_", " ") for name in shown]
-    text = shown.to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+    text = table_text(shown)
     return f"{problem}; each method at the best of its learning rates\n{text}"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncsim import results
 from asyncsim.study_config import Discipline, LawLike, MethodLike
 from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,6 +88,6 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     half = lowest.map({True: "lower half", False: "upper half"}).rename("ranks")
     means = table.groupby(["workers", "discipline", half], sort=False)[["staleness_mean", "wait_mean"]].mean()
     shares = table.groupby(["workers", "discipline", half], sort=False)["share"].sum() / table["seed"].nunique()
-    shown = means.assign(share=shares).reset_index().to_string(index=False, float_format="{:#.3g}".format, na_rep="-")
+    shown = table_text(means.assign(share=shares).reset_index())
     print(f"{shown}\n")
     report("queue", folder, summary, ("workers", "discipline", "method"), (_RANKS,))

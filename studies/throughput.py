@@ -9,7 +9,8 @@ each commit would leave at the speed at which one core moves rows, one piece at 
 replays at a time, on one core each, the rate of concurrent replays is that of all together. The usual loops use what
 cores there are, and keep nothing but losses; one more records what a replay does of every commit. They have the
 problem's own loss; for the CNN there is one more with the convolutions that one would write.
-Prints rates, ratios, costs and how near the machine's ceilings all this comes; writes tables and a figure.
+Prints rates, ratios, costs and how near the machine's ceilings all this comes, and in the end a line of each case in
+short; writes tables and a figure.
 """
 
 import importlib.util
@@ -23,6 +24,7 @@ from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import split_names
+from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,6 +139,7 @@ def run(config: Config) -> Result:
             if name in tables.of and len(tables.of[name]):
                 _show(name, tables.of[name])
         figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py").draw(folder)
+    print(f"\nin short\n{_private('answer').answer(tables.of['ratios'], tables.of['summary'])}")
     written = [f"{name}.csv" for name in TABLES if name in tables.of and len(tables.of[name])]
     print(f"\nwrote {folder}: config.json, {', '.join([*written, *(path.name for path in figures)])}")
     return Result(folder, tables.of)
@@ -192,6 +195,7 @@ def _measure_simulation(task: str, config: Config, tables: Tables) -> None:
     if task == "growth":
         measured = turns.measure(turns.Case(task, 0), cases.growth_contenders(scale), _repeats(config))
         measured["workers"] = measured["contender"].astype(int)
+        tables.add("ratios", turns.ratios(measured))
         _keep(measured.assign(contender="simulate"), tables)
         return
     for workers in _workers(config, task):
@@ -250,12 +254,7 @@ def _show(name: str, table: "pd.DataFrame") -> None:
     one_case = name not in ("growth", "bars") and len(columns) > 1 and len(table[columns].drop_duplicates()) == 1
     title = f"{name}: {_private('turns').Case(*table[columns].iloc[0])}" if one_case else name
     shown = table.drop(columns=columns) if one_case else table
-    print(f"\n{title}\n{shown.to_string(index=False, float_format=_number, na_rep='-')}", flush=True)
-
-
-def _number(value: float) -> str:
-    """Return a number with three digits, or more before the point."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}"
+    print(f"\n{title}\n{table_text(shown)}", flush=True)
 
 
 def _plain(config: Config) -> dict[str, Any]:

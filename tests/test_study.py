@@ -450,6 +450,11 @@ def test_problem_of_another_kind():
             {"protocol": "write_then_read", "exclusive": False},
             ["--no-exclusive changes nothing: the visits of write_then_read are always separate"],
         ),
+        ({"dynamic_window": True}, ["--dynamic-window changes nothing: the windows of all workers are 1"]),
+        (
+            {"workers": 2, "compute": "[1, 3]", "window": 2, "dynamic_window": True},
+            [],
+        ),
     ],
 )
 def test_options_that_change_nothing_are_said_aloud_once(capsys, options, notes):
@@ -702,7 +707,7 @@ def test_means_are_of_the_seeds_that_finished():
     summary = pd.DataFrame([one | row for one, row in zip(common, rows, strict=True)])
     lines = staleness.report(Cluster(2, 1.0), [methods.downpour()], "digits", summary).splitlines()
     assert "digits, means over the seeds that finished, of 3" in lines
-    assert lines[-1].split() == ["downpour", "1", "of", "3", "1.50", "201.", "1.00"]
+    assert lines[-1].split() == ["downpour", "1", "of", "3", "1.50", "201", "1.00"]
 
 
 # While a trace is simulated

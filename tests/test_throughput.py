@@ -18,8 +18,9 @@ from asyncsim.study import load_file, shipped
 throughput = study.load("throughput")
 figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py")
 private = throughput._private
-baselines, gradients, turns, machine, bars, memory, tasks, cases = (
-    private(name) for name in ("baselines", "gradients", "turns", "machine", "bars", "memory", "tasks", "cases")
+baselines, gradients, turns, machine, bars, memory, tasks, cases, answers = (
+    private(name)
+    for name in ("baselines", "gradients", "turns", "machine", "bars", "memory", "tasks", "cases", "answer")
 )
 Config = throughput.Config
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -648,3 +649,22 @@ def test_figure_without_results_says_what_to_do(tmp_path, text, message):
         (folder / "summary.csv").write_text(text)
     with pytest.raises(InputError, match=f"{message}.*; make one with: python -m asyncsim.study throughput"):
         figures.draw(folder)
+
+
+def test_the_answer_is_a_line_for_each_case():
+    case = {"task": "digits", "workers": 100, "method": "gem"}
+    summary = pd.DataFrame(
+        [{**case, "contender": "replay", "per_second": 20_459.4}, {**case, "contender": "usual loop"}]
+    )
+    ratios = pd.DataFrame(
+        [
+            {**case, "ratio": "replay / usual loop", "median": 2.345},
+            {**case, "ratio": "replay / gradients alone", "median": 0.4},
+            {**case, "ratio": "replay / usual loop, same records", "median": 7.0},
+            {**case, "workers": 10, "ratio": "replay / usual loop, PyTorch", "median": 9.0},
+        ]
+    )
+    assert answers.answer(ratios, summary) == (
+        "  digits, 100 workers, gem: 20,459 commits/s; 2.35 times the usual loop; "
+        "2.50 times as long as its gradients alone would take"
+    )

@@ -1,0 +1,41 @@
+"""Numbers and tables as people read them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from asyncsim.table_text import number_text, table_text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.00454, "0.00454"),
+        (1.0, "1.00"),
+        (202.4, "202"),
+        (99.97, "100"),
+        (999.4, "999"),
+        (999.6, "1,000"),
+        (-12_345.6, "-12,346"),
+        (1e7, "1.00e+07"),
+        (2.5e-9, "2.50e-09"),
+        (np.inf, "inf"),
+    ],
+)
+def test_numbers(value, text):
+    assert number_text(value) == text
+
+
+def test_more_digits():
+    assert number_text(202.44, digits=4) == "202.4"
+    assert number_text(5_000.0, digits=4) == "5,000"
+
+
+def test_tables():
+    text = table_text(pd.DataFrame({"method": ["gem", "sgd"], "loss": [0.5, np.nan], "commits": [3, 20_000]}))
+    assert [line.split() for line in text.splitlines()] == [
+        ["method", "loss", "commits"],
+        ["gem", "0.500", "3"],
+        ["sgd", "-", "20000"],
+    ]
