@@ -21,6 +21,8 @@ from asyncsim.law_text import as_float, form_of, name_of, read, shown, write
 _CV_RANGE = (1e-8, 1e3)
 #: Weibull shapes outside lose their standard deviation to rounding, or have no usable sample mean.
 _WEIBULL_SHAPE_RANGE = (0.05, 1e4)
+#: Samples that are shown, each of them.
+_SHOWN_SAMPLES = 8
 
 
 class Law(ABC):
@@ -301,6 +303,13 @@ class Empirical(Law):
         object.__setattr__(self, "samples", tuple(checked))
         if not math.isfinite(sum(self.samples)):
             raise InputError(f"empirical: samples up to {max(self.samples):g}: too large; their sum must be finite")
+
+    def __repr__(self) -> str:
+        """Return what makes the law; of many samples, as `asyncsim.calibrate` finds them, what they are like."""
+        if len(self.samples) <= _SHOWN_SAMPLES:
+            return f"Empirical(samples={self.samples})"
+        least, most = min(self.samples), max(self.samples)
+        return f"<Empirical: {len(self.samples):,} samples from {least:g} to {most:g} s, mean {self.mean:g} s>"
 
     @functools.cached_property
     def _sorted(self) -> np.ndarray:

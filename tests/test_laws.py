@@ -235,6 +235,13 @@ def test_text_is_short():
     )
 
 
+def test_many_samples_are_not_all_shown():
+    assert repr(Empirical([1, 2])) == "Empirical(samples=(1.0, 2.0))"
+    many = Empirical([0.5] * 1_000 + [2.5] * 1_000)
+    assert repr(many) == "<Empirical: 2,000 samples from 0.5 to 2.5 s, mean 1.5 s>"
+    assert parse(str(many)) == many
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
