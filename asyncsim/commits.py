@@ -58,13 +58,13 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
     return commit, reply
 
 
-def build_commits(method: Method, layout: Layout):
-    """Return the function that commits a piece's updates, one after the other.
+def build_commits(method: Method, layout: Layout, update_of: Callable[[Array, Pieces, Array], Array]):
+    """Return the function that commits a piece's updates, one after the other; ``update_of`` is that of `Gradients`.
 
     It goes from the state, the piece, the rows of its workers (``[piece_size]``, as they are before it: each worker
-    commits once), what they read, their starts, updates among which theirs are, the places of these, and the scratch
-    of what the commits leave beside the state to the state after it and that. In this state memories, learners and
-    separate reads are those before the piece.
+    commits once), what they read, their starts, what the gradients made as updates, and the scratch of what the commits
+    leave beside the state to the state after it and that. In this state memories, learners and separate reads are those
+    before the piece.
     """
     division = layout.division
     commit, reply = build_commit(method, layout)
@@ -76,7 +76,6 @@ def build_commits(method: Method, layout: Layout):
         read: Array,
         start: Array,
         updates: Array,
-        places: Array,
         scratch: Committed,
     ) -> tuple[ReplayState, Committed]:
         def form(i: Array, central: Array, committed: Committed) -> Array:
@@ -101,7 +100,7 @@ def build_commits(method: Method, layout: Layout):
             visit = jax.tree.map(lambda leaf: leaf[i], piece.visit)
             # Each array is tied by itself, so that what the method has no use for is not even read.
             worker, *own = (tree_row(tied(leaves, i), i) for leaves in (worker_rows, read, start))
-            update = row(updates, entry(places, i))
+            update = update_of(updates, piece, i)
             told = memories(i, committed)
             formed = form(i, before, committed)
             central, server, left, squares = commit(before, server_before, worker, *own, update, formed, visit, *told)

@@ -110,15 +110,16 @@ class Dispatched:
             return jax.tree.map(jnp.array, tree)
 
         row = state.workers[pieces.visit.worker[0, 0]]
+        worker = copied(row.method)
         read_before = self._layout.separate_forms and pieces.form_offset[0, 0] < 0
         central = state.form[pieces.form_slot[0, 0]] if read_before else state.central
         read = state.read[pieces.slot[0, 0]]
-        start = read if self._method.resume is None else self._method.resume(row.method, read)
+        start = read if self._method.resume is None else self._method.resume(worker, read)
         applied: Any = ()
         if self._layout.diagnose_energy:
             server, memory, proxy = copied((state.server, row.memory, row.proxy))
             applied = Applying(server, state.central, memory, read, proxy, ())
-        return Formed(copied(row.method), start, central, applied)
+        return Formed(worker, start, central, applied)
 
     def diagnose(self, formed: Formed, update: Array, pieces: Pieces, losses: Column) -> dict[str, list[Array]]:
         """Return the diagnostics of the first commit, as the function of `asyncsim.diagnosis.build_diagnose` does."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array
 from asyncsim.replay_state import Layout, Pieces
-from asyncsim.rows import set_tree_row, tree_row
+from asyncsim.rows import row, set_tree_row, tied, tree_row
 
 
 class Gradients(NamedTuple):
@@ -21,13 +21,13 @@ class Gradients(NamedTuple):
         Returns results to begin with, where gradients come in turn and are written over those of the piece before;
         else ``()``.
     run : function
-    places : function
-        Returns where among the updates made those of a piece's commits lie.
+    update_of : function
+        From what `run` made as updates, the piece and the place of one of its commits to that commit's update.
     """
 
     empty: Callable[..., Any]
     run: Callable[..., LocalResult]
-    places: Callable[[Pieces], Array]
+    update_of: Callable[[Array, Pieces, Array], Array]
 
 
 def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradients:
@@ -62,7 +62,7 @@ def build_gradients(local: Callable[..., LocalResult], layout: Layout) -> Gradie
         # where one waits for a minute.
         return jax.lax.fori_loop(0, division.lanes_of(piece.size), next_lane, into)
 
-    def places(piece: Pieces) -> Array:
-        return jnp.arange(division.piece_size, dtype=piece.size.dtype)
+    def update_of(updates: Array, piece: Pieces, i: Array) -> Array:
+        return row(tied(updates, i), i)
 
-    return Gradients(empty, run, places)
+    return Gradients(empty, run, update_of)

@@ -24,7 +24,7 @@ from asyncsim.kernel import PiecesOf, build_pieces
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import Layout, Pieces, Records, ReplayState, initial_state
-from asyncsim.rows import row, set_row
+from asyncsim.rows import entry, row, set_row
 from asyncsim.schedule import Span, independent
 from asyncsim.side_by_side import SideBySide, begin
 from asyncsim.tuning import GRADIENTS_A_HALF, GROUPS_AHEAD
@@ -186,7 +186,10 @@ def halves_of(sizes: Sequence[int]) -> tuple[Span, Span]:
 
 
 def _spans(at: Any, end: Any) -> tuple[Any, Any]:
-    """Return whose gradients each thread computes of a group; the second may have none."""
+    """Return which commits of a group have gradients of each thread, as integers of the kind given.
+
+    The second may have none.
+    """
     middle = (at + end + 1) // 2
     return (at, middle), (middle, end)
 
@@ -258,13 +261,16 @@ def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[Replay
     def take(made: Made, key: Any, lanes: Array, learner: Learner, piece: Pieces, into: Any) -> LocalResult:
         return LocalResult(made.updates, row(made.losses, piece.job[0])[None], learner)
 
-    run_pieces = build_pieces(method, Gradients(lambda *_: (), take, places=lambda piece: piece.job), layout)
+    def update_of(updates: Array, piece: Pieces, i: Array) -> Array:
+        return row(updates, entry(piece.job, i))
+
+    run_pieces = build_pieces(method, Gradients(empty=lambda *_: (), run=take, update_of=update_of), layout)
 
     def commits(half: ReplayState, made: Sequence[Made], pieces: Pieces, at: Array, end: Array):
         no_key: Any = ()
         to_run = [PiecesOf(own, *span) for own, span in zip(made, _spans(at, end), strict=True)]
         half, ran = run_pieces(half, no_key, pieces, to_run)
-        return half, jnp.concatenate(ran.squares, 1), ran.update
+        return half, jnp.concatenate(ran.squares, 1), ran.first
 
     return commits
 

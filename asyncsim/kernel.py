@@ -23,7 +23,7 @@ from asyncsim.gradients import Gradients, build_gradients
 from asyncsim.local import Learner, LocalResult
 from asyncsim.methods.method import Array, Method
 from asyncsim.replay_state import Layout, Pieces, ReadsOfPiece, Records, ReplayState, WorkerRow, state_specs
-from asyncsim.rows import copy_blocks, entry, read_rows, row, set_row, set_tree_row, tied, tree_row, write_rows
+from asyncsim.rows import copy_blocks, read_rows, row, set_row, set_tree_row, tied, tree_row, write_rows
 
 
 class Scratch(NamedTuple):
@@ -55,7 +55,7 @@ def build_advance(
     def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
         state, made = run_pieces(state, key, pieces, [PiecesOf(data, jnp.int32(0), count)])
         in_order = jnp.swapaxes(division.of_all(jnp.swapaxes(made.losses, 0, 1)), 0, 1)
-        return state, _records(in_order, division.total(made.squares)), made.update
+        return state, _records(in_order, division.total(made.squares)), made.first
 
     if division.devices == 1:
         return jax.jit(advance, donate_argnums=0)
@@ -95,13 +95,13 @@ class MadePieces(NamedTuple):
         Zero of pieces that were not run, as the squares are.
     squares : Squares
         Leaves ``[pieces, piece_size]``, of this device's part of the vectors.
-    update : Array
-        Of the first commit of all pieces; zero unless that was made.
+    first : Array
+        The update of the first commit of all pieces; zero unless that was made.
     """
 
     losses: Array
     squares: Squares
-    update: Array
+    first: Array
 
 
 class PiecesOf(NamedTuple):
@@ -121,18 +121,19 @@ def build_pieces(
     """
     division = layout.division
     recorded = (division.piece_size, *layout.of_members)
-    commits = build_commits(method, layout)
+    commits = build_commits(method, layout, gradients.update_of)
 
     def run_pieces(state: ReplayState, key: Array, pieces: Pieces, to_run: Sequence[PiecesOf]):
         def run_piece(data, index, carry):
-            state, scratch, losses, squares, update = carry
+            state, scratch, losses, squares, first = carry
             piece = jax.tree.map(lambda leaf: row(leaf, index), pieces)
-            state, scratch, loss, made = one_piece(state, scratch, data, key, piece)
+            state, scratch, loss, updates = one_piece(state, scratch, data, key, piece)
             losses = set_row(losses, loss, index)
             squares = set_tree_row(squares, scratch.committed.squares, index)
             # A loop of one turn or none, as a condition would copy the vector at every piece.
-            update = jax.lax.fori_loop(0, jnp.int32(index == 0), lambda turn, _: made(turn), update)
-            return state, scratch, losses, squares, update
+            is_first = jnp.int32(index == 0)
+            first = jax.lax.fori_loop(0, is_first, lambda turn, _: gradients.update_of(updates, piece, turn), first)
+            return state, scratch, losses, squares, first
 
         dtype, pieces_size = state.central.dtype, pieces.size.shape[0]
         losses = jnp.zeros((pieces_size, division.lanes, *layout.of_members), dtype)
@@ -141,8 +142,8 @@ def build_pieces(
         carry = (state, scratch, losses, squares, jnp.zeros_like(state.central))
         for data, begin, end in to_run:
             carry = jax.lax.fori_loop(begin, end, functools.partial(run_piece, data), carry)
-        state, _, losses, squares, update = carry
-        return state, MadePieces(losses, squares, update)
+        state, _, losses, squares, first = carry
+        return state, MadePieces(losses, squares, first)
 
     def empty_scratch(state: ReplayState, data: Any, key: Array, pieces: Pieces) -> Scratch:
         def rows(leaf: Array, count: int = division.piece_size) -> Array:
@@ -173,12 +174,12 @@ def build_pieces(
         own = division.own(worker)
         learner = read_rows(state.workers.learner, own, division.own_count(count), scratch.learner)
         results = gradients.run(data, key, lanes, learner, piece, scratch.results)
-        updates, places = division.to_shards(results.update), gradients.places(piece)
+        updates = division.to_shards(results.update)
         if method.sees_loss:
             loss = division.of_all(results.loss).astype(piece.visit.time.dtype)
             piece = piece._replace(visit=piece.visit._replace(loss=loss))
         before = state.central
-        state, committed = commits(state, piece, worker_rows, read, start, updates, places, scratch.committed)
+        state, committed = commits(state, piece, worker_rows, read, start, updates, scratch.committed)
         if layout.keeps_history:
             state = _read_separately(layout, state, piece, jnp.concatenate([before[None], committed.central]))
         left = committed.memory, division.of_all(results.learner)
@@ -192,7 +193,7 @@ def build_pieces(
             results=results if layout.in_turn else (),
             committed=committed,
         )
-        return state, scratch, results.loss.astype(read.dtype), lambda turn: row(updates, entry(places, turn))
+        return state, scratch, results.loss.astype(read.dtype), updates
 
     return run_pieces
 
