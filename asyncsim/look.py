@@ -224,6 +224,7 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     }
     written = []
+    _without_empty_logarithms(figure)
     for kind, metadata in nothing.items():
         target = Path(path).with_name(f"{Path(path).name}.{kind}")
 
@@ -233,3 +234,12 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
 
         written.append(write_whole(target, write))
     return written
+
+
+def _without_empty_logarithms(figure: Figure) -> None:
+    """Make axes linear that are logarithmic and have no value above zero: matplotlib does not draw them."""
+    for axes in figure.axes:
+        if axes.get_xscale() == "log" and not np.isfinite(axes.dataLim.minposx):
+            axes.set_xscale("linear")
+        if axes.get_yscale() == "log" and not np.isfinite(axes.dataLim.minposy):
+            axes.set_yscale("linear")

@@ -1,6 +1,7 @@
 """Methods and problems of the user's own, of which a study is told as ``FILE.py:FUNCTION``."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,8 +15,10 @@ Made = TypeVar("Made")
 
 def is_own(option: str, entry: Any) -> bool:
     """Return whether an entry names a function of a file; raise InputError if that is what it seems to be meant for."""
-    if not isinstance(entry, str) or ".py:" in entry:
-        return isinstance(entry, str)
+    if not isinstance(entry, str):
+        return False
+    if ".py:" in entry:
+        return True
     if entry.endswith(".py"):
         raise InputError(f"{option} = {entry!r}: is a file; name its function, too: {entry}:FUNCTION")
     if ":" in entry:
@@ -29,10 +32,12 @@ def load(option: str, entry: str) -> Callable[..., Any]:
     path = Path(text).absolute()
     if not path.is_file():
         raise InputError(f"{option} = {entry!r}: there is no file {text}")
+    if str(path.parent) not in sys.path:  # as of a script: what lies beside it can be imported
+        sys.path.insert(0, str(path.parent))
     try:
         module = load_file(f"asyncsim.own.{path.stem}", path)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{option} = {entry!r}: cannot be imported: {type(error).__name__}: {error}") from error
+        raise InputError(f"{option} = {entry!r}: cannot be imported: {told_in_a_line(error, str(path))}") from error
     if not callable(getattr(module, name, None)):
         raise InputError(f"{option} = {entry!r}: {text} has no function {name}")
     return getattr(module, name)
@@ -47,7 +52,7 @@ def make(option: str, entry: str, kind: type[Made], example: str, function: Call
         made = function()
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         path = str(Path(entry.rpartition(":")[0]).absolute())
         raise InputError(f"{option} = {entry!r}: cannot be made: {told_in_a_line(error, path)}") from error
     if not isinstance(made, kind):

@@ -169,7 +169,7 @@ def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, la
         axes.vlines([low, high], 0, top, color=BLACK, linewidth=1, linestyle="--", label=label)
         return
     name = "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
-    label = f"long-run conserved mean: {name}{theory.mean:.3g}"
+    label = f"long-run conserved mean: {name}{theory.mean:g}"
     axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=label)
     if theory.std is not None:
         law = f"{theory.law}{'' if theory.queue_free else ', no queue'}"

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from asyncsim import look
 from asyncsim.laws import Constant, Law
+from asyncsim.table_text import number_text
 
 if TYPE_CHECKING:
     from asyncsim.prediction import Prediction
@@ -62,9 +63,9 @@ def _staleness(axes: Axes, prediction: "Prediction") -> None:
         fill=True,
         color=look.SKY,
         alpha=0.6,
-        label=f"measured: mean {measured.mean():.3g}, std {measured.std():.3g}",
+        label=f"measured: mean {number_text(measured.mean())}, std {number_text(measured.std())}",
     )
-    label = f"predicted: mean {everything.mean():.3g}, std {everything.std():.3g}"
+    label = f"predicted: mean {number_text(everything.mean())}, std {number_text(everything.std())}"
     low, high = shares.mean(axis=0) - shares.min(axis=0), shares.max(axis=0) - shares.mean(axis=0)
     style: dict = {"color": look.BLACK, "linewidth": 0.8, "marker": "o", "markersize": 2.5, "linestyle": "none"}
     axes.errorbar(middle, shares.mean(axis=0), yerr=(low, high), label=label, **style)

@@ -16,6 +16,9 @@ from asyncsim.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Values of an evaluation by which a run diverges; others, of the user's own, may be undefined now and then.
+_LOSSES = ("train_loss", "test_loss")
+
 
 class Recording:
     """The records of a run so far.
@@ -57,7 +60,7 @@ class Recording:
     def evaluated(self, values: Mapping[str, float]) -> dict[str, float]:
         """Keep an evaluation of the central variable as it is now; return its row of `Run.evaluations`.
 
-        A value that is not finite means that the run has diverged by the last commit.
+        A loss that is not finite means that the run has diverged by the last commit.
         """
         frame, done = self.trace.frame, self.position
         row = {
@@ -67,7 +70,7 @@ class Recording:
             "gradients": int(frame["local_steps"].iloc[:done].sum()),
             **values,
         }
-        if done and not np.isfinite(list(row.values())).all():
+        if done and not np.isfinite([row[name] for name in _LOSSES if name in row]).all():
             self.diverged_at = done - 1
         self._evaluations.append(row)
         return row

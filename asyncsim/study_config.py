@@ -313,7 +313,7 @@ class StudyConfig(StudyOptions):
         if not cluster.exclusive and cluster.protocol == "write_then_read":
             note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
         if self.dynamic_window and set(cluster.windows) == {self.window}:
-            note(f"--dynamic-window changes nothing: the windows of all workers are {self.window}")
+            note(f"--dynamic-window changes nothing with a window of {self.window}: all workers have it")
         return cluster
 
     def _cluster(self, message_bytes: float | None) -> Cluster:

@@ -13,11 +13,11 @@ def number_text(value: float, digits: int = 3) -> str:
     """Return a number with so many significant digits, or with all of those before the point and thousands apart."""
     if value == 0:
         return "0"
-    if 10 ** (digits - 1) <= abs(value) < _LARGE:
+    if 10 ** (digits - 1) <= float(f"{abs(value):.{digits}g}") < _LARGE:
         return f"{value:,.0f}"
-    return f"{value:#.{digits}g}".removesuffix(".")
+    return f"{value:#.{digits}g}"
 
 
 def table_text(table: "pd.DataFrame", digits: int = 3) -> str:
-    """Return the rows of a table, numbers as `number_text` has them, and a dash for those that are missing."""
+    """Return the rows of a table: floats as `number_text` has them, and a dash for those that are missing."""
     return table.to_string(index=False, float_format=lambda value: number_text(value, digits), na_rep="-")

@@ -1,5 +1,6 @@
 """Replay: the real gradients of a trace, in batches that give exactly what a loop over its events gives."""
 
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -220,7 +221,7 @@ class Replay:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the central variable on the training and the test data: the next row of `Run.evaluations`.
 
-        A value that is not finite means that the run has diverged by the last commit.
+        A loss that is not finite means that the run has diverged by the last commit.
         """
         return self.running.evaluate()[0]
 
@@ -254,12 +255,18 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
     show = sys.stderr.isatty() if progress is None else progress
     with tqdm(total=commits, desc=description, unit="commit", disable=not show, leave=False) as bar:
 
-        def evaluate() -> None:
+        def evaluate() -> list[dict[str, float]]:
             bar.set_postfix_str("evaluating")
-            running.evaluate()
+            rows = running.evaluate()
             bar.set_postfix_str("")
+            return rows
 
-        evaluate()
+        for row in evaluate():
+            if not math.isfinite(row["train_loss"]):
+                raise InputError(
+                    f"problem: its train loss is {row['train_loss']} at the initial parameters, before any commit; "
+                    "look at init, loss, evaluate and the data"
+                )
         for stop in stops:
             running.advance(stop)
             bar.update(running.position - bar.n)

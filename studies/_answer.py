@@ -1,12 +1,15 @@
 """What was measured, in a sentence for each case."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncsim.study import load_file
 from asyncsim.table_text import number_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_turns = load_file("asyncsim.studies._turns", Path(__file__).with_name("_turns.py"))
 #: What a rate is compared with, by its name in the table of ratios, in words.
 _FASTER = {
     "usual SimPy model": "the usual SimPy model",
@@ -15,10 +18,10 @@ _FASTER = {
 }
 
 
-def answer(ratios: "pd.DataFrame", summary: "pd.DataFrame") -> str:
+def answer(ratios: "pd.DataFrame | None", summary: "pd.DataFrame") -> str:
     """Return a line for each case: its rate, beside those of the models and loops that one would write.
 
-    ``ratios`` and ``summary`` are as the study writes them.
+    ``ratios`` and ``summary`` are as the study writes them; the growth of simulations has no ratios.
     """
     lines = []
     for case, rates in summary.groupby(["task", "workers", "method"], sort=False):
@@ -26,13 +29,14 @@ def answer(ratios: "pd.DataFrame", summary: "pd.DataFrame") -> str:
         made, unit = ("replay", "commits") if "replay" in rate else ("simulate", "visits")
         if made not in rate:
             continue
-        of_case = ratios[(ratios[["task", "workers", "method"]] == list(case)).all(axis=1)]
-        medians = dict(zip(of_case["ratio"], of_case["median"], strict=True))
+        medians = {}
+        if ratios is not None:
+            of_case = ratios[(ratios[["task", "workers", "method"]] == list(case)).all(axis=1)]
+            medians = of_case.set_index("ratio")["median"].dropna().to_dict()
         faster = {words: medians.get(f"{made} / {name}") for name, words in _FASTER.items()}
         said = [f"{number_text(rate[made])} {unit}/s"]
         said += [f"{number_text(ratio)} times {words}" for words, ratio in faster.items() if ratio]
         if share := medians.get(f"{made} / gradients alone"):
             said.append(f"{number_text(1 / share)} times as long as its gradients alone would take")
-        task, workers, method = case
-        lines.append(f"  {', '.join(filter(None, (task, f'{workers} workers', method)))}: {'; '.join(said)}")
+        lines.append(f"  {_turns.Case(*case)}: {'; '.join(said)}")
     return "\n".join(lines)

@@ -146,14 +146,9 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
 
 def _check_measure(measure: str, problem: "Problem") -> None:
     """Raise InputError if runs of the problem are not evaluated by the measure."""
-    import jax
+    from asyncsim.problems.problem import measures
 
-    of_test, _, name = measure.partition("_")
-    if of_test != "test":
-        return
-    params = jax.eval_shape(problem.init, jax.random.key(0))
-    state = problem.init_state() if problem.init_state else None
-    if problem.test is None or name not in jax.eval_shape(problem.evaluate, params, state, problem.test):
+    if measure.startswith(("train_", "test_")) and measure not in measures(problem):
         raise InputError(f"measure = {measure!r}: runs of {problem.name} have none; choose train_loss, say")
 
 

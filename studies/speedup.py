@@ -94,6 +94,12 @@ def run(config: Config) -> Result:
             for n in config.workers
         ]
         cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
+        for cell in cells:
+            if cell.problem.batch_size not in (None, cell.values["batch_size"]):
+                raise InputError(
+                    f"problem = {cell.problem.name!r}: has minibatches of {cell.problem.batch_size}, but those of this "
+                    "study follow from the workers; let it take a batch_size"
+                )
         if config.steps == 0:
             cells = [_long_enough(cell, config.seconds) for cell in cells]
         conclude = functools.partial(report, "speedup", by=("workers", "batch_size", "method"))

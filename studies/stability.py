@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.study import load_file
 from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,5 +129,5 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     if (folder / tables[0]).exists():
         import pandas as pd
 
-        print(pd.read_csv(folder / tables[0]).to_string(index=False, float_format="{:.3g}".format, na_rep="-"), "\n")
+        print(table_text(pd.read_csv(folder / tables[0])), "\n")
     report("stability", folder, summary, ("learning_rate", "method", "workers"), tables)

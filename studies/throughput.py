@@ -139,7 +139,7 @@ def run(config: Config) -> Result:
             if name in tables.of and len(tables.of[name]):
                 _show(name, tables.of[name])
         figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py").draw(folder)
-    print(f"\nin short\n{_private('answer').answer(tables.of['ratios'], tables.of['summary'])}")
+    print(f"\nin short\n{_private('answer').answer(tables.of.get('ratios'), tables.of['summary'])}")
     written = [f"{name}.csv" for name in TABLES if name in tables.of and len(tables.of[name])]
     print(f"\nwrote {folder}: config.json, {', '.join([*written, *(path.name for path in figures)])}")
     return Result(folder, tables.of)
@@ -195,7 +195,6 @@ def _measure_simulation(task: str, config: Config, tables: Tables) -> None:
     if task == "growth":
         measured = turns.measure(turns.Case(task, 0), cases.growth_contenders(scale), _repeats(config))
         measured["workers"] = measured["contender"].astype(int)
-        tables.add("ratios", turns.ratios(measured))
         _keep(measured.assign(contender="simulate"), tables)
         return
     for workers in _workers(config, task):

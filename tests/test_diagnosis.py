@@ -1,6 +1,7 @@
 """Energies of tensors and weights: they add up to those of every commit, and are what their formulas say."""
 
 import itertools
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,8 +11,9 @@ from cases import PROTOCOLS, make_method, make_problem, make_trace, momentum_eac
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import methods, problems, replay, wave_replay
+from asyncsim import methods, problems, replay, tuning, wave_replay
 from asyncsim.diagnosis import QUANTILES, diagnostic_rows
+from asyncsim.methods import Method, gradient_steps
 from asyncsim.plan import Plan
 
 #: Relative: two programs compute the same differences of two vectors of size one, of which a hundredth is left.
@@ -58,6 +60,39 @@ def test_tensors_add_up_with_server_state_and_a_window(lenient):
     assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
 
 
+@pytest.mark.parametrize("way", ["kernel", "dispatched"])
+def test_tensors_add_up_where_replicas_live_on(monkeypatch, way):
+    """The local steps of such a worker start from its replica, not from what it read."""
+    monkeypatch.setattr(tuning, "_LONG_VECTOR", 0 if way == "dispatched" else np.inf)
+    run = diagnosed(make_method("aeasgd"), make_problem("quadratic"), make_trace(commits=150))
+    assert max(deviation(run, quantity) for quantity in ENERGIES) < SAME
+
+
+class Replica(NamedTuple):
+    replica: jax.Array
+
+
+def test_a_start_that_is_the_workers_state_is_there_after_its_commit(monkeypatch):
+    """Commits of long vectors reuse the memory of the rows that they replace."""
+    monkeypatch.setattr(tuning, "_LONG_VECTOR", 0)
+
+    def message(worker, update, start, central, visit):
+        return update, Replica(worker.replica + update), {"moved": start + worker.replica}
+
+    method = Method(
+        "replicas",
+        {},
+        gradient_steps(0.05),
+        message=message,
+        init_worker=lambda central: Replica(central),
+        resume=lambda worker, read: worker.replica,
+    )
+    run = replay(make_trace(commits=60), method, make_problem("quadratic"), diagnose_every=2, progress=False)
+    moved = run.diagnostics.query("quantity == 'moved' and commit == 0 and quantile == 0.5 and tensor == ''")["value"]
+    start = make_problem("quadratic").init(jax.random.key(0))
+    assert moved.iloc[0] == pytest.approx(2 * float(np.median(jax.tree.leaves(start)[0])), rel=1e-6)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "protocol", "count"),
@@ -65,6 +100,7 @@ def test_tensors_add_up_with_server_state_and_a_window(lenient):
         ("gem", "exchange", 3),
         ("downpour", "write_then_read", 2),
         ("lsgd", "exchange", 3),
+        ("aeasgd", "exchange", 3),
     ],
 )  # three divide 16 parameters unevenly
 def test_tensors_add_up_on_several_devices(method, protocol, count):

@@ -583,6 +583,7 @@ BAD = {
     "init: must return": lambda: custom(lambda key: jnp.ones(2, jnp.int32), half),
     "init: must .* gave {}": lambda: custom(lambda key: {}, half),
     "loss: must return a scalar": lambda: custom(line, lambda p, b, k: p),
+    "loss: must return a floating-point": lambda: custom(line, lambda p, b, k: jnp.int32(1)),
     r"loss: takes \(p, b\); it is called as loss\(params, batch, key\)": lambda: custom(line, lambda p, b: p),
     r"init: takes \(\); it is called as init\(key\)": lambda: custom(lambda: jnp.ones(2), half),
     r"init = 3: must be a function, init\(key\)": lambda: custom(3, half),

@@ -355,7 +355,7 @@ def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
         ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
         ("mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
         ("mine.py:fails", "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck"),
-        ("broken.py:damped", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("broken.py:damped", "cannot be imported: line 1: ZeroDivisionError: division by zero"),
     ],
 )
 def test_an_own_file_without_a_method(entry, message):
@@ -385,6 +385,24 @@ def none():
 
 def fails():
     return custom(1, 2)
+
+def exits():
+    raise SystemExit(5)
+
+def fixed():
+    return moons()
+
+def nan():
+    return custom(lambda key: jnp.zeros(2), lambda params, batch, key: jnp.nan * params.sum())
+
+def undefined():
+    def loss(params, batch, key):
+        return jnp.mean((params - 1) ** 2)
+
+    def evaluate(params, data):
+        return {"loss": loss(params, data, None), "share": jnp.where(params[0] > 0, jnp.nan, 0.0)}
+
+    return custom(lambda key: jnp.zeros(2), loss, evaluate=evaluate)
 """
 
 
@@ -410,6 +428,7 @@ def test_a_problem_of_an_own_file(capsys):
         ("mine.py:moon", "problem = 'mine.py:moon': mine.py has no function moon"),
         ("mine.py:none", "problem = 'mine.py:none': returned None; must return a Problem, as problems.custom() does"),
         ("mine.py:fails", "init = 1: must be a function"),
+        ("mine.py:exits", "problem = 'mine.py:exits': cannot be made: line 23: SystemExit: 5"),
         ("yours.py:moons", "problem = 'yours.py:moons': there is no file yours.py"),
     ],
 )
@@ -417,6 +436,43 @@ def test_an_own_file_without_a_problem(entry, message):
     Path("mine.py").write_text(MOONS)
     with pytest.raises(InputError, match=re.escape(message)):
         Config(problem=entry).make_problem()
+
+
+OWN_PROBLEM = ["--problem", "mine.py:{}", "--workers", "2", "--seeds", "1", "--steps", "3", "--methods", "downpour"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "message"),
+    [
+        ("windows", "moons", "problem = 'moons of 2': has no accuracy"),
+        ("speedup", "fixed", "problem = 'moons of 1': has minibatches of 8, but those of this study follow from"),
+        ("staleness", "nan", "problem: its train loss is nan at the initial parameters, before any commit"),
+    ],
+)
+def test_own_problems_that_a_study_cannot_take(capsys, name, problem, message):
+    Path("mine.py").write_text(MOONS)
+    options = [option.format(problem) for option in OWN_PROBLEM]
+    given = [*options, "--window", "1"] if name == "windows" else options
+    assert study.main([name, *given]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_measures_of_ones_own_need_not_be_finite():
+    Path("mine.py").write_text(MOONS)
+    found = study.load("staleness").run(
+        Config(problem="mine.py:undefined", workers=2, seeds=1, steps=3, methods=("downpour",))
+    )
+    assert found.summary["status"].tolist() == ["finished"]
+    assert np.isnan(found.summary["test_share" if "test_share" in found.summary else "train_share"].item())
+
+
+def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "beside"
+    folder.mkdir()
+    (folder / "helping_moons.py").write_text(MOONS)
+    (folder / "main_moons.py").write_text("from helping_moons import moons\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert Config(problem=f"{folder / 'main_moons.py'}:moons").make_problem().batch_size == 8
 
 
 def test_problem_of_another_kind():
@@ -450,7 +506,7 @@ def test_problem_of_another_kind():
             {"protocol": "write_then_read", "exclusive": False},
             ["--no-exclusive changes nothing: the visits of write_then_read are always separate"],
         ),
-        ({"dynamic_window": True}, ["--dynamic-window changes nothing: the windows of all workers are 1"]),
+        ({"dynamic_window": True}, ["--dynamic-window changes nothing with a window of 1: all workers have it"]),
         (
             {"workers": 2, "compute": "[1, 3]", "window": 2, "dynamic_window": True},
             [],

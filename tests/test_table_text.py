@@ -30,6 +30,7 @@ def test_numbers(value, text):
 def test_more_digits():
     assert number_text(202.44, digits=4) == "202.4"
     assert number_text(5_000.0, digits=4) == "5,000"
+    assert number_text(999.96, digits=4) == "1,000"
 
 
 def test_tables():

@@ -172,6 +172,8 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
             )
     if _is_no_scalar(value):
         raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {told(value)}")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise InputError(f"loss: must return a floating-point number, gave {told(value)}")
 
 
 def _traced(argument: str, names: str, function: Any, *given: Any) -> Any:

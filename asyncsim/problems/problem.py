@@ -145,6 +145,14 @@ def count_examples(argument: str, data: Tree) -> int:
     return lengths[0]
 
 
+def measures(problem: Problem) -> set[str]:
+    """Return what the runs of a problem are evaluated by: ``train_loss``, ``test_accuracy`` and so on."""
+    params = jax.eval_shape(problem.init, jax.random.key(0))
+    state = problem.init_state() if problem.init_state else None
+    data = {"train": problem.train} | ({} if problem.test is None else {"test": problem.test})
+    return {f"{part}_{name}" for part in data for name in jax.eval_shape(problem.evaluate, params, state, data[part])}
+
+
 def mean_in_pieces(
     means: Callable[[Tree], dict[str, jax.Array]], data: Tree, piece: int = EVALUATION_PIECE
 ) -> dict[str, jax.Array]:

@@ -15,7 +15,7 @@ from . import published
 from .tables import own_table, setting
 
 #: Of ten classes.
-_CHANCE = 10.0
+_CHANCE, _OF_TEN_CLASSES = 10.0, ("digits", "mnist", "cifar10")
 _MARKERS = ("o", "^", "v", "D", "P")
 
 
@@ -28,6 +28,7 @@ def collapse(results: Finished) -> Figure:
     figure, panels = look.new_figure(look.DOUBLE, 2.7, len(windows), sharey=True, sharex=True)
     looks = look.looks(dict.fromkeys(table["method"]))
     theirs: set[int] = set()
+    of_ten_classes = results.config.get("problem") in _OF_TEN_CLASSES
     for axes, window in zip(panels, windows, strict=True):
         for (name, one), marker in zip(looks.items(), itertools.cycle(_MARKERS), strict=False):
             rows = table[(table["method"] == name) & (table["window"] == window)].sort_values("workers")
@@ -38,7 +39,8 @@ def collapse(results: Finished) -> Figure:
             theirs |= set(known.index.get_level_values("workers"))
             hollow: dict[str, Any] = {"linestyle": "none", "marker": "s", "markerfacecolor": "white", "markersize": 5}
             axes.plot(known.index.get_level_values("workers"), 100 * known, color=one.color, zorder=1, **hollow)
-        axes.axhline(_CHANCE, color=look.GREY, linewidth=0.7, linestyle=":")
+        if of_ten_classes:
+            axes.axhline(_CHANCE, color=look.GREY, linewidth=0.7, linestyle=":")
         axes.set_title(f"\u03bb = {window}")
         axes.set_xlabel("workers n")
     counts = sorted({*table["workers"], *theirs})
@@ -48,7 +50,8 @@ def collapse(results: Finished) -> Figure:
     handles, _ = panels[0].get_legend_handles_labels()
     if theirs:
         handles += panels[0].plot([], [], color=look.BLACK, label=f"published ({published.SOURCE}, MNIST)", **hollow)
-    handles += panels[0].plot([], [], color=look.GREY, linewidth=0.7, linestyle=":", label="chance")
+    if of_ten_classes:
+        handles += panels[0].plot([], [], color=look.GREY, linewidth=0.7, linestyle=":", label="chance")
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
     look.title(figure, setting(results, "accuracy at the end with more workers and windows of \u03bb local steps"))
     return figure
