@@ -85,7 +85,11 @@ def build_before(method: Method, layout: Layout):
 
 
 def build_diagnose(method: Method, flat: Flat, layout: Layout):
-    """Return the jitted function that gives the diagnostics of the first commit of some pieces, tensor by tensor."""
+    """Return the jitted function that gives the diagnostics of the first commit of some pieces, tensor by tensor.
+
+    Its arguments: what is formed before them, the first commit's update, the pieces and their losses; of these only the
+    first is looked at, and none where the method sees no losses.
+    """
 
     def diagnose(formed: Formed, update: Array, pieces: Pieces, losses: Array) -> dict[str, list[Array]]:
         visit = jax.tree.map(lambda leaf: leaf[0, 0], pieces.visit)

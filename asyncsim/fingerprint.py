@@ -8,6 +8,7 @@ import inspect
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,9 +22,9 @@ def fingerprint(value: Any) -> str:
     """Return what tells a value from others: numbers, arrays, containers of these, and functions by what they do.
 
     A function is its compiled code, its defaults, what it has closed over, and the functions and data that it names in
-    its file. An object is its class's functions and its attributes. Comments and where a function stands do not count,
-    and neither does another docstring. Not seen is what is reached as an attribute of a module, and the state of
-    objects that keep it elsewhere (generators of random numbers, tables).
+    its file, or takes from modules that are files of the user's own. An object is its class's functions and its
+    attributes. Comments and where a function stands do not count, and neither does another docstring. Not seen is what
+    libraries do, and the state of objects that keep it elsewhere (generators of random numbers, tables).
     """
     try:
         return _digest(value, {}, {}).hex()
@@ -126,9 +127,11 @@ def _function_items(function: types.FunctionType) -> Iterator[Any]:
         return
     for name in sorted(_globals_of(code)):
         named = function.__globals__.get(name)
-        if isinstance(named, types.ModuleType) or (
-            isinstance(named, types.FunctionType | type) and _is_of_package(named)
-        ):
+        if isinstance(named, types.ModuleType):
+            yield name
+            if _is_own(named):
+                yield from (vars(named)[at] for at in sorted(_attributes_of(code)) if at in vars(named))
+        elif isinstance(named, types.FunctionType | type) and _is_of_package(named):
             yield name
         else:
             yield named
@@ -137,6 +140,20 @@ def _function_items(function: types.FunctionType) -> Iterator[Any]:
 def _is_of_package(function: Any) -> bool:
     """Return whether a function or class comes with Python or a library, not with somebody's method."""
     return str(function.__module__ or "").partition(".")[0] in _PACKAGES
+
+
+def _is_own(module: types.ModuleType) -> bool:
+    """Return whether a module is a file of the user's own, and not of a library."""
+    parts = Path(getattr(module, "__file__", None) or "site-packages").parts
+    known = module.__name__.partition(".")[0] in (*_PACKAGES, "asyncsim")
+    return not known and not {"site-packages", "dist-packages"} & {*parts}
+
+
+def _attributes_of(code: types.CodeType) -> set[str]:
+    """Return the names that a function and those inside it look for in anything, as in modules."""
+    own = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return own.union(*map(_attributes_of, inner))
 
 
 def _globals_of(code: types.CodeType) -> set[str]:

@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,17 @@ def of_file(g, h):
     return three(f"f = lambda x: x * 2.0\ng = lambda x: x * {g}\nh = lambda x: x * {h}")
 
 
+def of_module(source, file="helping.py"):
+    """A function that uses another file, of which this is the source."""
+    module = types.ModuleType("helping")
+    module.__file__ = file
+    exec(source, vars(module))
+    return eval("lambda x: (lambda y: helping.scale(y))(x)", {"helping": module})
+
+
 ALIKE = {
+    "what a file has besides": (of_module("scale = lambda x: 2 * x"), of_module("scale = lambda x: 2 * x; more = 1")),
+    "libraries": tuple(of_module(f"scale = {i}", "/usr/lib/python3/site-packages/helping.py") for i in (1, 2)),
     "an array once or twice": ((_U, _U), (_U, _U.copy())),
     "empty cells": (never_set(1), never_set(1)),
     "no module": (eval("lambda x: x", {}), eval("lambda x: x", {})),
@@ -79,6 +90,8 @@ ALIKE = {
     "keys": (jax.random.key(0), jax.random.key(0)),
 }
 DIFFERENT = {
+    "another file": (of_module("scale = lambda x: 2 * x"), of_module("scale = lambda x: 3 * x")),
+    "numbers of another file": tuple(of_module(f"more = {i}\nscale = lambda x: more * x") for i in (1, 2)),
     "constants of a file": (of_file(3.0, 2.0), of_file(3.0, 3.0)),
     "which of two arrays": ({"a": _U, "b": _W, "c": _U}, {"a": _U, "b": _W, "c": _W}),
     "bound methods": (Layer(1).loss, Layer(2).loss),
