@@ -12,6 +12,7 @@ those of a paper's columns, at which everything stays readable::
 import math
 import os
 import textwrap
+import warnings
 import zlib
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -238,8 +239,10 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
 
 def _without_empty_logarithms(figure: Figure) -> None:
     """Make axes linear that are logarithmic and have no value above zero: matplotlib does not draw them."""
-    for axes in figure.axes:
-        if axes.get_xscale() == "log" and not np.isfinite(axes.dataLim.minposx):
-            axes.set_xscale("linear")
-        if axes.get_yscale() == "log" and not np.isfinite(axes.dataLim.minposy):
-            axes.set_yscale("linear")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Data has no positive values")  # while one axis still has none
+        for axes in figure.axes:
+            if axes.get_xscale() == "log" and not np.isfinite(axes.dataLim.minposx):
+                axes.set_xscale("linear")
+            if axes.get_yscale() == "log" and not np.isfinite(axes.dataLim.minposy):
+                axes.set_yscale("linear")

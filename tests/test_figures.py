@@ -405,3 +405,14 @@ def test_a_figure_gets_taller_with_its_legend():
         rooms.append(axes.get_window_extent().height)
     assert heights[0] == heights[1] == 2.9 < heights[2]
     assert rooms[2] > 0.9 * rooms[1]
+
+
+@pytest.mark.parametrize("values", [[np.nan, np.nan], [-1.0, -2.0], []])
+def test_logarithmic_axes_without_a_value_above_zero_are_drawn(tmp_path, values):
+    figure, (axes,) = look.new_figure(look.SINGLE, 2.0, 1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.plot(values, values)
+    written = look.save(figure, tmp_path / "empty")
+    assert all(path.stat().st_size for path in written)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
