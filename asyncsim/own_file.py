@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,7 +61,7 @@ def make(option: str, entry: str, kind: type[Made], example: str, function: Call
 
 
 def arguments(
-    option: str, entry: str, function: Callable[..., Any], offered: Mapping[str, Any], chosen: Callable[[str], bool]
+    option: str, entry: str, function: Callable[..., Any], offered: Mapping[str, Any], chosen: Collection[str]
 ) -> dict[str, Any]:
     """Return those of the offered options, by name, that were chosen; of the others the function's own defaults stand.
 
@@ -72,7 +72,7 @@ def arguments(
     InputError
         An argument has neither a default nor a value.
     """
-    given = {name: value for name, value in offered.items() if chosen(name)}
+    given = {name: value for name, value in offered.items() if name in chosen}
     try:
         inspect.signature(function).bind(**given)
     except TypeError as error:

@@ -24,13 +24,11 @@ def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method
     methods: list[Method] = []
     used: dict[str, set[str]] = {}
     for entry in split_names(options.methods):
-        arguments = {}
+        arguments: dict[str, Any] = {}
         if own_file.is_own("methods", entry):
-            factory = own_file.load("methods", entry)
-            offered = _offered(options, factory, METHODS.values())
-            arguments = own_file.arguments("methods", entry, factory, offered, _chosen(options, swept))
-            function = functools.partial(_call, options, factory, arguments)
-            entry = own_file.make("methods", entry, Method, "methods.gem()", function)
+            function, arguments = _own(options, "methods", entry, METHODS.values(), swept)
+            made = functools.partial(_call, options, function, arguments)
+            entry = own_file.make("methods", entry, Method, "methods.gem()", made)
         elif isinstance(entry, str):
             factory = METHODS[require_choice("methods", entry, METHODS)]
             arguments = _arguments_of(options, factory)
@@ -64,13 +62,10 @@ def make_problem(options: "StudyOptions", swept: Collection[str]) -> Problem:
     if not isinstance(options.problem, str):
         raise InputError(f"problem = {options.problem!r}: must be a name, or a Problem that problems.digits() returns")
     if own_file.is_own("problem", options.problem):
-        factory = own_file.load("problem", options.problem)
-        offered = _offered(options, factory, PROBLEMS.values())
         # Each cluster has its workers, also where they are as many as by default.
-        chosen = _chosen(options, {*swept, "workers"})
-        arguments = own_file.arguments("problem", options.problem, factory, offered, chosen)
-        function = functools.partial(factory, **arguments)
-        problem = own_file.make("problem", options.problem, Problem, "problems.custom()", function)
+        function, arguments = _own(options, "problem", options.problem, PROBLEMS.values(), {*swept, "workers"})
+        made = functools.partial(function, **arguments)
+        problem = own_file.make("problem", options.problem, Problem, "problems.custom()", made)
     else:
         factory = PROBLEMS[require_choice("problem", options.problem, PROBLEMS)]
         arguments = _arguments_of(options, factory)
@@ -84,17 +79,22 @@ def factory_options() -> tuple[set[str], set[str]]:
     return _options_of(METHODS.values()) | {"methods"}, _options_of(PROBLEMS.values()) | {"problem"}
 
 
-def _offered(
-    options: "StudyOptions", function: Callable[..., Any], factories: Iterable[Callable[..., Any]]
-) -> dict[str, Any]:
-    """Return the options, by name, that a function of the user's own has arguments for, of those of some factories."""
-    known = _options_of(factories)
-    return {name: value for name, value in _arguments_of(options, function).items() if name in known}
+def _own(
+    options: "StudyOptions",
+    option: str,
+    entry: str,
+    factories: Iterable[Callable[..., Any]],
+    swept: Collection[str],
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the user's own function that an entry names, and its arguments.
 
-
-def _chosen(options: "StudyOptions", swept: Collection[str]) -> Callable[[str], bool]:
-    """Return whether an option reaches functions of the user's own: it was changed, or a study varies it."""
-    return lambda name: options.changed(name) or name in swept
+    Of the options that it has arguments for, and some shipped factory has, those that were changed or that a study
+    varies.
+    """
+    function, known = own_file.load(option, entry), _options_of(factories)
+    offered = {name: value for name, value in _arguments_of(options, function).items() if name in known}
+    chosen = {name for name in offered if options.changed(name) or name in swept}
+    return function, own_file.arguments(option, entry, function, offered, chosen)
 
 
 def _arguments_of(options: "StudyOptions", factory: Callable[..., Any]) -> dict[str, Any]:
