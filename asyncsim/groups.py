@@ -72,10 +72,11 @@ class Chunk:
     ):
         self.pieces, self.shared, self._start = pieces, shared, start
         self.commits = int(pieces.size.sum())
-        self.slots, self.workers = pieces.slot[:, 0].tolist(), pieces.visit.worker[:, 0].tolist()
+        commits = slice(self.commits)  # the others are padding
+        self.slots, self.workers = pieces.slot[commits, 0].tolist(), pieces.visit.worker[commits, 0].tolist()
         # A piece of one commit has no reads but those after it.
         self.reads, self.form_reads = (
-            [row[:size] for row, size in zip(kind.slot.tolist(), kind.size.tolist(), strict=True)]
+            [row[:size].tolist() for row, size in zip(kind.slot[commits], kind.size[commits].tolist(), strict=True)]
             for kind in (pieces.reads, pieces.form_reads)
         )
         # After how many commits of the chunk a worker or a slot has changed last; zero or less if before the chunk.
