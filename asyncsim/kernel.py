@@ -120,14 +120,13 @@ def build_pieces(
     Its arguments: the state, the key of the problem's randomness, the pieces, and which of them, one after the other.
     """
     division = layout.division
-    recorded = (division.piece_size, *layout.of_members)
-    commits = build_commits(method, layout, gradients.update_of)
+    empty_scratch, run_piece = _build_piece(method, gradients, layout)
 
     def run_pieces(state: ReplayState, key: Array, pieces: Pieces, to_run: Sequence[PiecesOf]):
-        def run_piece(data, index, carry):
+        def one(data, index, carry):
             state, scratch, losses, squares, first = carry
             piece = jax.tree.map(lambda leaf: row(leaf, index), pieces)
-            state, scratch, loss, updates = one_piece(state, scratch, data, key, piece)
+            state, scratch, loss, updates = run_piece(state, scratch, data, key, piece)
             losses = set_row(losses, loss, index)
             squares = set_tree_row(squares, scratch.committed.squares, index)
             # A loop of one turn or none, as a condition would copy the vector at every piece.
@@ -137,13 +136,24 @@ def build_pieces(
 
         dtype, pieces_size = state.central.dtype, pieces.size.shape[0]
         losses = jnp.zeros((pieces_size, division.lanes, *layout.of_members), dtype)
-        squares = Squares(*(jnp.zeros((pieces_size, *recorded), dtype) for _ in Squares._fields))
         scratch = empty_scratch(state, to_run[0].data, key, pieces)
+        squares = jax.tree.map(lambda leaf: jnp.zeros((pieces_size, *leaf.shape), dtype), scratch.committed.squares)
         carry = (state, scratch, losses, squares, jnp.zeros_like(state.central))
         for data, begin, end in to_run:
-            carry = jax.lax.fori_loop(begin, end, functools.partial(run_piece, data), carry)
+            carry = jax.lax.fori_loop(begin, end, functools.partial(one, data), carry)
         state, _, losses, squares, first = carry
         return state, MadePieces(losses, squares, first)
+
+    return run_pieces
+
+
+def _build_piece(method: Method, gradients: Gradients, layout: Layout) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the function that makes the scratch, and the one that runs a piece with it.
+
+    The second returns the state and the scratch after the piece, the losses of its lanes, and its updates.
+    """
+    division = layout.division
+    commits = build_commits(method, layout, gradients.update_of)
 
     def empty_scratch(state: ReplayState, data: Any, key: Array, pieces: Pieces) -> Scratch:
         def rows(leaf: Array, count: int = division.piece_size) -> Array:
@@ -153,7 +163,8 @@ def build_pieces(
         lanes = jnp.zeros((division.lanes, *layout.of_members, division.padded), vectors.dtype)
         learner = jax.tree.map(lambda leaf: rows(leaf, division.lanes), state.workers.learner)
         worker_rows = jax.tree.map(rows, state.workers._replace(learner=()))
-        squares = Squares(*(jnp.zeros(recorded, vectors.dtype) for _ in Squares._fields))
+        norms = jnp.zeros((division.piece_size, *layout.of_members), vectors.dtype)
+        squares = Squares(update=norms, moved=norms, proxy=norms)
         return Scratch(
             worker_rows=worker_rows,
             read=vectors,
@@ -163,7 +174,7 @@ def build_pieces(
             committed=Committed(worker_rows.memory, vectors if layout.keeps_history else (), squares),
         )
 
-    def one_piece(state: ReplayState, scratch: Scratch, data: Any, key: Array, piece: Pieces):
+    def run_piece(state: ReplayState, scratch: Scratch, data: Any, key: Array, piece: Pieces):
         worker, count = piece.visit.worker, piece.size
         worker_rows = read_rows(state.workers._replace(learner=()), worker, count, scratch.worker_rows)
         read = read_rows(state.read, piece.slot, count, scratch.read)
@@ -195,7 +206,7 @@ def build_pieces(
         )
         return state, scratch, results.loss.astype(read.dtype), updates
 
-    return run_pieces
+    return empty_scratch, run_piece
 
 
 def _starts(method: Method, rows: Any, read: Array, count: Array, into: Array) -> Array:
