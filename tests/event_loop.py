@@ -139,7 +139,9 @@ class EventLoop:
             )
             proxy = worker.proxy if self.method.proxy else rows.proxy[number]
             self.workers[number] = Worker(method, optimizer, problem, memory, proxy)
-        self.versions = {int(self.frame["version"].iloc[stop - 1]) if stop else 0: self.central}
+        # Where a server's buffer is not full, the version before has gone, and only what was read of it is there.
+        version, before = np.r_[0, 0, self.frame["version"].to_numpy()][[stop + 1, stop]]
+        self.versions = {int(version): self.central} if version > before or not stop else {}
         waiting = range(stop, len(self.frame))
         first = waves.read if waves.blocks is None else waves.blocks[:, 0]
         self.reads = {k: state.read[waves.slot[k]] for k in waiting if first[k] < stop}

@@ -99,6 +99,16 @@ def test_other_methods_are_the_loop(policy, protocol, method, problem):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("policy", [buffered(6), bounded_staleness(2), discard_stale(2)], ids=str)
+def test_torn_reads_are_the_loops(policy):
+    method = methods.hogwild(learning_rate=0.01)
+    cluster = Cluster(5, Gamma(1.0, cv=0.5), Exponential(0.05), Exponential(0.1), policy=policy)
+    trace = simulate(meet(cluster, method.timing), COMMITS)
+    found = forced_deviation(stopping(trace, method, make_problem("quadratic")), EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["local adam", "message with the central variable, and resume"])
 def test_workers_that_keep_a_state_are_the_loop(case, lenient):
     make, _, window = OWN[case]
