@@ -99,11 +99,23 @@ def choices_like(value: Any, choices: Iterable[str]) -> str:
     return f"{hint}choose from {', '.join(choices)}"
 
 
+def require_name(what: str, name: Any) -> str:
+    """Return the name of something, a method say; raise InputError unless it can be that of a folder."""
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise InputError(f"{what}: name = {name!r}: must be a text of one line")
+    if name.startswith(".") or set(name) & set('/\\:*?"<>|'):
+        raise InputError(f'{what}: name = {name!r}: names folders and files; leave out any of / \\ : * ? " < > |')
+    return name
+
+
 def require_path(argument: str, value: Any) -> Path:
-    """Return ``value`` as a path; raise InputError unless it is text or a path."""
-    if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{argument} = {value!r}: must be a path")
-    return Path(value)
+    """Return ``value`` as a path; raise InputError unless it is text with something in it, or a path."""
+    if isinstance(value, str) and not value:  # pathlib takes it for the working folder
+        raise InputError(f"{argument} = '': is empty; give the name of a file or folder")
+    try:
+        return Path(value)
+    except TypeError:
+        raise InputError(f"{argument} = {value!r}: must be a path; give text or a pathlib.Path") from None
 
 
 def require_free(argument: str, value: Any) -> Path:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, require_name
 from asyncsim.methods.checks import require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.tracing import telling_failures, told
@@ -116,7 +116,7 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
 
 def check_fields(method: Method) -> None:
     """Raise InputError unless the fields of a method are of their kinds: what can be seen without a problem."""
-    check_name(method.name)
+    require_name("method", method.name)
     if not isinstance(method.hyperparameters, Mapping):
         raise InputError(f"{method.name}.hyperparameters = {method.hyperparameters!r}: must be a dict")
     if not isinstance(method.timing, Timing):
@@ -132,14 +132,6 @@ def check_fields(method: Method) -> None:
             f"{method.name}.optimizer = {method.optimizer!r}: must be an optax.GradientTransformation; for plain "
             "gradient descent asyncsim.methods.gradient_steps(learning_rate)"
         )
-
-
-def check_name(name: Any) -> None:
-    """Raise InputError unless a method's name can be that of a folder."""
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise InputError(f"method: name = {name!r}: must be a text of one line")
-    if name.startswith(".") or set(name) & set('/\\:*?"<>|'):
-        raise InputError(f'method: name = {name!r}: names folders and files; leave out any of / \\ : * ? " < > |')
 
 
 def _check_optimizer(method: Method, params: Any) -> None:

@@ -50,7 +50,7 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
     Raises
     ------
     InputError
-        The folder holds something already, or cannot be made or written.
+        ``out`` is no path, or the folder holds something already, or cannot be made or written.
     KeyboardInterrupt
         Passed on, saying where the finished results are and how to go on.
     """
@@ -87,7 +87,7 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
     KeyboardInterrupt
         Passed on, saying where the finished results are and how to go on.
     """
-    folder = Path(folder)
+    folder = require_path("resume", folder)
     try:
         found = json.loads((folder / CONFIG).read_text())
         found.pop(INCOMPLETE, None)

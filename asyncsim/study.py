@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from asyncsim.errors import InputError, require_choice
+from asyncsim.errors import InputError, require_choice, require_path
 from asyncsim.interruption import interruptible
 from asyncsim.notes import note
 
@@ -166,7 +166,7 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
     Raises
     ------
     InputError
-        There is no study of that name, or its file is not one.
+        There is no study of that name, or its file is not one; or a path is an empty text.
     """
     study = load(name)
     options = _split_numbers(options)
@@ -180,7 +180,17 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
         description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
         args=options,
     )
+    _refuse_empty_paths(config, options)
     return study, config
+
+
+def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
+    """Raise InputError for a path of which an empty text was given: by now it is the working folder's."""
+    for option, following in itertools.pairwise([*options, "-"]):
+        name, given, value = option.partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        if getattr(config, field, None) == Path() and not (value if given else following):
+            require_path(field, "")
 
 
 def _split_numbers(options: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 dist-keras' EnsembleTrainer, the one of its trainers without a central variable: each model starts from its own initial
 parameters, sees its own minibatches and never communicates. The predictions of the first k of them, as probabilities,
 are averaged and judged on the test data, beside the models themselves. All draw from the whole training set; those of
-dist-keras have a share each.
+dist-keras have a share each. A problem of your own needs test data and a predict: see asyncsim.problems.custom.
 """
 
 import math
@@ -53,8 +53,7 @@ def run(config: Config) -> Result:
     config.check()
     with config.computing_device():
         methods, problem = config.make_methods(), config.make_problem()
-        if problem.predict is None or problem.test is None:
-            raise InputError(f"problem = {problem.name!r}: says of no examples what it predicts; choose digits, say")
+        _require_predictions(problem)
         cluster = config.make_cluster(message_bytes=problem.parameter_count * config.bytes_per_parameter)
         record = {"study": "ensembles", **config.record(methods, problem)}
         jobs = {
@@ -67,6 +66,16 @@ def run(config: Config) -> Result:
             print(report(summary))
             print(f"\nwrote {folder}: config.json, parts, {results.SUMMARY}")
     return Result(folder, summary)
+
+
+def _require_predictions(problem: "Problem") -> None:
+    if problem.predict is None:
+        raise InputError(
+            f"problem = {problem.name!r}: says of no examples what it predicts; choose digits, say, or give "
+            "asyncsim.problems.custom, if it is your own, a function predict(params, data)"
+        )
+    if problem.test is None:
+        raise InputError(f"problem = {problem.name!r}: has no test data to predict; give some, or choose digits, say")
 
 
 def report(summary: "pd.DataFrame") -> str:

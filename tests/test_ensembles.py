@@ -1,6 +1,9 @@
 """The study of ensembles: predictions averaged over independent models."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -37,9 +40,34 @@ def test_an_ensemble_beats_its_models(tmp_path, capsys):
 
 
 def test_a_problem_has_to_predict(tmp_path):
-    with pytest.raises(InputError, match="problem = 'quadratic': says of no examples what it predicts"):
+    says = "problem = 'quadratic': says of no examples what it predicts; .*problems.custom, .* predict"
+    with pytest.raises(InputError, match=says):
         ensembles.run(ensembles.Config(problem="quadratic", out=tmp_path / "out"))
+    untested = dataclasses.replace(problems.digits(), test=None)
+    with pytest.raises(InputError, match="problem = 'digits': has no test data to predict; give some"):
+        ensembles.run(ensembles.Config(problem=untested, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_own_problem_predicts(tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    data = {"x": x, "label": (x[:, 0] > 0).astype(np.int32)}
+
+    def predict(params, data):
+        return data["x"] @ params
+
+    def loss(params, batch, key):
+        logs = jax.nn.log_softmax(predict(params, batch))
+        return -jnp.mean(jnp.take_along_axis(logs, batch["label"][:, None], 1))
+
+    def init(key):
+        return jax.random.normal(key, (2, 2), jnp.float32)
+
+    problem = problems.custom(init, loss, data, data, batch_size=8, name="halves", predict=predict)
+    config = ensembles.Config(problem=problem, workers=2, steps=30, seeds=1, out=tmp_path / "out")
+    table = ensembles.run(config).summary.set_index("models")
+    assert table["diverged"].tolist() == [0, 0] and (table["test_accuracy"] > 0.8).all()
+    assert table.loc[2, "test_loss"] < table.loc[2, "single_loss"]
 
 
 def test_models_that_diverge_are_counted_and_left_out(tmp_path):

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -92,6 +93,14 @@ def regression():
         return jnp.mean((batch["x"] @ params["w"] + params["rest"][0] - batch["y"]) ** 2)
 
     return custom(init, loss, train, {"x": x[:7], "y": train["y"][:7]}, batch_size=8)
+
+
+def classes(predict, train=None, test=None):
+    """A user's problem of two classes that predicts; with data of the user's own instead of these, if given."""
+    x = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
+    data = {"x": x, "label": np.array([0, 1, 0])}
+    given = {"train": data if train is None else train, "test": data if test is None else test, "batch_size": 1}
+    return custom(lambda key: jnp.eye(2), lambda p, b, k: jnp.sum(p * p), **given, predict=predict)
 
 
 def with_state():
@@ -474,6 +483,13 @@ def test_custom_evaluate_and_state():
     }
 
 
+def test_custom_predictions_are_the_users_own():
+    problem = classes(lambda params, data: data["x"] @ params)
+    x = problem.test["x"]
+    np.testing.assert_array_equal(problem.predict(2 * np.eye(2), {"x": x, "label": problem.test["label"]}), 2 * x)
+    assert regression().predict is None
+
+
 @pytest.mark.parametrize("examples", [1, 6, 7, 13, 14])
 def test_mean_in_pieces(examples):
     values = jnp.arange(examples, dtype=jnp.float64)
@@ -549,6 +565,14 @@ def half(params, batch, key):
     return jnp.sum(params * params)
 
 
+def scores(params, data):
+    return data["x"] @ params
+
+
+def labelled(label):
+    return {"x": np.ones((3, 2)), "label": np.array(label)}
+
+
 BAD = {
     "curvature = ": lambda: quadratic([1.0, 0.0]),
     r"curvature = \[\]": lambda: quadratic([]),
@@ -608,6 +632,33 @@ BAD = {
     ),
     "evaluate: must return a dict": lambda: custom(line, half, evaluate=lambda p, d: {"accuracy": jnp.sum(p)}),
     "evaluate: must .* scalars": lambda: custom(line, half, evaluate=lambda p, d: {"loss": p}),
+    r"predict = 3: must be a function, predict\(params, data\)": lambda: classes(3),
+    r"predict: takes \(p\); it is called as predict\(params, data\)": lambda: classes(lambda p: p),
+    "predict: there are no examples to predict; give train": lambda: custom(line, half, predict=scores),
+    r"predict: must return floating-point scores, \[3, classes\], gave float\w+\[3\]": lambda: classes(
+        lambda p, d: d["x"][:, 0]
+    ),
+    r"predict: must return .* gave float\w+\[2, 2\]": lambda: classes(lambda p, d: p),
+    r"predict: must return .* gave int\w+\[3, 2\]": lambda: classes(lambda p, d: d["x"].astype(int)),
+    "predict: must return .* gave {'a': ": lambda: classes(lambda p, d: {"a": d["x"]}),
+    r"predict\(params, data\): failed: KeyError": lambda: classes(lambda p, d: d["image"]),
+    'train: predict needs a dict with a "label" of each example, whole numbers; got': lambda: classes(
+        scores, labelled([0.0, 1.0, 0.0])
+    ),
+    'test: predict needs a dict with a "label"': lambda: classes(
+        scores, labelled([0, 1, 0]), labelled([0.0, 1.0, 0.0])
+    ),
+    "test: labels from 1 to 2, but predict returns scores of 2 classes; number them from 0 to 1": lambda: classes(
+        scores, test=labelled([1, 2, 1])
+    ),
+    "train: labels from -1 to 1, but predict": lambda: classes(scores, labelled([-1, 1, 1])),
+    "problem: name = '': must be a text of one line": lambda: custom(line, half, name=""),
+    "problem: name = ' ': must be a text of one line": lambda: custom(line, half, name=" "),
+    "problem: name = 'two.nlines': must be a text of one line": lambda: custom(line, half, name="two\nlines"),
+    "problem: name = 5: must be a text of one line": lambda: custom(line, half, name=5),
+    "problem: name = None: must be a text of one line": lambda: Problem(None, line, half, half),
+    "problem: name = 'a/b': names folders and files; leave out any of /": lambda: custom(line, half, name="a/b"),
+    "problem: name = '..': names folders": lambda: dataclasses.replace(quadratic([1.0]), name=".."),
 }
 
 

@@ -64,6 +64,21 @@ def test_given_folder_that_holds_something_is_left_alone():
     assert everything() == ["file", "mine", "mine/kept"]
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("", "= '': is empty; give the name of a file or folder"),
+        (5, "= 5: must be a path; give text or a pathlib.Path"),
+    ],
+)
+def test_what_is_no_folder_at_all(value, message):
+    with pytest.raises(InputError, match=f"^out {message}$"):
+        enter(value)
+    with pytest.raises(InputError, match=f"^resume {message}$"), results.old_folder(value, {}):
+        pytest.fail("never entered")
+    assert everything() == []
+
+
 @pytest.mark.parametrize("out", ["file/inside", None])
 def test_folder_below_a_file(out):
     Path("file").write_text("")

@@ -172,10 +172,18 @@ def test_traces_are_never_written_over(trace, tmp_path):
     assert path.read_bytes() == before
 
 
-def test_what_is_not_a_path(trace):
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (3, "path = 3: must be a path; give text or a pathlib.Path"),
+        (b"a", "path = b'a': must be a path; give text"),
+        ("", "path = '': is empty; give the name of a file"),
+    ],
+)
+def test_what_is_not_a_path(trace, path, message):
     for use in (trace.save, Trace.load):
-        with pytest.raises(InputError, match=r"path = 3: must be a path"):
-            use(3)
+        with pytest.raises(InputError, match=message):
+            use(path)
 
 
 def test_a_path_that_cannot_be_written(trace, tmp_path):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.errors import InputError
-from asyncsim.problems.problem import Problem, Tree, mean_in_pieces
+from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
 from asyncsim.tracing import telling_failures, told
 
 
@@ -25,6 +25,7 @@ def custom(
     sharded: bool = False,
     map_on_cpu: bool = False,
     config: dict[str, Any] | None = None,
+    predict: Callable[[Tree, Tree], jax.Array] | None = None,
 ) -> Problem:
     """Return a user's own problem; any parameter tree, any data tree.
 
@@ -52,13 +53,17 @@ def custom(
         ``init_state()`` returns the initial state that is not trained. Each worker has its own, which no message
         carries; an evaluation sees their mean, of integers the first worker's.
     name : str
-        Name, for tables and file names.
+        Name of one line, for tables and file names.
     sharded : bool
         Worker ``i`` of ``n`` draws from its own examples ``i, i + n, ...`` instead of from all.
     map_on_cpu : bool
         On a CPU, do not compute the gradients of several workers as one batch: for convolutions. See `Problem`.
     config : dict, optional
         Further values for provenance, as JSON values.
+    predict : callable, optional
+        ``predict(params, data)`` returns the scores of the classes before the softmax, shape ``[examples, classes]``,
+        of some examples; deterministic, and without the state of ``init_state``. The examples must be a dict with a
+        ``"label"`` each, whole numbers from zero on. The study ``ensembles`` needs it.
 
     Returns
     -------
@@ -67,7 +72,8 @@ def custom(
     Raises
     ------
     InputError
-        Arrays that do not fit each other or the batch, or functions that return something else.
+        Arrays that do not fit each other or the batch, functions that return something else, or a name that cannot be
+        that of a folder.
     """
     train, test = _as_arrays("train", train), _as_arrays("test", test)
     _require_alike(train, test)
@@ -81,6 +87,7 @@ def custom(
         batch_size=batch_size,
         init_state=init_state,
         sharded=sharded,
+        predict=predict,
         map_on_cpu=map_on_cpu,
         config={"batch_size": batch_size, "sharded": sharded, **(config or {})},
     )
@@ -151,6 +158,8 @@ def _check_functions(problem: Problem, evaluation: str) -> None:
         results = jax.eval_shape(problem.evaluate, params, state, _shapes(problem.train))
     if not isinstance(results, dict) or "loss" not in results or any(_is_no_scalar(r) for r in results.values()):
         raise InputError(f'evaluate: must return a dict of scalars with "loss" among them, gave {told(results)}')
+    if problem.predict is not None:
+        _check_predict(problem, problem.predict, params)
 
 
 def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
@@ -174,6 +183,29 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
         raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {told(value)}")
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise InputError(f"loss: must return a floating-point number, gave {told(value)}")
+
+
+def _check_predict(problem: Problem, predict: Callable[[Tree, Tree], jax.Array], params: Tree) -> None:
+    given = {name: data for name, data in (("train", problem.train), ("test", problem.test)) if data is not None}
+    if not given:
+        raise InputError("predict: there are no examples to predict; give train and test, or leave it out")
+    for argument, data in given.items():
+        scores = _traced("predict", "params, data", predict, params, _shapes(data))
+        examples = count_examples(argument, data)
+        if getattr(scores, "shape", ())[:-1] != (examples,) or not jnp.issubdtype(scores.dtype, jnp.floating):
+            raise InputError(f"predict: must return floating-point scores, [{examples}, classes], gave {told(scores)}")
+        label = data.get("label") if isinstance(data, dict) else None
+        if not isinstance(label, np.ndarray) or label.ndim != 1 or label.dtype.kind not in "iu":
+            raise InputError(
+                f'{argument}: predict needs a dict with a "label" of each example, whole numbers; got '
+                f"{told(_shapes(data))}"
+            )
+        classes = scores.shape[1]
+        if label.min() < 0 or label.max() >= classes:
+            raise InputError(
+                f"{argument}: labels from {label.min()} to {label.max()}, but predict returns scores of {classes} "
+                f"classes; number them from 0 to {classes - 1}"
+            )
 
 
 def _traced(argument: str, names: str, function: Any, *given: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from asyncsim.errors import InputError, require_count
+from asyncsim.errors import InputError, require_count, require_name
 from asyncsim.problems.batches import BatchIndices
 from asyncsim.wording import counted
 
@@ -29,7 +29,7 @@ class Problem:
     Attributes
     ----------
     name : str
-        Short name, for tables and file names.
+        Short name of one line, for tables and file names.
     config : dict
         What the problem was made from, as JSON values: provenance.
     init : callable
@@ -64,7 +64,8 @@ class Problem:
     Raises
     ------
     InputError
-        The data are empty or their leading axes differ, or the batch does not fit them.
+        The name cannot be that of a folder, the data are empty or their leading axes differ, or the batch does not fit
+        them.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Problem:
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
+        require_name("problem", self.name)
         if self.test is not None:
             count_examples("test", self.test)
         if self.train is None:
