@@ -6,7 +6,9 @@ The data come from ``python -m asyncsim.study throughput``, which draws them its
     python -m asyncsim.figures.throughput results/throughput     # installed
 
 ``throughput``: how many commits (or visits, or gradients) each contender makes per second, by task, workers and method;
-but for the commits alone, which are far off.
+but for the commits alone, which are far off. The marks of a number of workers stand side by side: a colour for each
+contender, a shape for each method, the median of the turns and a bar from the slowest to the quickest. Lines across are
+the gradients alone.
 
 ``methods``, if there are many of them: what share of the gradients' rate the replay of each reaches.
 """
@@ -66,8 +68,8 @@ _MARKS = {
 #: More methods than this have a figure of their own.
 _MANY = 4
 _SHARE = "replay / gradients alone"
-#: Markers of the methods; tasks without a method have the first one.
-_MARKERS = {"": "o", "downpour": "o", "gem": "D"}
+#: Markers of the methods; tasks without a method have the first one, that of the legend.
+_MARKERS = {"": "s", "downpour": "o", "gem": "D"}
 _TITLES = {"trace": "simulation", "growth": "simulation, growth", "cnn": "CNN on MNIST", "mlp": "MLP on MNIST"}
 
 
@@ -151,7 +153,7 @@ def throughput(summary: pd.DataFrame) -> Figure:
     columns = min(_PANELS, len(tasks))
     rows = -(-len(tasks) // columns)
     width = look.SINGLE if columns == 1 else look.DOUBLE
-    figure, panels = look.new_figure(width, 2.1 * rows + 0.7, columns, rows)
+    figure, panels = look.new_figure(width, 2.1 * rows + 1.0, columns, rows)
     for axes in panels[len(tasks) :]:
         axes.remove()
     for index, (axes, task) in enumerate(zip(panels, tasks, strict=False)):
@@ -160,7 +162,14 @@ def throughput(summary: pd.DataFrame) -> Figure:
         if index % columns == 0:
             axes.set_ylabel("visits or commits / s")
     _legend(figure, summary, 2 if columns == 1 else 4)
+    look.title(figure, _explanation(summary))
     return figure
+
+
+def _explanation(summary: pd.DataFrame) -> str:
+    """Return what the marks are, which nothing else in the figure says."""
+    shapes = ", shapes are methods" if _several(summary) else ""
+    return f"side by side at each number of workers: colours are what ran{shapes}; bars: slowest to quickest turn"
 
 
 def _panel(axes: Axes, rows: pd.DataFrame) -> None:
@@ -203,18 +212,23 @@ def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
     handles = []
     methods = [name for name in dict.fromkeys(summary["method"]) if name]
     # Of several methods no one's: what they share is the colour.
-    marker = "s" if len(methods) > 1 else _MARKERS.get("".join(methods), "s")
+    marker = "s" if _several(summary) else _MARKERS.get("".join(methods), "s")
     for name in _in_order(summary["contender"]):
         mark = _mark(name)
         style: dict[str, Any] = (
             {"marker": marker, "linestyle": "none"} if mark.line is None else {"linestyle": mark.line}
         )
         handles.append(Line2D([], [], label=name, **mark.point, **style))
-    if len(methods) > 1:
+    if _several(summary):
         for name, one in look.looks(methods).items():
             style = {"marker": _MARKERS.get(name, "s"), "linestyle": "none", "markersize": 3.5}
             handles.append(Line2D([], [], color=look.BLACK, label=one.label, **style))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def _several(summary: pd.DataFrame) -> bool:
+    """Return whether there is more than one method."""
+    return summary.loc[summary["method"] != "", "method"].nunique() > 1
 
 
 def _mark(contender: str) -> Mark:

@@ -1,4 +1,7 @@
-"""What the replay is to reach, and whether it did."""
+"""What the replay is to reach, and whether it did.
+
+The bars are targets that this project has set itself; they are neither published nor of another program.
+"""
 
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +19,14 @@ _GIB = 2**30
 #: The gradients of one compiled program at a time, in the best of several batchings, beside those of as many as the
 #: replay has. Both are held against the same bars: these were set with the first, the second is the harder limit.
 ONE_PROGRAM = "gradients alone, 1 at a time"
+
+
+#: What stands above the table.
+EXPLANATION = """\
+A bar is a target that this project has set itself: at least (>=) or at most (<=) so much of what is measured here.
+"met": this machine reaches it. "limit": what the gradients alone would reach in the place of the replay, which no
+replay passes, so that a bar past it cannot be met. "without_overlap": what they and the commits alone would reach one
+after the other; a replay that overlaps them may pass that."""
 
 
 class Bar(NamedTuple):

@@ -103,8 +103,8 @@ def commit_limit(case: Any, method: Method, problem: Problem, gradients_per_seco
     Returns
     -------
     pandas.DataFrame
-        The case; ``commit_mbytes``, 1e6 bytes that a commit reads or writes; ``gbytes_per_second``, at which they are
-        moved; and ``share_left``, of the rate of the gradients one piece at a time.
+        The case; ``commit_mbytes``, 1e6 bytes that a commit reads or writes; ``gbytes_per_second``, 1e9 bytes, at
+        which they are moved; and ``share_left``, of the rate of the gradients one piece at a time.
     """
     import pandas as pd
 

@@ -10,7 +10,8 @@ replays at a time, on one core each, the rate of concurrent replays is that of a
 cores there are, and keep nothing but losses; one more records what a replay does of every commit. They have the
 problem's own loss; for the CNN there is one more with the convolutions that one would write.
 Prints rates, ratios, costs and how near the machine's ceilings all this comes, and in the end a line of each case in
-short; writes tables and a figure.
+short; writes tables and a figure. The table of bars holds some of the ratios against targets that this project has set
+itself, and says which are met on this machine, or by how much they are missed; of what was not measured it has none.
 """
 
 import importlib.util
@@ -137,7 +138,7 @@ def run(config: Config) -> Result:
                 _measure_replay(task, methods, config, tables)
         for name in ("growth", "bars"):
             if name in tables.of and len(tables.of[name]):
-                _show(name, tables.of[name])
+                _show(name, tables.of[name], _private("bars").EXPLANATION if name == "bars" else "")
         figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py").draw(folder)
     print(f"\nin short\n{_private('answer').answer(tables.of.get('ratios'), tables.of['summary'])}")
     written = [f"{name}.csv" for name in TABLES if name in tables.of and len(tables.of[name])]
@@ -247,13 +248,13 @@ def _repeats(config: Config) -> int:
     return min(config.repeats, QUICK_REPEATS) if config.quick else config.repeats
 
 
-def _show(name: str, table: "pd.DataFrame") -> None:
-    """Print a table, with the case as its title if it is of one."""
+def _show(name: str, table: "pd.DataFrame", explanation: str = "") -> None:
+    """Print a table, with the case as its title if it is of one, and between them what explains it."""
     columns = [column for column in ("task", "workers", "method") if column in table]
     one_case = name not in ("growth", "bars") and len(columns) > 1 and len(table[columns].drop_duplicates()) == 1
     title = f"{name}: {_private('turns').Case(*table[columns].iloc[0])}" if one_case else name
     shown = table.drop(columns=columns) if one_case else table
-    print(f"\n{title}\n{table_text(shown)}", flush=True)
+    print("", title, *filter(None, [explanation]), table_text(shown), sep="\n", flush=True)
 
 
 def _plain(config: Config) -> dict[str, Any]:

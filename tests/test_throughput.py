@@ -338,6 +338,25 @@ def test_bars_say_where_turns_do_not_agree(rates, verdict):
     assert table.loc["cnn: replay / gradients alone", "verdict"] == verdict
 
 
+def test_bars_are_explained_above_their_table(capsys, monkeypatch, tmp_path):
+    def measured(task, methods, config, tables):
+        rates = {"replay": [70.0], "gradients alone": [100.0], "usual loop": [50.0]}
+        made = hand_made_turns(rates).assign(task="digits")
+        tables.add("machine", pd.DataFrame({"backend": ["cpu"]}))
+        tables.add("ratios", turns.ratios(made))
+        throughput._keep(made, tables)
+
+    monkeypatch.setattr(throughput, "_measure_replay", measured)
+    throughput.run(Config(tasks=("digits",), out=tmp_path / "mine"))
+    lines = capsys.readouterr().out.splitlines()
+    explained = bars.EXPLANATION.splitlines()
+    start = lines.index("bars") + 1
+    assert lines[start : start + len(explained)] == explained and len(explained) <= 4
+    assert lines[start + len(explained)].split() == list(bars.COLUMNS)
+    assert all(f'"{word}"' in bars.EXPLANATION for word in ("met", "limit", "without_overlap"))
+    assert max(map(len, explained)) <= 120
+
+
 def test_bars_say_what_gradients_and_commits_reach_one_after_the_other():
     rates = {"replay": [70.0], "gradients alone": [100.0], "commits alone": [300.0], "usual loop": [50.0]}
     ratios = turns.ratios(hand_made_turns(rates).assign(task="digits", workers=100))
@@ -600,6 +619,26 @@ def test_figure_shows_medians_ranges_and_limits():
     assert len(axes.collections) == 2 * 3 + 4
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[0] == "gradients alone" and "usual loop" in labels and len(labels) == 5
+
+
+@pytest.mark.parametrize(("names", "shapes"), [(["gem"], False), (["gem", "downpour"], True)])
+def test_figure_says_what_stands_side_by_side(names, shapes):
+    with look.style():
+        figure = figures.throughput(pd.concat([ten_rows().assign(method=name) for name in names]))
+    told = figure.get_suptitle().replace("\n", " ")
+    assert told.startswith("side by side at each number of workers: colours are what ran")
+    assert ("shapes are methods" in told) is shapes
+    assert told.endswith("bars: slowest to quickest turn")
+
+
+def test_marks_of_tasks_without_a_method_have_no_methods_shape():
+    rows = ten_rows()
+    simulated = rows[rows["contender"] == "usual loop"].assign(task="trace", method="", contender="simulate")
+    with look.style():
+        figure = figures.throughput(pd.concat([simulated, rows, rows.assign(method="downpour")]))
+    trace, digits = ({line.get_marker() for line in axes.lines} for axes in figure.axes)
+    named = {line.get_label(): line.get_marker() for line in figure.legends[0].get_lines()}
+    assert trace.isdisjoint(digits) and trace == {named["simulate"]} and digits == {named["GEM"], named["DOWNPOUR"]}
 
 
 def test_figure_shows_concurrent_replays_unfilled_and_no_commits_alone(tmp_path):
