@@ -46,6 +46,29 @@ class Study(NamedTuple):
     options: str = "--scale small|paper"
 
 
+class Task(NamedTuple):
+    """What a paper's numbers were measured on: only beside results of the same task are they drawn.
+
+    Attributes
+    ----------
+    problem : str
+        Its name.
+    network : str
+        As its config names it; a problem that names none may have this one.
+    """
+
+    problem: str
+    network: str
+
+    def is_that_of(self, results: Finished) -> bool:
+        """Return whether results are of this task, as far as is known."""
+        return self.is_posed_by(results.config.get("problem"), results.config.get("problem_config", {}))
+
+    def is_posed_by(self, problem: object, config: Mapping[str, Any]) -> bool:
+        """Return whether a problem of that name and config is this one."""
+        return problem == self.problem and config.get("network", self.network) == self.network
+
+
 class Drawing(NamedTuple):
     """A figure.
 

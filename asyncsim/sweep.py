@@ -19,6 +19,7 @@ options; see `asyncsim.study.configure`.
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from asyncsim import results
+from asyncsim import own_file, results
 from asyncsim.errors import InputError, require_count
 from asyncsim.executor import opened
 from asyncsim.notes import each_note_once, note
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import StudyConfig, StudyOptions
+from asyncsim.study_config import StudyConfig, StudyOptions, split_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +144,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
     """Return a cell for each of some values that a config has otherwise; of a `SweepConfig` always its ``workers``.
 
     Cells that agree in all options of their methods, or of their problem, share the very objects: these are compiled
-    once.
+    once. Options that change nothing are said aloud.
 
     Raises
     ------
@@ -168,6 +169,10 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         cluster = own.make_cluster(message_bytes=problem.parameter_count * own.bytes_per_parameter)
         name = "_".join(f"{name}-{value}" for name, value in values.items()).replace("/", "-")
         cells.append(Cell(name, dict(values), own, cluster, methods[of_methods], problem))
+    if config.changed("alpha") and not any(map(_takes_alpha, split_names(config.methods))):
+        note(f"--alpha changes nothing for {', '.join(method.name for method in _methods(cells))}")
+    if config.diagnose_energy and not config.diagnose_every:
+        note("--diagnose-energy changes nothing with --diagnose-every 0")
     return cells
 
 
@@ -265,7 +270,7 @@ def study_folder(
 
 
 def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str], tables: Sequence[str] = ()) -> None:
-    """Print how the runs of each cell ended, draw the study's figures if it has some, and say what was written.
+    """Print how the runs of each cell ended on which problem, draw the study's figures, and say what was written.
 
     Parameters
     ----------
@@ -279,7 +284,8 @@ def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str],
     """
     from asyncsim.outcome import averaged, outcome_table
 
-    print(f"{averaged(summary)}\n{outcome_table(summary, by)}")
+    problem = read(folder, study).config["problem"]
+    print(f"{problem}, {averaged(summary, by)}\n{outcome_table(summary, by)}")
     files = [name for name in tables if (folder / name).exists()]
     written = [results.SUMMARY, *files, *(path.name for path in draw(study, folder))]
     print(f"\nwrote {folder}: config.json, traces, runs, {', '.join(written)}")
@@ -316,6 +322,16 @@ def draw(study: str, folder: Path, paper: str = "gem") -> list[Path]:
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
     """Return the values of some options, as a key."""
     return tuple(repr(getattr(config, name)) for name in sorted(options) if hasattr(config, name))
+
+
+def _takes_alpha(entry: Any) -> bool:
+    """Return whether one of a config's methods is made from its elastic step; a `Method` is made already."""
+    from asyncsim.methods import METHODS
+
+    if not isinstance(entry, str):
+        return False
+    factory = own_file.load("methods", entry) if own_file.is_own("methods", entry) else METHODS[entry]
+    return "alpha" in inspect.signature(factory).parameters
 
 
 def _methods(cells: "Sequence[Cell]") -> list[Any]:

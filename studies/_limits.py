@@ -13,6 +13,7 @@ from asyncsim.law_text import write
 from asyncsim.notes import tell
 from asyncsim.outcome import FINAL_SHARE
 from asyncsim.simulation import simulate
+from asyncsim.table_text import number_text
 from asyncsim.wave_replay import replay
 from asyncsim.wording import counted
 
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     from asyncsim.cell import Cell
     from asyncsim.executor import Executor
     from asyncsim.run import Run
+
+
+#: What stands in the printed table for a value that there is not, and what it means.
+_SIGNS = {
+    ">": "> x: stable up to x, the largest that was tried",
+    "none": "none: not even the least that was tried is stable",
+    "failed": "failed: the search ended with an error, which limits.csv has",
+    "-": "-: not known then",
+}
 
 
 def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:
@@ -167,6 +177,33 @@ def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
     told = f"{method.name}, {where}, seed {seed}: {'stable' if stable else 'not stable'}"
     tell(f"[limits] {told}, {run.status}, loss {first:.3g} to {last:.3g}")
     return {**row, "first_loss": first, "final_loss": last, "stable": stable}
+
+
+def report(problem: str, table: pd.DataFrame) -> str:
+    """Return ``limits.csv`` as the study prints it, with what its signs mean in a line of their own."""
+    shown = pd.DataFrame([_told(row) for row in table.to_dict("records")])
+    seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # a search that failed has none
+    told = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
+    cells = [*shown["largest stable"], *shown["smallest unstable"]]
+    signs = [meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)]
+    lines = [f"limits of stability, {problem}{told}", shown.to_string(index=False), "; ".join(signs)]
+    return "\n".join(filter(None, lines))
+
+
+def _told(row: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the texts of a row of ``limits.csv``; none of the missing values stands for another."""
+
+    def text(value: Any) -> str:
+        return f"{value:,.0f}" if row["question"] == "workers" else number_text(value)
+
+    largest, smallest = row.get("largest_stable"), row.get("smallest_unstable")
+    if pd.isna(largest):
+        ends = "none" if pd.isna(row.get("error")) else "failed", "-"
+    else:
+        ends = text(largest), f"> {text(largest)}" if pd.isna(smallest) else text(smallest)
+    question = row["question"].replace("_", " ")
+    names = ("method", "question", "at", "largest stable", "smallest unstable")
+    return dict(zip(names, (row["method"], question, f"{row['at']:g}", *ends), strict=True))
 
 
 def first_and_last(run: "Run", commits: int) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from asyncsim.study_config import LawLike, MethodLike, ProblemLike
 from asyncsim.sweep import Result, SweepConfig, draw, sweep
 from asyncsim.table_text import table_text
 from asyncsim.tabulation import tabulated
+from asyncsim.wording import counted, over_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,7 +129,9 @@ def run(config: Config) -> Result:
         with tabulated(config, "best_momentum", record, _losses, jobs, replays) as (folder, summary):
             best = best_momentum(summary)
             results.write_csv(folder / TABLE, best)
-            print(table_text(best))
+            seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
+            gradients = counted(config.gradients, "gradient")
+            print(f"{record['problem']}, the least loss after {gradients}; {seeds}\n{table_text(best)}")
             drawn = draw("best_momentum", folder, "momentum")
             written = [results.SUMMARY, TABLE, *(path.name for path in drawn)]
             print(f"\nwrote {folder}: config.json, parts, {', '.join(written)}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.laws import Law, as_law, parse
+from asyncsim.notes import note
 from asyncsim.study_config import LawLike, MethodLike
 from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
 
@@ -37,7 +38,7 @@ class Config(SweepConfig):
     service: LawLike = "constant(0.0001)"
     """Law of the time that the server is busy with a visit (s)."""
     steps: int = 0
-    """Commits per worker. 0: as many as there is time for."""
+    """Commits per worker, whatever the seconds. 0: as many as there is time for."""
     methods: tuple[MethodLike, ...] = ("gem",)
     """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
     seeds: int = 2
@@ -84,6 +85,8 @@ def run(config: Config) -> Result:
         Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
+    if config.steps and config.seconds != SCALES[config.scale].seconds:
+        note("--seconds changes nothing beside --steps")
     with config.computing_device():
         grid = [
             {
@@ -100,6 +103,8 @@ def run(config: Config) -> Result:
                     f"problem = {cell.problem.name!r}: has minibatches of {cell.problem.batch_size}, but those of this "
                     "study follow from the workers; let it take a batch_size"
                 )
+        if cells[0].problem.batch_size is None and config.changed("effective_batch"):
+            note(f"--effective-batch changes nothing for {cells[0].problem.name}, which has no minibatches")
         if config.steps == 0:
             cells = [_long_enough(cell, config.seconds) for cell in cells]
         conclude = functools.partial(report, "speedup", by=("workers", "batch_size", "method"))

@@ -17,12 +17,13 @@ which --limits adds there, take three to six more.
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.notes import note
 from asyncsim.study import load_file
-from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
-from asyncsim.table_text import table_text
+from asyncsim.sweep import Result, SweepConfig, read, report, run_cells, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Learning rates that are tried, relative to the lowest of the study.
 _RATES = [2 ** (power / 2) for power in range(-8, 11)]
+#: Options of the limits alone.
+_OF_LIMITS = ("most_workers", "rates_at", "fraction")
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,9 @@ def run(config: Config) -> Result:
         Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
+    for option in _OF_LIMITS:
+        if not config.limits and config.changed(option):
+            note(f"--{option.replace('_', '-')} changes nothing without --limits")
     grid = [(n, rate) for rate in config.learning_rate for n in config.workers]
     rates_at = config.rates_at or tuple(sorted({min(config.workers), max(config.workers)}))
     counts = _counts(config.most_workers)
@@ -110,9 +116,8 @@ def run(config: Config) -> Result:
         cells = dict(zip(points, sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]), strict=True))
 
         def measure(folder: Path, executor: "Executor") -> None:
-            module = load_file("asyncsim.studies._limits", Path(__file__).parent / "_limits.py")
-            searched = module.searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
-            module.find(searched, config.fraction, folder, executor)
+            searched = _limits().searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
+            _limits().find(searched, config.fraction, folder, executor)
 
         own = [cells[point] for point in dict.fromkeys(grid)]
         return run_cells("stability", config, own, _conclude, measure if config.limits else None)
@@ -124,10 +129,15 @@ def _counts(most: int) -> list[int]:
     return sorted({max(1, round(most * 2 ** (-power / 4))) for power in powers})
 
 
+def _limits() -> ModuleType:
+    return load_file("asyncsim.studies._limits", Path(__file__).parent / "_limits.py")
+
+
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     tables = ("limits.csv", "limit_runs.csv")
     if (folder / tables[0]).exists():
         import pandas as pd
 
-        print(table_text(pd.read_csv(folder / tables[0])), "\n")
+        problem = read(folder, "stability").config["problem"]
+        print(f"{_limits().report(problem, pd.read_csv(folder / tables[0]))}\n")
     report("stability", folder, summary, ("learning_rate", "method", "workers"), tables)

@@ -2,10 +2,10 @@
 
 The grid of Hermans' thesis (master thesis, Maastricht University, 2017) and of its paper on accumulated gradient
 normalization (Hermans, Spanakis and Moeckel 2017, arXiv 1710.02368): every method on clusters of n workers that take
-so many local steps between two communications, all with the same passes through the data, divided among the workers.
-The workers' local steps are Adam's, as there. Tables: the accuracy of the central variable at the end (grid.csv), how
-much more accuracy a method has had over its time than another (efficiency.csv), and how often each staleness occurred
-(staleness.csv).
+so many local steps between two communications, all with the same passes through the data, divided among the workers, as
+nearly as whole visits of all workers allow (a note says where that is more than 5 % off). The workers' local steps are
+Adam's, as there. Tables: the accuracy of the central variable at the end (grid.csv), how much more accuracy a method
+has had over its time than another (efficiency.csv), and how often each staleness occurred (staleness.csv).
 
 Temporal efficiency of a over b: the integral of a's training accuracy over the simulated time, divided by that of b,
 until the first of the two ends. Accuracies here are the central variable's, on all examples, between evaluations along
@@ -28,8 +28,9 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_positive
+from asyncsim.notes import note
 from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, draw, run_cells, steps_of_epochs, sweep
+from asyncsim.sweep import Result, SweepConfig, draw, read, run_cells, steps_of_epochs, sweep
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 _PRINTED = {"training accuracy": "train_accuracy", "test accuracy": "test_accuracy"}
 #: Columns of efficiency.csv.
 _EFFICIENCY = ["workers", "window", "method", "against", "seeds", "efficiency"]
+#: Passes through the data that are further from those asked for, as a share of them, are told.
+_OFF = 0.05
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,9 @@ class Config(SweepConfig):
     """Methods to compare: any whose local steps may be an optimizer's, or your own as FILE.py:FUNCTION (see the
     README)."""
     epochs: float = 200.0
-    """Passes through the training data, by all workers together."""
+    """Passes through the training data, by all workers together, rounded to whole visits of all workers."""
     steps: int = 0
-    """Commits per worker. 0: as many as the epochs take."""
+    """Commits per worker, whatever the epochs. 0: as many as the epochs take."""
     seeds: int = 1
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     optimizer: str | None = "adam"
@@ -121,6 +124,8 @@ def run(config: Config) -> Result:
     from asyncsim.problems.problem import measures
 
     config.check()
+    if config.steps and config.epochs != SCALES[config.scale].epochs:
+        note("--epochs changes nothing beside --steps")
     grid = [{"workers": n, "window": window} for n in config.workers for window in config.window]
     with config.computing_device():
         cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
@@ -128,6 +133,7 @@ def run(config: Config) -> Result:
             raise InputError(f"problem = {cells[0].problem.name!r}: has no accuracy; choose digits or mnist, say")
         if config.steps == 0:
             cells = [_of_epochs(cell, config.epochs) for cell in cells]
+            _say_rounded(cells, config.epochs)
         return run_cells("windows", config, cells, _conclude)
 
 
@@ -167,6 +173,26 @@ def _of_epochs(cell: "Cell", epochs: float) -> "Cell":
     return cell._replace(config=dataclasses.replace(cell.config, steps=steps_of_epochs(cell, epochs)))
 
 
+def _say_rounded(cells: "Sequence[Cell]", epochs: float) -> None:
+    """Say aloud how many clusters train for others than these epochs, and for how many the one that is furthest off."""
+    found = [_epochs_of(cell) for cell in cells]
+    off = sum(abs(one / epochs - 1) > _OFF for one in found)
+    if off:
+        furthest = int(np.argmax(np.abs(np.log(found) - math.log(epochs))))
+        workers = counted(cells[furthest].cluster.workers, "worker")
+        note(
+            f"--epochs {epochs:g} is rounded to whole visits of all workers, by more than {100 * _OFF:g} % in {off} of "
+            f"{counted(len(cells), 'cluster')}; most with {workers} and a window of {cells[furthest].config.window}, "
+            f"which train for {found[furthest]:.3g} epochs"
+        )
+
+
+def _epochs_of(cell: "Cell") -> float:
+    """Return the passes through the training data that a cell makes."""
+    examples = cell.config.steps * sum(cell.cluster.windows) * (cell.problem.batch_size or 1)
+    return examples / cell.problem.examples
+
+
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     """Write the tables, print two of them, and draw the figures of the runs that there are."""
     import pandas as pd
@@ -185,7 +211,10 @@ def report(folder: Path) -> str:
     import pandas as pd
 
     grid = pd.read_csv(folder / TABLES[0])
-    parts = []
+    problem, seeds = read(folder, "windows").config["problem"], counted(int(grid["seeds"].max()), "seed")
+    diverged = int(grid["diverged"].sum())
+    told = f"; {counted(diverged, 'run')} diverged, counted as far as they went" if diverged else ""
+    parts = [f"{problem}, {seeds}{told}"]
     for title, column in _PRINTED.items():
         if column not in grid:
             continue
@@ -196,8 +225,6 @@ def report(folder: Path) -> str:
         pairs = efficiency["method"] + " over " + efficiency["against"]
         table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
         parts.append(f"temporal efficiency, by workers and window\n{_text(table, '{:.3f}')}")
-    seeds, diverged = counted(int(grid["seeds"].max()), "seed"), counted(int(grid["diverged"].sum()), "run")
-    parts.append(f"{seeds}; {diverged} diverged, and count as far as they went")
     return "\n\n".join(parts)
 
 

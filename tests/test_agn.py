@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from asyncsim import InputError, methods, problems, study
 from asyncsim.study import load_file, shipped
@@ -67,9 +68,57 @@ def test_study_writes_its_tables(window, lenient, capsys, monkeypatch):
     assert (grid["staleness_mode"] == 1).all()
     printed = capsys.readouterr().out
     assert "temporal efficiency" in printed and "training accuracy" in printed
+    assert printed.startswith("digits, 1 seed\n")
     assert {path.stem for path in result.folder.glob("*.png")} == (
         {"agn", "staleness", "collapse"} if 3 in window else set()
     )
+
+
+@pytest.fixture
+def told(capsys, monkeypatch):
+    """Start the study, but run none of its cells; return the notes."""
+
+    def run(**options):
+        monkeypatch.setattr(windows, "run_cells", lambda *of_study: None)
+        problem = problems.digits(batch_size=32, hidden=())
+        windows.run(
+            windows.Config(**{"workers": (2,), "methods": ("agn",), "alpha": 0.05, "problem": problem, **options})
+        )
+        return capsys.readouterr().err.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("window", "epochs", "off"),
+    [
+        # 1,437 examples in minibatches of 32: 44.9 in a pass, so 22 visits of both workers, 2 % short of one.
+        ((1,), 1.0, ""),
+        # One visit of both is 800 minibatches.
+        ((1, 400), 1.0, "1 of 2 clusters; most with 2 workers and a window of 400, which train for 17.8 epochs"),
+        # Two visits of 30 minibatches each in the place of 2.2; that of 22 in the place of 67.4 is right to 2 %.
+        ((15, 1), 1.5, "1 of 2 clusters; most with 2 workers and a window of 15, which train for 1.34 epochs"),
+    ],
+)
+def test_epochs_that_are_no_whole_visits_are_told(told, window, epochs, off):
+    text = f"note: --epochs {epochs:g} is rounded to whole visits of all workers, by more than 5 % in {off}"
+    assert told(window=window, epochs=epochs) == ([text] if off else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        ({"steps": 3}, []),
+        ({"steps": 3, "epochs": 7.0}, ["--epochs changes nothing beside --steps"]),
+        # The scale's own epochs are not those that somebody asked for.
+        ({"steps": 3, "epochs": 40.0, "scale": "paper"}, []),
+        ({"steps": 3, "alpha": 0.1}, ["--alpha changes nothing for agn"]),
+        ({"steps": 3, "alpha": 0.1, "methods": ("agn", "aeasgd")}, []),
+        ({"steps": 3, "diagnose_energy": True}, ["--diagnose-energy changes nothing with --diagnose-every 0"]),
+    ],
+)
+def test_options_that_change_nothing_are_said_aloud(told, options, notes):
+    assert told(window=(1,), **options) == [f"note: {note}" for note in notes]
 
 
 def test_scales_are_valid_and_chosen_by_name():
@@ -197,6 +246,33 @@ def test_every_figure_is_drawn_with_published_numbers_beside_ours(results):
         line for line in figures["times"].axes[0].lines if line.get_linestyle() == "None" and len(line.get_xdata())
     ]
     assert dict(zip(*points.get_data(), strict=True))[20] == 840
+
+
+@pytest.mark.parametrize(("problem", "own"), [("digits", {}), ("mnist", {"network": "cnn"})])
+def test_published_numbers_are_beside_the_thesis_task_alone(results, problem, own):
+    config = json.loads((results / "config.json").read_text()) | {"problem": problem}
+    config["problem_config"] |= own
+    (results / "config.json").write_text(json.dumps(config))
+    found = read(results, "windows")
+    figures = {name: drawing.draw(found) for name, drawing in agn.FIGURES.items() if name != "times"}
+    for figure in figures.values():
+        figure.draw_without_rendering()
+        assert not [text.get_text() for text in figure.findobj(Text) if "published" in text.get_text()]
+    assert [axes.get_title() for axes in figures["agn"].axes] == ["training", "test"]
+    assert [len(axes.texts) for axes in figures["agn"].axes + figures["efficiency"].axes] == [4, 4, 4]
+    markers = {line.get_marker() for axes in figures["collapse"].axes for line in axes.lines if len(line.get_xdata())}
+    assert "s" not in markers and "o" in markers
+    assert "^" not in {line.get_marker() for axes in figures["staleness"].axes for line in axes.lines}
+    with pytest.raises(InputError, match="its problem, its cluster or its gradients are not those of the thesis"):
+        agn.FIGURES["times"].draw(found)
+
+
+def test_a_collapse_everywhere_has_its_colours(results):
+    table = pd.read_csv(results / "grid.csv")
+    table.assign(train_accuracy=0.1, test_accuracy=[0.1, 0.2] * 6).to_csv(results / "grid.csv", index=False)
+    (results / "config.json").write_text((results / "config.json").read_text().replace("mnist", "digits"))
+    figure = agn.FIGURES["agn"].draw(read(results, "windows"))
+    assert figure.axes[0].images[0].get_clim() == (10.0, 20.0)
 
 
 def test_times_of_another_cluster_are_not_held_against_the_published_ones(results):

@@ -68,6 +68,7 @@ def test_study_runs_and_says_what_it_wrote(told, name):
     assert said == "mine" and sorted(named.split(", ")) == sorted(path.name for path in Path("mine").iterdir())
     assert OWN_TABLES.get(name, set()) <= set(named.split(", "))
     results = read("mine", name)
+    assert f"{results.config['problem']}, one seed" in out
     assert {"method", "seed", "status", *columns.split()} <= set(results.summary)
     assert set(results.summary["status"]) == {"finished"}
     assert len(results.runs()) == len(results.summary) >= 1
@@ -185,6 +186,57 @@ def test_bad_input_is_one_line_and_leaves_nothing(told, name, options, message):
     assert list(Path().iterdir()) == []
 
 
+ELASTIC = """from asyncsim import methods
+
+def elastic(learning_rate=0.05, alpha=0.1):
+    return methods.aeasgd(learning_rate, alpha=alpha)._replace(name="elastic", hyperparameters={})
+
+def plain(learning_rate=0.05):
+    return methods.downpour(learning_rate)._replace(name="plain")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "notes"),
+    [
+        ("stability", "--most-workers 7 --rates-at 2 --fraction 0.3", []),
+        (
+            "stability",
+            "--no-limits --most-workers 7 --rates-at 2 --fraction 0.3",
+            [f"{option} changes nothing without --limits" for option in ("--most-workers", "--rates-at", "--fraction")],
+        ),
+        ("stability", "--scale paper", []),
+        ("stability", "--scale paper --most-workers 7", ["--most-workers changes nothing without --limits"]),
+        ("stability", "--methods gem downpour --alpha 0.1", ["--alpha changes nothing for gem, downpour"]),
+        ("stability", "--methods gem aeasgd --alpha 0.1", []),
+        ("stability", "--methods mine.py:elastic gem --alpha 0.1", []),
+        ("stability", "--methods mine.py:plain --alpha 0.1", ["--alpha changes nothing for plain"]),
+        (
+            "stability",
+            "--methods downpour --diagnose-every 0 --diagnose-energy",
+            ["--diagnose-energy changes nothing with --diagnose-every 0"],
+        ),
+        ("speedup", "--problem digits --steps 5", []),
+        ("speedup", "--problem digits --steps 5 --seconds 3", ["--seconds changes nothing beside --steps"]),
+        ("speedup", "--scale paper --problem digits --steps 5", []),
+        ("speedup", "--problem digits --effective-batch 64", []),
+        (
+            "speedup",
+            "--effective-batch 64",
+            [
+                "--batch-size changes nothing for quadratic",
+                "--effective-batch changes nothing for quadratic, which has no minibatches",
+            ],
+        ),
+    ],
+)
+def test_options_that_change_nothing_are_said_aloud(told, monkeypatch, name, options, notes):
+    Path("mine.py").write_text(ELASTIC)
+    monkeypatch.setattr(study.load(name), "run_cells", lambda *of_study: None)
+    code, _, err = told(name, options)
+    assert (code, err) == (0, [f"note: {note}" for note in notes])
+
+
 # Limits
 
 
@@ -207,9 +259,41 @@ def test_first_and_last_loss():
 def test_limits_that_were_not_found(told):
     # In two steps nobody halves the loss: rates are too low as well as too high.
     options = "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --noise 0 --steps 2"
-    code, _, err = told("stability", options)
+    code, out, err = told("stability", options)
     assert code == 0 and any("downpour, learning rate with workers 1: nothing stable" in line for line in err)
     assert pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]].isna().all(axis=None)
+    assert out[0] == "limits of stability, quadratic, 1 seed"
+    assert "none: not even the least that was tried is stable; -: not known then" in out
+
+
+def test_signs_of_the_table_of_limits_mean_one_thing_each():
+    names = ["method", "question", "at", "largest_stable", "smallest_unstable", "seeds", "error"]
+    rows = [
+        ["gem", "workers", 0.05, 100, None, 2, None],
+        ["gem", "learning_rate", 5, 0.4, 0.5657, 2, None],
+        ["downpour", "workers", 0.05, 17, 20, 2, None],
+        ["mine", "workers", 0.05, None, None, 2, None],
+        ["yours", "workers", 0.05, None, None, None, "ValueError: none"],
+    ]
+
+    def printed(*places: int) -> list[str]:
+        return limits().report("digits", pd.DataFrame([rows[place] for place in places], columns=names)).splitlines()
+
+    heading, titles, *lines, signs = printed(*range(5))
+    assert heading == "limits of stability, digits, 2 seeds"
+    assert " ".join(titles.split()) == "method question at largest stable smallest unstable"
+    assert [re.split(r"\s{2,}", line.strip())[-2:] for line in lines] == [
+        ["100", "> 100"],
+        ["0.400", "0.566"],
+        ["17", "20"],
+        ["none", "-"],
+        ["failed", "-"],
+    ]
+    above, nothing, failed, unknown = signs.split("; ")
+    assert above == "> x: stable up to x, the largest that was tried" and nothing.startswith("none: not even the least")
+    assert failed.startswith("failed: the search ended with an error") and unknown == "-: not known then"
+    # Only those that there are.
+    assert printed(0)[-1] == above and printed(3)[-1] == f"{nothing}; {unknown}" and len(printed(1, 2)) == 4
 
 
 def test_tensors_need_pi(told):
@@ -358,6 +442,70 @@ def test_a_cluster_without_curves_of_all_is_not_chosen():
     assert ("downpour", 0.0, 0.2, 0.05) not in forensics.scores(table).index
 
 
+def fitted_table(held_out: float, fast: float = 0.1) -> pd.DataFrame:
+    """Return deviations of two clusters by two methods; those held out are the same, but for DOWNPOUR's at its best."""
+    deviations = {}
+    for method, service, n in itertools.product(("gem", "downpour"), (0.0, 0.2), (5, 10, 20)):
+        deviations[method, service, 0.05, n] = 0.05 if n == 10 else {0.0: fast, 0.2: 0.2}[service]
+        deviations[method, service, 0.01, n] = 9.0
+    deviations["downpour", 0.0, 0.05, 10] = held_out
+    return table_of(deviations)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "told"),
+    [
+        (
+            0.12,
+            "the fit is good: curves that were held out may deviate by 0.15, and the worst, downpour with 10 workers, "
+            "does by 0.12",
+        ),
+        (
+            0.3,
+            "the fit is poor: curves that were held out may deviate by 0.15, and the worst, downpour with 10 workers, "
+            "does by 0.3",
+        ),
+        (
+            np.nan,
+            "the fit is poor: curves that were held out may deviate by 0.15, and the worst, downpour with 10 "
+            "workers, diverged early",
+        ),
+    ],
+)
+def test_forensics_says_whether_the_fit_is_good(held_out, told):
+    preferred, said = study.load("forensics").verdict(fitted_table(held_out)).splitlines()
+    assert said == f"verdict: {told}"
+    assert preferred == (
+        "preferred of 2 clusters, over all methods: service 0 s, CV 0.2, with a deviation of 0.1; next: service 0.2 s, "
+        "CV 0.2, with 0.2"
+    )
+
+
+def test_forensics_has_no_verdict_where_nothing_can_be_checked():
+    forensics, table = study.load("forensics"), fitted_table(0.1)
+    (said,) = forensics.verdict(table[table["fitted"]]).splitlines()[1:]
+    assert said == "verdict: none, as no curves were held out that are finished; leave some of workers out of fitted"
+    nothing = forensics.verdict(table.assign(deviation=np.nan))
+    assert nothing == "verdict: none, as at no cluster do all methods have curves to compare"
+
+
+@pytest.mark.parametrize(
+    ("sought", "told"),
+    [
+        ((0.0, 0.2), "the hidden cluster, service 0 s, CV 0.2, is found again"),
+        ((0.2, 0.2), "the hidden cluster, service 0.2 s, CV 0.2, is not found again: such curves do not tell it from"),
+        ((0.1, 0.2), "the hidden cluster, service 0.1 s, CV 0.2, is none of those that were tried; give its values to"),
+    ],
+)
+def test_forensics_says_whether_the_hidden_cluster_was_found(sought, told):
+    assert study.load("forensics").verdict(fitted_table(0.1), sought).splitlines()[-1].startswith(told)
+
+
+def test_forensics_and_its_figure_hold_fits_to_the_same_bar():
+    gem = load_file("asyncsim.figures.gem", study.shipped("figures") / "gem" / "__init__.py")
+    assert study.load("forensics").HELD_OUT_BAR == gem.forensics.HELD_OUT_BAR
+
+
 def test_deviation_of_known_curves():
     forensics = study.load("forensics")
     target = pd.Series([1.0, 0.5, 0.25])
@@ -377,7 +525,7 @@ def test_deviation_of_known_curves():
 def test_published_curves_are_those_of_mnist():
     forensics = study.load("forensics")
     gem, other = SimpleNamespace(name="gem"), SimpleNamespace(name="mine")
-    cell = SimpleNamespace(problem=SimpleNamespace(name="mnist"), methods=[gem])
+    cell = SimpleNamespace(problem=SimpleNamespace(name="mnist", config={"network": "cnn"}), methods=[gem])
     found = forensics._published(cell, forensics.Config())
     assert {key for key in found} == {("gem", n) for n in (5, 10, 20, 30)}
     # Read off the first points of figure 1a in the file: steps 5, 10, 15 and 20.
@@ -386,5 +534,6 @@ def test_published_curves_are_those_of_mnist():
         forensics._published(cell, forensics.Config(workers=(7,), fitted=(7,)))
     with pytest.raises(InputError, match="methods = 'mine': unknown; choose from gem, downpour, adaptive_staleness"):
         forensics._published(SimpleNamespace(problem=cell.problem, methods=[other]), forensics.Config())
-    digits = SimpleNamespace(problem=SimpleNamespace(name="digits"), methods=[gem])
-    assert forensics._published(digits, forensics.Config()) == {}
+    for name, config in (("digits", {}), ("mnist", {"network": "mlp"})):
+        other = SimpleNamespace(problem=SimpleNamespace(name=name, config=config), methods=[gem])
+        assert forensics._published(other, forensics.Config()) == {}

@@ -1,6 +1,7 @@
 """Figures of Hermans' thesis and of "Accumulated Gradient Normalization" (arXiv 1710.02368) from our own runs.
 
-Drawn from folders of results, with the numbers that the thesis prints beside ours (``published.csv``)::
+Drawn from folders of results; with the numbers that the thesis prints (``published.csv``) beside those of its own task,
+MNIST with its perceptron::
 
     python -m figures agn                                   # in a clone: all that there are results for
     python -m figures agn --only collapse --results results

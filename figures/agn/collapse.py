@@ -12,7 +12,7 @@ from asyncsim.errors import InputError
 from asyncsim.sweep import Finished
 
 from . import published
-from .tables import own_table, setting
+from .tables import is_thesis, own_table, published_grid, setting
 
 #: Of ten classes.
 _CHANCE, _OF_TEN_CLASSES = 10.0, ("digits", "mnist", "cifar10")
@@ -20,7 +20,7 @@ _MARKERS = ("o", "^", "v", "D", "P")
 
 
 def collapse(results: Finished) -> Figure:
-    """Draw the training accuracy at the end against the workers, a panel for each window, with published values."""
+    """Draw the training accuracy at the end against the workers, a panel for each window, and the published values."""
     table = own_table(results, "grid.csv")
     if "train_accuracy" not in table or "downpour" not in set(table["method"]):
         raise InputError(f"folder = {str(results.folder)!r}: no accuracies of downpour")
@@ -34,7 +34,7 @@ def collapse(results: Finished) -> Figure:
             rows = table[(table["method"] == name) & (table["window"] == window)].sort_values("workers")
             style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker, "markersize": 4}
             axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=one.label, **style)
-            known = published.grid("collapse_accuracy", name)
+            known = published_grid(results, "collapse_accuracy", name)
             known = known[known.index.get_level_values("window") == window]
             theirs |= set(known.index.get_level_values("workers"))
             hollow: dict[str, Any] = {"linestyle": "none", "marker": "s", "markerfacecolor": "white", "markersize": 5}
@@ -49,7 +49,7 @@ def collapse(results: Finished) -> Figure:
     panels[0].set_ylabel("training accuracy (%)")
     handles, _ = panels[0].get_legend_handles_labels()
     if theirs:
-        handles += panels[0].plot([], [], color=look.BLACK, label=f"published ({published.SOURCE}, MNIST)", **hollow)
+        handles += panels[0].plot([], [], color=look.BLACK, label=f"published ({published.SOURCE})", **hollow)
     if of_ten_classes:
         handles += panels[0].plot([], [], color=look.GREY, linewidth=0.7, linestyle=":", label="chance")
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
@@ -58,11 +58,11 @@ def collapse(results: Finished) -> Figure:
 
 
 def staleness(results: Finished) -> Figure:
-    """Draw how often each staleness occurred, a panel for each number of workers, with the published modes."""
+    """Draw how often each staleness occurred, a panel for each number of workers, and the published modes."""
     table = own_table(results, "staleness.csv")
     counts, windows = sorted(table["workers"].unique()), sorted(table["window"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.5, len(counts))
-    modes = published.modes()
+    modes = published.modes() if is_thesis(results) else published.modes().head(0)
     for axes, n in zip(panels, counts, strict=True):
         for window, shade in look.shades(windows).items():
             rows = table[(table["workers"] == n) & (table["window"] == window)]

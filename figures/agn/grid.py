@@ -14,17 +14,18 @@ from asyncsim.errors import InputError
 from asyncsim.sweep import Finished
 
 from . import published
-from .tables import own_table, setting
+from .tables import is_thesis, own_table, published_grid, setting
 
 _PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
 #: Accuracies below this share one colour: a collapse would leave no colours to the rest.
 _LOWEST = 90.0
 #: Temporal efficiencies that are further from one than this have the same colour; the published ones are nearer.
 _FURTHEST = 0.12
-#: Minibatches of a run in the thesis, and the cluster that fits its times: the study's with --scale paper.
+#: Minibatches of a run in the thesis, examples of MNIST, and the cluster that fits the thesis' times: the study's with
+#: --scale paper.
 _GRADIENTS = 18_750
 _CLUSTER = {"compute": "gamma(mean=0.44, cv=0.2)", "service": "constant(0.2)", "protocol": "write_then_read"}
-_EXAMPLES = {"digits": 1_437, "mnist": 60_000}
+_EXAMPLES = 60_000
 #: Numbers are white on cells darker than this.
 _DARK = 0.55
 
@@ -32,19 +33,17 @@ _DARK = 0.55
 def accuracy(results: Finished, method: str) -> Figure:
     """Draw a method's accuracies at the end by workers and window: training and test, ours and the published ones."""
     table = _of_method(own_table(results, "grid.csv"), method)
-    maps = {}
+    maps: dict[str, pd.Series] = {}
     for column, part in _PARTS.items():
         if column not in table:
             raise InputError(f"folder = {str(results.folder)!r}: its problem has no {part} accuracy")
-        maps[f"{part}, ours"] = 100 * table[column]
-        maps[f"{part}, published"] = 100 * published.grid(column, method)
+        maps |= _beside(part, 100 * table[column], 100 * published_grid(results, column, method))
     shown = np.concatenate([one.to_numpy(np.float64) for one in maps.values()])
-    norm = Normalize(max(_LOWEST, shown.min()), shown.max())
+    lowest, highest = np.nanmin(shown), np.nanmax(shown)
+    norm = Normalize(max(_LOWEST, lowest) if highest > _LOWEST else lowest, highest)
     name = look.looks([method])[method].label
-    text = setting(
-        results, f"{name}: accuracy at the end (%)", f"published: {published.SOURCE}, MNIST; white: not known"
-    )
-    return _maps(maps, norm, "viridis", "{:.2f}".format, text)
+    source = [f"published: {published.SOURCE}; white: not known"] if is_thesis(results) else []
+    return _maps(maps, norm, "viridis", "{:.2f}".format, setting(results, f"{name}: accuracy at the end (%)", *source))
 
 
 def efficiency(results: Finished) -> Figure:
@@ -53,12 +52,11 @@ def efficiency(results: Finished) -> Figure:
     pair = table[(table["method"] == "agn") & (table["against"] == "aeasgd")]
     if pair.empty:
         raise InputError(f"folder = {str(results.folder)!r}: no runs of both agn and aeasgd")
-    maps = {
-        "ours": pair.set_index(["workers", "window"])["efficiency"],
-        "published": published.grid("efficiency", "agn over aeasgd"),
-    }
+    theirs = published_grid(results, "efficiency", "agn over aeasgd")
+    maps = _beside("", pair.set_index(["workers", "window"])["efficiency"], theirs)
     norm = TwoSlopeNorm(1.0, 1 - _FURTHEST, 1 + _FURTHEST)
-    text = setting(results, "temporal efficiency of AGN over AEASGD", f"published: {published.SOURCE}, MNIST")
+    source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
+    text = setting(results, "temporal efficiency of AGN over AEASGD", *source)
     return _maps(maps, norm, "PuOr", "{:.3f}".format, text)
 
 
@@ -68,11 +66,13 @@ def times(results: Finished) -> Figure:
     Raises
     ------
     InputError
-        The results are of another cluster than the one that is made for the published times, or of another length.
+        The results are of another task or cluster than those that the published times are of, or of another length.
     """
     table = own_table(results, "grid.csv")
     if not _of_the_thesis(results):
-        raise InputError(f"folder = {str(results.folder)!r}: its cluster or its gradients are not those of the thesis")
+        raise InputError(
+            f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients are not those of the thesis"
+        )
     ours = table.drop_duplicates(["workers", "window"]).set_index(["workers", "window"])["seconds"]
     theirs = published.grid("seconds", "agn")
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
@@ -90,16 +90,15 @@ def times(results: Finished) -> Figure:
     axes.set_ylim(0, None)
     handles, _ = axes.get_legend_handles_labels()
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    look.title(figure, f"time of {_GRADIENTS:,} minibatches, simulated and published ({published.SOURCE})")
+    look.title(figure, f"time of {_GRADIENTS:,} minibatches of MNIST, simulated and published ({published.SOURCE})")
     return figure
 
 
 def _of_the_thesis(results: Finished) -> bool:
     config = results.config
-    examples = _EXAMPLES.get(config.get("problem", ""), 0)
-    gradients = config.get("epochs", 0) * examples / config.get("problem_config", {}).get("batch_size", np.inf)
+    gradients = config.get("epochs", 0) * _EXAMPLES / config.get("problem_config", {}).get("batch_size", np.inf)
     whole = config.get("steps") == 0 and abs(gradients / _GRADIENTS - 1) < 0.01
-    return whole and all(config.get(name) == value for name, value in _CLUSTER.items())
+    return is_thesis(results) and whole and all(config.get(name) == value for name, value in _CLUSTER.items())
 
 
 def _of_method(table: pd.DataFrame, method: str) -> pd.DataFrame:
@@ -109,9 +108,17 @@ def _of_method(table: pd.DataFrame, method: str) -> pd.DataFrame:
     return rows.set_index(["workers", "window"])
 
 
+def _beside(part: str, ours: pd.Series, theirs: pd.Series) -> dict[str, pd.Series]:
+    """Return our values with the title of their map, and the published ones with theirs if there are any."""
+    if theirs.empty:
+        return {part: ours}
+    return {", ".join(filter(None, (part, whose))): one for whose, one in (("ours", ours), ("published", theirs))}
+
+
 def _maps(maps: Mapping[str, pd.Series], norm: Normalize, colors: str, form: Callable[..., str], text: str) -> Figure:
-    rows = len(maps) // 2
-    figure, panels = look.new_figure(look.DOUBLE, 0.5 + 2.2 * rows, 2, rows)
+    columns, rows = min(2, len(maps)), max(1, len(maps) // 2)
+    width = look.DOUBLE if columns == 2 else look.SINGLE
+    figure, panels = look.new_figure(width, 0.5 + 2.2 * rows, columns, rows)
     for axes, (title, values) in zip(panels, maps.items(), strict=True):
         _heat_map(axes, values, norm, colors, form)
         axes.set_title(title)

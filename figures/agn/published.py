@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from asyncsim.paper import Task
+
 #: What the figures call them.
 SOURCE = "Hermans 2017, thesis"
+#: What all of them are of.
+TASK = Task("mnist", network="mlp")
 
 
 def grid(quantity: str, method: str) -> pd.Series:

@@ -6,6 +6,8 @@ from asyncsim.errors import InputError
 from asyncsim.sweep import Finished
 from asyncsim.wording import counted
 
+from . import published
+
 
 def own_table(results: Finished, name: str) -> pd.DataFrame:
     """Read a table that the study wrote beside its summary.
@@ -25,10 +27,21 @@ def own_table(results: Finished, name: str) -> pd.DataFrame:
     return table
 
 
+def is_thesis(results: Finished) -> bool:
+    """Return whether the results are of the thesis' own task, so that its numbers may stand beside them."""
+    return published.TASK.is_that_of(results)
+
+
+def published_grid(results: Finished, quantity: str, method: str) -> pd.Series:
+    """Return the published values of a quantity; none if there are none, or if our results are of another task."""
+    values = published.grid(quantity, method)
+    return values if is_thesis(results) else values.head(0)
+
+
 def setting(results: Finished, *parts: str) -> str:
     """Return the end of a title: these parts, the problem, the workers' local optimizer and the seeds."""
     summary, problem = results.summary, str(results.config.get("problem", ""))
-    said = [*parts, f"ours: {'MNIST' if problem == 'mnist' else problem}"]
+    said = [*parts, "MNIST" if problem == "mnist" else problem]
     rates = summary["method.learning_rate"].dropna().unique() if "method.learning_rate" in summary else []
     names = summary["method.optimizer"].dropna().unique() if "method.optimizer" in summary else []
     if len(rates) == 1 and len(names) <= 1:

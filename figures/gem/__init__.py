@@ -1,12 +1,13 @@
 """Figures of "Gradient Energy Matching" (Hermans and Louppe 2018, arXiv 1805.08469) from our own runs.
 
-Drawn from folders of results, one for each study, with the published curves in grey where they are known::
+Drawn from folders of results, one for each study; those of the paper's own task, MNIST with its network, with the
+published curves in grey where they are known::
 
     python -m figures gem                                   # in a clone: all that there are results for
     python -m figures gem --only 1a,3 --results results
     python -m asyncsim.figures gem                          # installed
 
-Results of the paper's own task (MNIST) are compared with the published curves in numbers too: ``deviations.csv``.
+They are compared with the published curves in numbers too: ``deviations.csv``.
 """
 
 import functools

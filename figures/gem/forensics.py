@@ -63,8 +63,8 @@ def fitted(results: Finished) -> Figure:
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
     text = setting(results, f"cluster fitted to {_fitted_to(results)}: {where}")
-    name = "" if is_paper(results) else "to be found"
-    finish(figure, first, text, [*handles, *published_handles(figure, first, results, name)], columns=5)
+    name = "published" if is_paper(results) else "to be found"
+    finish(figure, first, text, [*handles, *published_handles(figure, first, name)], columns=5)
     return figure
 
 
@@ -152,7 +152,7 @@ def _targets(results: Finished, method: str, curves: dict[int, Curve]) -> dict[i
     """Return the curves that were fitted to, by worker step; of other problems than the paper's these are our own."""
     if is_paper(results):
         (panel,) = (panel for panel, name in METHODS.items() if name == method)
-        return published_curves(panel, method, curves)
+        return published_curves(results, panel, method, curves)
     table = own_table(results, "target.csv", ["method", "workers", "step", "loss"])
     of_method = table[table["method"] == method].groupby("workers")
     return {int(n): rows.set_index("step")["loss"] for n, rows in of_method if n in curves}

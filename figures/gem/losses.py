@@ -60,7 +60,7 @@ def of_workers(results: Finished, panel: str) -> Figure:
     one = look.METHOD_LOOKS[method]
     _loss_panel(axes, results, method, one)
     text = setting(results, f"{one.label} with n workers", _points(results))
-    finish(figure, axes, text, published_handles(figure, axes, results))
+    finish(figure, axes, text, published_handles(figure, axes))
     return figure
 
 
@@ -88,7 +88,7 @@ def of_workers_at_all_rates(results: Finished) -> Figure:
     drawn = next(axes for axes in all_axes if axes.lines)
     log_axis(drawn, limits, most=MOST_LOSS)
     text = setting(results, "losses with n workers", _points(results))
-    finish(figure, drawn, text, published_handles(figure, drawn, results))
+    finish(figure, drawn, text, published_handles(figure, drawn))
     return figure
 
 
@@ -97,13 +97,15 @@ def final(results: Finished) -> Figure:
     results = with_all_workers(at_rate(results))
     figure, (axes,) = look.new_figure(*PANEL)
     names = methods_of(results)
-    shown = [results.summary["final_loss"], *(published.series("1d", name)["y"] for name in names)]
+    theirs = {name: published.series("1d", name) for name in names} if is_paper(results) else {}
+    shown = [results.summary["final_loss"], *(points["y"] for points in theirs.values())]
     log_axis(axes, shown, "loss over the last tenth", MOST_LOSS)
     known = set[int]()
     for (name, one), marker in zip(look.looks(names).items(), itertools.cycle("osDv^P"), strict=False):
-        points = published.series("1d", name)
-        known |= set(points["x"].astype(int))
-        axes.plot(points["x"], points["y"], marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
+        if name in theirs:
+            x, y = theirs[name]["x"], theirs[name]["y"]
+            known |= set(x.astype(int))
+            axes.plot(x, y, marker, color="#999999", markersize=5, markerfacecolor="white", zorder=1)
         rows = chosen(results, method=name).summary
         losses = rows.groupby("workers")["final_loss"].agg(["mean", "min", "max"])
         axes.fill_between(losses.index, losses["min"], losses["max"], color=one.color, alpha=0.2, linewidth=0)
@@ -117,31 +119,32 @@ def final(results: Finished) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("workers n")
-    handles = [_hollow_handle(axes, results)] if known else []
+    handles = [_hollow_handle(axes)] if known else []
     finish(figure, axes, setting(results, "final loss"), handles, columns=2)
     return figure
 
 
 def hundred(results: Finished) -> Figure:
-    """Draw the loss of GEM with 100 workers against time: figure 2."""
+    """Draw the loss of GEM with 100 workers against time, beside the published one as long as that took: figure 2."""
     results = chosen(results, method="gem")
     runs, n = results.runs(), int(results.summary["workers"].iloc[0])
     curve = loss(runs, n)
-    stretch = published.SECONDS / max(float(run.commits["commit_time"].iloc[-1]) for run in runs)
+    theirs = published.binned("2", "gem n=100") if is_paper(results) else pd.Series(dtype=float)
+    stretch = published.SECONDS / max(float(run.commits["commit_time"].iloc[-1]) for run in runs) if len(theirs) else 1
     times = curve._replace(time=curve.time * stretch, ends=[(t * stretch, s, y) for t, s, y in curve.ends])
     figure, (axes,) = look.new_figure(look.DOUBLE, 2.6)
-    theirs = published.binned("2", "gem n=100")
     log_axis(axes, [curve, theirs])
-    seconds = (theirs.index + 0.5) * published.BIN_STEPS / published.STEPS * published.SECONDS
-    axes.plot(seconds, theirs, color="#999999", linewidth=0.7, zorder=1)
     draw_family(axes, {n: times}, {n: f"GEM, n = {n}"}, against="time")
-    axes.set_xlim(0, published.SECONDS)
-    axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, so that both runs end together")
-    (handle,) = axes.plot([], [], color="#999999", linewidth=0.7, label=f"{_published_name(results)}, n = 100")
     reached = f"test accuracy {results.summary['test_accuracy'].mean():.2%}".replace("%", "\u00a0%")
-    if is_paper(results):
+    handles = []
+    if len(theirs):
+        seconds = (theirs.index + 0.5) * published.BIN_STEPS / published.STEPS * published.SECONDS
+        style: dict[str, Any] = {"color": "#999999", "linewidth": 0.7, "zorder": 1}
+        handles = axes.plot(seconds, theirs, label="published, n = 100", **style)
+        axes.set_xlim(0, published.SECONDS)
+        axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, so that both runs end together")
         reached += f" (published {100 * ACCURACY:.2f}\u00a0%)"
-    finish(figure, axes, setting(results, f"GEM, {n} workers", _points(results), reached), [handle])
+    finish(figure, axes, setting(results, f"GEM, {n} workers", _points(results), reached), handles)
     return figure
 
 
@@ -151,12 +154,12 @@ def factors(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     curves = family(results, "workers", median_pi)
     looks = look.shades(curves)
-    draw_published(axes, published_curves("3", "gem", curves), looks)
+    draw_published(axes, published_curves(results, "3", "gem", curves), looks)
     axes.set_ylim(0, 1.1 * max(1.0, *(_most(curve) for curve in curves.values())))
     draw_family(axes, curves, {n: workers_label(n) for n in curves}, looks=looks)
     axes.set_ylabel("median \u03c0 over the weights")
     text = setting(results, "GEM's factor \u03c0 with n workers", _points(results))
-    finish(figure, axes, text, published_handles(figure, axes, results))
+    finish(figure, axes, text, published_handles(figure, axes))
     return figure
 
 
@@ -231,7 +234,7 @@ def _loss_panel(axes: Axes, results: Finished, method: str, one: look.Look) -> N
     curves = family(results, "workers")
     looks = look.shades(curves)
     panels = [panel for panel, published_method in METHODS.items() if published_method == method]
-    theirs = published_curves(panels[0], method, curves) if panels else {}
+    theirs = published_curves(results, panels[0], method, curves) if panels else {}
     log_axis(axes, [*curves.values(), *theirs.values()], most=MOST_LOSS)
     draw_published(axes, theirs, looks)
     labels = {n: workers_label(n) for n in curves}
@@ -259,13 +262,9 @@ def _curve_row(figure: str, name: str, rate: str, deviation: float, bar: float, 
     return Deviation(figure, name, rate, "log10 RMS", nothing, nothing, deviation, nothing, bar, diverged_of(rows))
 
 
-def _published_name(results: Finished) -> str:
-    return "published" if is_paper(results) else "published (MNIST)"
-
-
-def _hollow_handle(axes: Axes, results: Finished) -> Any:
+def _hollow_handle(axes: Axes) -> Any:
     style: dict[str, Any] = {"color": "#999999", "markersize": 5, "markerfacecolor": "white", "linestyle": "none"}
-    return axes.plot([], [], marker="o", label=_published_name(results), **style)[0]
+    return axes.plot([], [], marker="o", label="published", **style)[0]
 
 
 def _most(curve: Curve) -> float:

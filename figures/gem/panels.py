@@ -39,8 +39,8 @@ Quantity = Callable[[Sequence[Run], int], Curve]
 
 
 def is_paper(results: Finished) -> bool:
-    """Return whether the results are of the paper's own task, so that deviations mean something."""
-    return results.config.get("problem") == "mnist"
+    """Return whether the results are of the paper's own task, so that its curves may stand beside them."""
+    return published.TASK.is_that_of(results)
 
 
 def chosen(results: Finished, **values: Any) -> Finished:
@@ -186,11 +186,13 @@ def draw_family(
     axes.set_xlabel(STEPS if against == "step" else "simulated time (s)")
 
 
-def published_curves(figure: str, method: str, curves: Mapping[int, Curve]) -> dict[int, pd.Series]:
+def published_curves(results: Finished, figure: str, method: str, curves: Mapping[int, Curve]) -> dict[int, pd.Series]:
     """Return the published curves of a method for the numbers of workers of some curves of ours, and as far as these.
 
-    By worker step, averaged as ours; none where the paper has none.
+    By worker step, averaged as ours; none where the paper has none, or if our results are of another task.
     """
+    if not is_paper(results):
+        return {}
     found = {}
     for n, curve in curves.items():
         points = published.binned(figure, f"{method} n={n}")
@@ -220,12 +222,11 @@ def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, most: float |
     axes.set_ylabel(label)
 
 
-def published_handles(figure: Figure, axes: Axes, results: Finished, name: str = "") -> list[Any]:
-    """Return a handle for the legend, if there are grey curves in the figure: what these are, if not published."""
+def published_handles(figure: Figure, axes: Axes, name: str = "published") -> list[Any]:
+    """Return a handle for the legend, if there are grey curves in the figure; ``name`` is what these are."""
     lines = [line for one in figure.axes for line in one.lines if line.get_color() == _PUBLISHED["color"]]
     if not lines:
         return []
-    name = name or ("published" if is_paper(results) else "published (MNIST)")
     return axes.plot([], [], marker="o", label=name, **_PUBLISHED, **_HOLLOW)
 
 

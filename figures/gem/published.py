@@ -15,9 +15,12 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.curves import Curve
+from asyncsim.paper import Task
 
 #: The paper's name for figures and tables.
 SOURCE = "Hermans and Louppe 2018, arXiv 1805.08469"
+#: What all of its curves are of.
+TASK = Task("mnist", network="cnn")
 #: Worker steps of the bins in which curves are compared, and those between the published points.
 BIN_STEPS = 20
 _EVERY = 5
