@@ -1,17 +1,24 @@
 """Curves of runs: a quantity of every commit, binned, averaged over the seeds and drawn with its range."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
 
 from asyncsim.look import looks
 from asyncsim.run import Run
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
 _BINS = 100
+#: Losses above so many times the first are cut off: a run that diverges would flatten all others.
+_CUT = 100.0
+#: A logarithmic axis shows bands down to such a part of the least mean; one seed that collapses would flatten the rest.
+_DEPTH = 1e-3
+#: The smallest and the largest value that a logarithmic axis shows: its ticks lie outside, and must be numbers, too.
+_SMALLEST, _LARGEST = 1e-280, 1e280
 #: The mark where a run diverged.
 DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
 
@@ -95,7 +102,19 @@ def diagnostic_curve(
     return _curve(runs, tables, "mean", workers, bin_steps)
 
 
-def draw_curves(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
+def curve_over_seeds(
+    time: ArrayLike, step: ArrayLike, values: pd.DataFrame, ends: list[tuple[float, float, float]]
+) -> Curve:
+    """Return the curve of some points: their values have a column for each seed, NaN where that has none."""
+    with np.errstate(over="ignore"):  # a mean of losses near the largest number is infinite
+        mean = values.mean(axis=1).to_numpy()
+    low, high = values.min(axis=1).to_numpy(), values.max(axis=1).to_numpy()
+    return Curve(np.asarray(time), np.asarray(step), mean, low, high, ends)
+
+
+def draw_curves(
+    axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str, until: float | None = None
+) -> None:
     """Draw mean and range of each method, and a cross where a run diverged.
 
     Parameters
@@ -106,17 +125,61 @@ def draw_curves(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
         By the names of the methods.
     against : {"time", "step"}
         What the horizontal axis shows.
+    until : float, optional
+        Where it ends; a cross beyond that is not drawn.
     """
     for name, look in looks(curves).items():
         curve = curves[name]
-        x = curve.time if against == "time" else curve.step
-        axes.fill_between(x, curve.low, curve.high, color=look.color, alpha=0.2, linewidth=0)
-        axes.plot(x, curve.mean, color=look.color, linestyle=look.line, label=labels[name])
+        # Only where there is something: a line would break at every bin that is empty.
+        known = np.isfinite(curve.mean)
+        x = (curve.time if against == "time" else curve.step)[known]
+        axes.fill_between(x, curve.low[known], curve.high[known], color=look.color, alpha=0.2, linewidth=0)
+        style: dict[str, Any] = {"marker": "." if len(x) == 1 else ""}  # a line of one point is none
+        axes.plot(x, curve.mean[known], color=look.color, linestyle=look.line, label=labels[name], **style)
         for time, step, value in curve.ends:
             end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
-            axes.plot(end, height, color=look.color, clip_on=False, zorder=4, **DIVERGED)
-    axes.set_xlim(0, None)
+            if until is None or end <= until:
+                axes.plot(end, height, color=look.color, clip_on=False, zorder=4, **DIVERGED)
+    axes.set_xlim(0, until)
     axes.set_xlabel("simulated time (s)" if against == "time" else "worker steps (commits per worker)")
+
+
+def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
+    """Return scale and limits of losses, cut off far above the first: logarithmic unless a mean is not above zero.
+
+    Bands are in view as far as they are not much lower than the means; `mark_below` tells how far others go.
+    """
+    curves = list(curves)
+    means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves])
+    if not len(means):
+        return "linear", 0.0, 1.0
+    first = [curve.mean[0] for curve in curves if np.isfinite(curve.mean[0])]
+    least, most = means.min(), min(means.max(), _CUT * max(abs(min(first, default=np.inf)), 1e-300))
+    if least > 0:
+        low, high = log_limits(curves, room=1.3)
+        return "log", low, min(high, max(most, least) * 1.3)
+    height = (most - least) or 1.0
+    lowest = max(min(curve.low[np.isfinite(curve.low)].min(initial=least) for curve in curves), least - height)
+    return "linear", lowest - 0.05 * height, most + 0.05 * height
+
+
+def log_limits(curves: Iterable[Curve], among: Sequence[float] = (), room: float = 1.0) -> tuple[float, float]:
+    """Return the limits of a logarithmic axis that shows the means of some curves, and their bands below them.
+
+    Parameters
+    ----------
+    curves : iterable of Curve
+        Their means above zero are in view, and their bands as far as they are not much lower; `mark_below` tells how
+        far others go.
+    among : sequence of float
+        Further values to be shown; one at least, if no mean may be above zero.
+    room : float
+        How many times further the axis goes.
+    """
+    curves = list(curves)
+    means = _above_zero([np.asarray(among), *(curve.mean for curve in curves)])
+    low = max(_above_zero([means, *(curve.low for curve in curves)]).min(), _DEPTH * means.min())
+    return max(low / room, _SMALLEST), min(means.max() * room, _LARGEST)
 
 
 def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
@@ -135,17 +198,38 @@ def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
 
 def mark_beyond(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
     """Say of each curve that leaves the axes at the top how far it goes."""
-    top, told = axes.get_ylim()[1], 0
+    (begin, end), top, told = axes.get_xlim(), axes.get_ylim()[1], 0
     for name, look in looks(curves).items():
         curve = curves[name]
-        beyond = np.flatnonzero(np.nan_to_num(curve.mean, nan=-np.inf) > top)
+        x = curve.time if against == "time" else curve.step
+        beyond = x[(curve.mean > top) & (x <= end)]
         if not len(beyond):
             continue
-        x = (curve.time if against == "time" else curve.step)[beyond[-1]]
         text = f"\u2191 {labels[name]} up to {np.nanmax(curve.mean):.0e}"
-        offset = (3, -4 - 9 * told)
-        axes.annotate(text, (x, top), offset, textcoords="offset points", va="top", fontsize=7, color=look.color)
+        # Towards the middle, so that the text stays inside.
+        side, aside = ("left", 3) if beyond[-1] <= (begin + end) / 2 else ("right", -3)
+        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": look.color}
+        axes.annotate(text, (beyond[-1], top), (aside, -4 - 9 * told), textcoords="offset points", **style)
         told += 1
+
+
+def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str]) -> None:
+    """Say of each band that leaves the axes at the bottom how far it goes; to zero on a logarithmic axis, say."""
+    bottom, told = axes.get_ylim()[0], 0
+    for name, look in looks(curves).items():
+        least = np.nanmin(curves[name].low, initial=np.inf)
+        if least >= bottom:
+            continue
+        text = f"\u2193 {labels[name]}, some seed down to {least:.0e}".replace(" 0e+00", " 0")
+        style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": look.color}
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        axes.annotate(text, (0, 0), (3, 2 + 9 * told), **place, **style)
+        told += 1
+
+
+def _above_zero(values: Sequence[np.ndarray]) -> np.ndarray:
+    together = np.concatenate(values)
+    return together[np.isfinite(together) & (together > 0)]
 
 
 def _curve(
@@ -158,10 +242,8 @@ def _curve(
         edges = np.append(np.arange(0, commits, bin_steps * workers), commits)
     binned = [_binned(table, average, edges) for table in tables]
     times, values = (pd.concat([table[name] for table in binned], axis=1) for name in ("time", "value"))
-    series = (times.mean(axis=1), values.mean(axis=1), values.min(axis=1), values.max(axis=1))
-    time, mean, low, high = (one.to_numpy() for one in series)
     ends = [_end(run, table, workers) for run, table in zip(runs, binned, strict=True) if run.diverged_at is not None]
-    return Curve(time, (edges[1:] + edges[:-1]) / 2 / workers, mean, low, high, ends)
+    return curve_over_seeds(times.mean(axis=1), (edges[1:] + edges[:-1]) / 2 / workers, values, ends)
 
 
 def _binned(table: pd.DataFrame, average: str, edges: np.ndarray) -> pd.DataFrame:
@@ -171,7 +253,8 @@ def _binned(table: pd.DataFrame, average: str, edges: np.ndarray) -> pd.DataFram
         {"time": table["commit_time"].to_numpy(), "value": np.where(np.isfinite(values), values, np.nan)}
     )
     place = np.searchsorted(edges, table["commit"].to_numpy(), side="right") - 1
-    return finite.groupby(place).agg({"time": "mean", "value": average}).reindex(range(len(edges) - 1))
+    with np.errstate(over="ignore"):  # a mean of losses near the largest number is infinite
+        return finite.groupby(place).agg({"time": "mean", "value": average}).reindex(range(len(edges) - 1))
 
 
 def _end(run: Run, binned: pd.DataFrame, workers: int) -> tuple[float, float, float]:

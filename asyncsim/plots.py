@@ -17,6 +17,7 @@ from asyncsim.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
 from asyncsim.phases import phases
 from asyncsim.table_text import number_text
 from asyncsim.trace import TAKEN_UP
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     from asyncsim.trace import Trace
@@ -36,7 +37,8 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
     """Draw how often each staleness occurs, with the closed form over it where its assumptions hold.
 
     Elsewhere the conserved mean, with the standard deviation without a queue if that is known, or the bounds of the
-    mean. A trace without a cluster shows its own mean. If the largest staleness is out of view, the legend names it.
+    mean. A trace without a cluster shows its own mean. If the largest staleness is out of view, the legend names it and
+    the axis says how many commits lie beyond its end.
 
     Parameters
     ----------
@@ -65,11 +67,17 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
     if theory is not None:
         _draw_staleness_theory(axes, theory, traces[0].workers, last, 1.05 * shares.max())
     axes.set_xlim(-0.5 - 0.02 * last, edges[-1] + 0.02 * last)
-    axes.set_xlabel("staleness (versions)")
+    axes.set_xlabel(f"staleness (versions){beyond(staleness, edges[-1])}")
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     _legend_on_top(axes)
+
+
+def beyond(values: np.ndarray, end: float) -> str:
+    """Return what the label of an axis says of the commits beyond its end: ``; 3 of 12,345 beyond`` it, or nothing."""
+    cut_off = int((values > end).sum())
+    return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond \u2192" if cut_off else ""
 
 
 def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -> None:

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from asyncsim import look
 from asyncsim.laws import Constant, Law
+from asyncsim.plots import beyond
 from asyncsim.table_text import number_text
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _staleness(axes: Axes, prediction: "Prediction") -> None:
     low, high = shares.mean(axis=0) - shares.min(axis=0), shares.max(axis=0) - shares.mean(axis=0)
     style: dict = {"color": look.BLACK, "linewidth": 0.8, "marker": "o", "markersize": 2.5, "linestyle": "none"}
     axes.errorbar(middle, shares.mean(axis=0), yerr=(low, high), label=label, **style)
-    axes.set_xlabel("staleness (versions)")
+    axes.set_xlabel(f"staleness (versions){beyond(measured, edges[-1])}")
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_ylim(0, 1.3 * max(shares.max(), 1e-9))

@@ -6,6 +6,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def over_seeds(count: int, what: str = "mean and range of") -> str:
-    """Return over how many seeds curves are: ``mean and range of 3 seeds``, or ``1 seed``."""
-    return counted(count, "seed") if count == 1 else f"{what} {counted(count, 'seed')}"
+def over_seeds(count: int, what: str = "mean and range of", fewest: int | None = None) -> str:
+    """Return over how many seeds curves are: ``mean and range of 3 seeds``, or ``1 seed``.
+
+    With ``fewest``, if some have fewer: ``mean and range of 1 to 3 seeds``.
+    """
+    if count == 1:
+        return counted(count, "seed")
+    few = "" if fewest is None or fewest == count else f"{fewest:,} to "
+    return f"{what} {few}{counted(count, 'seed')}"

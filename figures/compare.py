@@ -19,6 +19,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim import look
+from asyncsim.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
 from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
 from asyncsim.sweep import Finished, read
@@ -46,33 +47,32 @@ def draw(folder: str | os.PathLike) -> list[Path]:
 def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     """Draw the training loss of every method at its best rate: mean and range of the seeds.
 
-    The axis of time ends with the traces of the study's own number of workers.
+    A seed that diverged counts as far as it went, and losses far above the first are cut off. The axis of time ends
+    with the traces of the study's own number of workers, if there are some.
     """
     figure, panels = look.new_figure(look.DOUBLE, 3.0, 2, sharey=True)
-    looks = look.looks(table["method"])
+    labels = {name: one.label for name, one in look.looks(table["method"]).items()}
+    curves: dict[str, Curve] = {}
     for row in table.itertuples():
         rows = finished.rows(method=row.method)
         # Without a rate of that name there is only one.
         same = rows if pd.isna(row.learning_rate) else rows[rows["method.learning_rate"] == row.learning_rate]
-        curves = [_curve(finished, run_folder, file) for run_folder, file in same[["run_folder", "trace_file"]].values]
-        length = min(len(curve) for curve in curves)
-        values = np.array([curve["train_loss"][:length] for curve in curves])
-        for axes, against in zip(panels, ("commit_time", "computed"), strict=True):
-            x = np.mean([curve[against][:length] for curve in curves], axis=0)
-            one = looks[row.method]
-            axes.fill_between(x, values.min(0), values.max(0), color=one.color, alpha=0.2, linewidth=0)
-            axes.plot(x, values.mean(0), color=one.color, linestyle=one.line, label=one.label)
-    for axes, label in zip(panels, ("simulated time (s)", "gradients computed, also those thrown away"), strict=True):
-        axes.set_yscale("log")
-        axes.set_xlabel(label)
-        axes.set_xlim(0, None)
-    # A lone worker needs many times longer; what it needs until the target is in the table.
-    summary = finished.summary
-    panels[0].set_xlim(0, summary["simulated_seconds"][summary["own_workers"] == summary["workers"]].max())
+        curves[str(row.method)] = _curve(finished, same)
+    scale, *limits = loss_axis(curves.values())
+    for axes, against in zip(panels, ("time", "step"), strict=True):
+        axes.set_yscale(scale)
+        axes.set_ylim(*limits)
+        draw_curves(axes, curves, labels, against, _longest_time(finished.summary) if against == "time" else None)
+    panels[1].set_xlabel("gradients computed, also those thrown away")
     panels[0].set_ylabel("loss on the training data")
-    handles, labels = panels[0].get_legend_handles_labels()
-    look.legend_below(figure, handles, labels, 4)
-    seeds = over_seeds(int(table["seeds"].max()))
+    mark_beyond(panels[0], curves, labels, "time")
+    mark_below(panels[0], curves, labels)
+    handles, named = panels[0].get_legend_handles_labels()
+    if any(curve.ends for curve in curves.values()):
+        handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)
+        named.append("diverged")
+    look.legend_below(figure, handles, named, 5)
+    seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     config = finished.config
     title = f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=8)
@@ -84,13 +84,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return draw_folder("compare", draw, arguments)
 
 
-def _curve(finished: Finished, run_folder: str, trace_file: str) -> pd.DataFrame:
-    """Return a run's evaluations with the gradients computed by then."""
+def _longest_time(summary: pd.DataFrame) -> float:
+    """Return the simulated time of the runs of all workers.
+
+    A lone worker needs many times longer: what it needs until the target is in the table.
+    """
+    beside = summary[summary["own_workers"] == summary["workers"]]
+    return float((beside if len(beside) else summary)["simulated_seconds"].max())
+
+
+def _curve(finished: Finished, rows: pd.DataFrame) -> Curve:
+    """Return the training loss of some runs at their evaluations; the steps are gradients computed by then."""
+    seeds, ends = [], []
+    for row in rows.itertuples():
+        seed = _evaluations(finished, str(row.run_folder), str(row.trace_file))
+        seeds.append(seed)
+        if row.status == "diverged":
+            time, computed, losses = (seed[name] for name in ("commit_time", "computed", "train_loss"))
+            ends.append((float(time.iloc[-1]), float(computed.iloc[-1]), float(losses.dropna().iloc[-1])))
+
+    names = ("commit_time", "computed", "train_loss")
+    time, computed, losses = (pd.concat([seed[name] for seed in seeds], axis=1) for name in names)
+    return curve_over_seeds(time.mean(axis=1), computed.mean(axis=1), losses, ends)
+
+
+def _evaluations(finished: Finished, run_folder: str, trace_file: str) -> pd.DataFrame:
+    """Return a run's evaluations with the gradients computed by then; a loss that is not finite is NaN."""
     evaluations = finished.run(run_folder).evaluations
     trace = finished.trace(trace_file)
     done = np.searchsorted(trace.frame["commit_time"].to_numpy(), evaluations["commit_time"].to_numpy(), side="right")
     computed = np.r_[0, trace.frame["local_steps"].cumsum()]
-    return evaluations.assign(computed=computed[done])
+    losses = evaluations["train_loss"].where(np.isfinite(evaluations["train_loss"]))
+    return evaluations.assign(computed=computed[done], train_loss=losses)
 
 
 if __name__ == "__main__":

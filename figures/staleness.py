@@ -27,24 +27,25 @@ from asyncsim import look, plots
 from asyncsim.cluster_text import parts
 from asyncsim.curves import (
     DIVERGED,
-    Curve,
     bins,
     curve_of,
     draw_curves,
+    log_limits,
+    loss_axis,
+    mark_below,
     mark_beyond,
     steady_time,
     trace_length,
 )
 from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
+from asyncsim.outcome import energy_ratios
 from asyncsim.results import read_summary
 from asyncsim.run import Run
 from asyncsim.trace import Trace
 from asyncsim.wording import counted
 
 _REMEDY = "make one with: python -m asyncsim.study staleness --out FOLDER"
-#: Losses above so many times the first are cut off: a run that diverges would flatten all others.
-_CUT = 100.0
 #: Width of the losses in one panel (inches).
 _LOSS_WIDTH = 4.8
 
@@ -180,14 +181,14 @@ def loss(results: Results) -> Figure:
         figure, panels = look.new_figure(look.DOUBLE, 2.7, 2, sharey=True)
     else:
         figure, panels = look.new_figure(_LOSS_WIDTH, 3.0)
-    scale, *limits = _loss_axis(curves)
+    scale, *limits = loss_axis(curves.values())
     for axes, against in zip(panels, ("time", "step"), strict=False):
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
-        draw_curves(axes, curves, results.labels, against)
+        draw_curves(axes, curves, results.labels, against, _longest_time(results) if against == "time" else None)
     panels[0].set_ylabel("minibatch loss")
-    panels[0].set_xlim(0, _longest_time(results))
     mark_beyond(panels[0], curves, results.labels, "time")
+    mark_below(panels[0], curves, results.labels)
     if steady is not None:
         each, zero = steady
         ways: Any = (lambda time: (time - zero) / each, lambda step: zero + each * step)
@@ -198,14 +199,17 @@ def loss(results: Results) -> Figure:
 
 
 def energy(results: Results) -> Figure:
-    """Draw the energy of the central variable over that of the proxy, and where the two are equal."""
+    """Draw the energy of the central variable over that of the proxy, and where the two are equal.
+
+    Of the commits by which the central variable had moved since the worker's read (see
+    `asyncsim.outcome.energy_ratios`).
+    """
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
     curves = {name: curve_of(runs, _energy_ratios, "median", results.workers) for name, runs in results.runs.items()}
     axes.set_yscale("log")
-    shown = np.concatenate([[0.3, 3.0], *(curve.mean for curve in curves.values())])
-    shown = shown[np.isfinite(shown) & (shown > 0)]
-    axes.set_ylim(shown.min() / 2, shown.max() * 2)
+    axes.set_ylim(log_limits(curves.values(), among=(0.3, 3.0), room=2))
     draw_curves(axes, curves, results.labels, "step")
+    mark_below(axes, curves, results.labels)
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")
     axes.set_ylabel("central / proxy energy")
     _finish(figure, results, axes, "median")
@@ -254,22 +258,7 @@ def _losses(commits: pd.DataFrame) -> np.ndarray:
 
 
 def _energy_ratios(commits: pd.DataFrame) -> np.ndarray:
-    central, proxy = (commits[f"{name}_energy"].to_numpy(np.float64) for name in ("central", "proxy"))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return central / proxy
-
-
-def _loss_axis(curves: dict[str, Curve]) -> tuple[str, float, float]:
-    """Return scale and limits of the losses: logarithmic unless a mean is not above zero."""
-    means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves.values()])
-    if not len(means):
-        return "linear", 0.0, 1.0
-    first = [curve.mean[0] for curve in curves.values() if np.isfinite(curve.mean[0])]
-    least, most = means.min(), min(means.max(), _CUT * max(abs(min(first, default=np.inf)), 1e-300))
-    if least > 0:
-        return "log", least / 1.3, max(most, least) * 1.3
-    margin = 0.05 * (most - least) or 1.0
-    return "linear", least - margin, most + margin
+    return energy_ratios(commits[["central_energy", "proxy_energy"]].astype(np.float64)).to_numpy()
 
 
 def _longest_time(results: Results) -> float:

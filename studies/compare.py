@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from asyncsim import results
 from asyncsim.cluster_text import describe
-from asyncsim.errors import InputError, require_positive
+from asyncsim.errors import InputError, require_choice, require_positive
 from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike, StudyConfig
@@ -25,15 +25,10 @@ if TYPE_CHECKING:
     from asyncsim.run import Run
     from asyncsim.trace import Trace
 
-#: The measures by which methods are sorted, and whether less is better.
-MEASURES = {
-    "time_to_target": True,
-    "gradients_to_target": True,
-    "train_loss": True,
-    "test_loss": True,
-    "final_loss": True,
-    "test_accuracy": False,
-}
+#: The measures of every problem that has them; a problem may have others of its own.
+MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy")
+#: Those of every run, whatever the problem evaluates.
+_ALWAYS = ("time_to_target", "gradients_to_target", "final_loss")
 #: The table of each method at its best learning rate, beside the summary of all runs.
 TABLE = "comparison.csv"
 
@@ -53,10 +48,11 @@ class Config(StudyConfig):
     """Learning rates to try for every method; the table shows each method at its best one."""
     target: float = 0.3
     """Loss on the training data that is to be reached."""
-    measure: Literal[
-        "time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy"
-    ] = "time_to_target"
-    """What the table is sorted by, and the best learning rate chosen by."""
+    measure: str = "time_to_target"
+    """What the table is sorted by, and the best learning rate chosen by: time_to_target, gradients_to_target,
+    final_loss (of minibatches), or train_ or test_ and what the problem evaluates: test_accuracy, say."""
+    best: Literal["least", "most"] | None = None
+    """Which values of the measure are best. None: the most of accuracies, the least of losses, times and counts."""
     evaluate_every: int | None = 5
     """Worker steps between evaluations on all data, at which the target may be met."""
 
@@ -92,7 +88,7 @@ def run(config: Config) -> Result:
     rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in config.tune] or [{}]
     with config.computing_device():
         cells = sweep(config, rates)
-        _check_measure(config.measure, cells[0].problem)
+        _check_measure(config, cells[0].problem)
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(config, cells[0], folder)
@@ -110,11 +106,15 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
 
     Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target), the
     measures (those to the target are infinite if a seed did not meet it, the others means over the seeds that
-    finished), and means over the method's traces: ``staleness_mean``, ``discarded`` (share of the computations whose
-    work was thrown away), ``messages`` and ``gigabytes`` (both ways, a vector of parameters each).
+    finished; those of the problem's own last), and means over the method's traces: ``staleness_mean``, ``discarded``
+    (share of the computations whose work was thrown away), ``messages`` and ``gigabytes`` (both ways, a vector of
+    parameters each).
     """
     import pandas as pd
 
+    from asyncsim.problems.problem import measures
+
+    names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES))]
     finished = read(folder, "compare")
     summary = finished.summary
     if "method.learning_rate" not in summary:  # all are methods of one's own, with other hyper-parameters
@@ -133,44 +133,64 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
                 "seeds": len(group),
                 "diverged": len(group) - len(ended),
                 **_until_target(seeds, config.target),
-                **{name: ended[name].mean() for name in MEASURES if name in ended},
+                **{name: ended[name].mean() for name in names if name in ended},
                 **costs,
             }
         )
     table = pd.DataFrame(rows)
     # By seeds that diverged first: the means of the others would flatter a method.
     best = ["diverged", config.measure]
-    table = table.sort_values(best, ascending=[True, MEASURES[config.measure]], na_position="last", kind="stable")
+    least = _best(config) == "least"
+    table = table.sort_values(best, ascending=[True, least], na_position="last", kind="stable")
     return table.drop_duplicates("method").reset_index(drop=True)
 
 
-def _check_measure(measure: str, problem: "Problem") -> None:
-    """Raise InputError if runs of the problem are not evaluated by the measure."""
+def _check_measure(config: Config, problem: "Problem") -> None:
+    """Raise InputError if runs of the problem have no such measure, or nobody says which values of it are best."""
     from asyncsim.problems.problem import measures
 
-    if measure.startswith(("train_", "test_")) and measure not in measures(problem):
-        raise InputError(f"measure = {measure!r}: runs of {problem.name} have none; choose train_loss, say")
+    found = {*_ALWAYS, *measures(problem)}
+    known = [name for name in MEASURES if name in found]
+    require_choice("measure", config.measure, [*known, *sorted(found.difference(known))])
+    if _best(config) is None:
+        raise InputError(
+            f"measure = {config.measure!r}: is the least of it best, or the most? say so with best = 'least' or 'most'"
+        )
+
+
+def _best(config: Config) -> str | None:
+    """Return which values of the measure are best; None of a measure that has to be told."""
+    if config.best is not None or config.measure in _ALWAYS:
+        return config.best or "least"
+    kind = config.measure.partition("_")[2]
+    return {"loss": "least", "accuracy": "most"}.get(kind)
 
 
 def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
-    """Return what the study prints."""
-    shown = table.rename(
+    """Return what the study prints: beside losses and the test accuracy those measures for which there is room."""
+    from asyncsim.outcome import ROOM, own_measures
+
+    measured = [name for name in table if name.startswith(("final_", "train_", "test_"))]
+    wanted = {"train_loss", "test_loss", "test_accuracy", *own_measures(table)[:ROOM], config.measure}
+    shown = table.drop(columns=["seeds", *(name for name in measured if name not in wanted)])
+    shown = shown.rename(
         columns={
+            **{name: name.replace("_", " ") for name in measured},
             "time_to_target": "time (s)",
             "gradients_to_target": "gradients",
-            "train_loss": "train loss",
-            "test_loss": "test loss",
+            "final_loss": "minibatch loss",
             "test_accuracy": "accuracy",
             "staleness_mean": "staleness",
         }
-    ).drop(columns=["final_loss", "seeds"])
+    )
     for name in ("reached", "diverged"):
         shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
     text = table_text(shown)
+    direction = "" if config.best is None else f", the {config.best} first"
     tuned = ", each at the best of its learning rates" if config.tune else ""
     return (
         f"{describe(cell.cluster)}\n{cell.problem.name}; time and gradients until a train loss of {config.target:g} is "
-        f"reached; sorted by {config.measure.replace('_', ' ')}{tuned}\n{text}"
+        f"reached; sorted by {config.measure.replace('_', ' ')}{direction}{tuned}\n{text}"
     )
 
 

@@ -36,7 +36,8 @@ _END = 0.1
 _LEGEND = f"""Central over proxy energy. Of the whole vector: the median of the first {_BEGINNING} worker steps, the
 highest median of a stretch after that, the median of the last tenth. Then quartiles over the weights, and the shares of
 the weights where pi is clipped at 0 and at its upper end, and where update and drift have opposite signs, all of the
-last tenth. Means over the seeds; a run that diverged counts as far as it went, but for its loss and its last median."""
+last tenth. Ratios are of the commits by which the central variable had moved since the worker's read. Means over the
+seeds; a run that diverged counts as far as it went, but for its loss and its last median."""
 _SHARES = ("clipped_low", "clipped_high", "opposite_sign")
 
 
@@ -122,14 +123,18 @@ def energies(run: "Run") -> "pd.DataFrame":
 def over_time(run: "Run", points: int, by: tuple[str, ...] = ()) -> "pd.DataFrame":
     """Return medians of the energies and of their ratio over stretches of the run; ``by`` worker, if that is given.
 
-    ``stable`` is the share of the commits with no more than the proxy's energy (equation 12), ``worker_step`` the
-    middle of the stretch.
+    The ratio is that of `asyncsim.outcome.energy_ratios`, NaN where the central variable moved by no commit. ``stable``
+    is the share of the commits with no more than the proxy's energy (equation 12), ``worker_step`` the middle of the
+    stretch.
     """
+    from asyncsim.outcome import energy_ratios
+
     table = energies(run)
     steps = run.config["commits"] / run.config["workers"]
     width = max(1.0, steps / points)
     table["worker_step"] = (table["worker_step"] // width + 0.5) * width
     table["stable"] = table["energy_ratio"] <= 1
+    table["energy_ratio"] = energy_ratios(table)
     groups = table.groupby([*by, "worker_step"])
     of_energies = ["commit_time", "central_energy", "proxy_energy", "potential_energy", "energy_ratio"]
     return groups[of_energies].median().join(groups["stable"].mean()).reset_index()
@@ -155,9 +160,7 @@ def report(folder: Path, summary: "pd.DataFrame") -> str:
         weights, curve = (
             found[(found["method"] == method) & (found["workers"] == workers)] for found in (table, curves)
         )
-        ends = weights.groupby("seed")["worker_step"].transform("max")
-        # The last tenth of what there is of each run; at least its last diagnosed commit.
-        last = weights[weights["worker_step"] >= (1 - _END) * ends]
+        last, moved = _last(weights), _last(weights[weights["central_energy"] > 0])
         begun = curve[curve["worker_step"] >= _BEGINNING]
         rows.append(
             {
@@ -168,11 +171,17 @@ def report(folder: Path, summary: "pd.DataFrame") -> str:
                 "first steps": curve[curve["worker_step"] < _BEGINNING]["energy_ratio"].median(),
                 "highest": begun.groupby("seed")["energy_ratio"].max().mean(),
                 "last": own["energy_ratio"].mean(),
-                **{f"{quantile} %": last[f"weight_ratio_{quantile}"].mean() for quantile in (25, 50, 75)},
+                **{f"{quantile} %": moved[f"weight_ratio_{quantile}"].mean() for quantile in (25, 50, 75)},
                 **{name.replace("_", " "): last[name].mean() for name in _SHARES},
             }
         )
     return table_text(pd.DataFrame(rows))
+
+
+def _last(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the last tenth of what there is of each seed's run; at least its last diagnosed commit."""
+    ends = table.groupby("seed")["worker_step"].transform("max")
+    return table[table["worker_step"] >= (1 - _END) * ends]
 
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:

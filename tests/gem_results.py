@@ -94,7 +94,7 @@ def _diagnostics(commits, method, n, every):
     return pd.DataFrame(rows, columns=columns)
 
 
-def write_study(folder, study, cells, problem="digits", seeds=2, tables=None):
+def write_study(folder, study, cells, problem="digits", seeds=2, tables=None, **problem_config):
     """Write runs and a summary; each cell is ``(values, method, arguments of make_run)``, for each of the seeds."""
     rows = []
     for index, (values, method, arguments) in enumerate(cells):
@@ -119,7 +119,7 @@ def write_study(folder, study, cells, problem="digits", seeds=2, tables=None):
                 }
             )
     pd.DataFrame(rows).to_csv(folder / "summary.csv", index=False)
-    config = {"study": study, "problem": problem, "problem_config": {"batch_size": 32}}
+    config = {"study": study, "problem": problem, "problem_config": {"batch_size": 32, **problem_config}}
     (folder / "config.json").write_text(json.dumps(config))
     for name, table in (tables or {}).items():
         table.to_csv(folder / name, index=False)

@@ -1,14 +1,17 @@
 """The comparison of methods: its table, its measures and its figure."""
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Trace, methods, study
+from asyncsim import Trace, methods, problems, results, study, sweep
 from asyncsim.errors import InputError
 from asyncsim.run import Run
+from asyncsim.study import load_file, shipped
 
 compare = study.load("compare")
+figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py")
 SMALL = {"workers": 3, "steps": 20, "seeds": 2, "evaluate_every": 2}
 
 
@@ -70,12 +73,70 @@ def test_each_method_has_its_own_rate_unless_one_is_given():
         {"tune": (0.1, -1.0)},
         {"tune": (0.1, 0.1)},
         {"measure": "test_loss", "problem": "quadratic"},
+        {"measure": "accuracy"},
         {"seeds": 0},
     ],
 )
 def test_bad_input(options):
     with pytest.raises(InputError, match="^" + next(iter(options)) + " = "):
         compare.run(compare.Config(**options))
+
+
+def judged(**options):
+    """Two parameters that move towards one; measured also by how far they have come and by how far they have to go."""
+
+    def evaluate(params, data):
+        return {"loss": jnp.mean((params - 1) ** 2), "come": jnp.mean(params), "gap": 1 - jnp.mean(params)}
+
+    problem = problems.custom(
+        lambda key: jnp.zeros(2), lambda params, batch, key: jnp.mean((params - 1) ** 2), evaluate=evaluate
+    )
+    return compare.Config(problem=problem, methods=("downpour",), workers=2, steps=4, tune=(0.1, 0.2), **options)
+
+
+@pytest.mark.parametrize(
+    ("measure", "best", "rate"),
+    [("train_come", "most", 0.2), ("train_come", "least", 0.1), ("train_gap", "least", 0.2), ("train_loss", None, 0.2)],
+)
+def test_any_measure_of_the_problem_chooses_the_best_rate(capsys, measure, best, rate):
+    folder, summary = compare.run(judged(seeds=1, measure=measure, best=best))
+    (row,) = pd.read_csv(folder / compare.TABLE).itertuples()
+    assert row.learning_rate == rate
+    (own,) = summary[summary["method.learning_rate"] == rate].itertuples()
+    assert (row.train_come, row.train_gap) == pytest.approx((own.train_come, own.train_gap))
+    printed = capsys.readouterr().out
+    assert f"sorted by {measure.replace('_', ' ')}{'' if best is None else f', the {best} first'}, each" in printed
+    assert "train come" in printed and "train gap" in printed
+
+
+def test_measures_that_there_are_not_are_listed():
+    with pytest.raises(InputError, match=r"^measure = 'train_gab': unknown; did you mean 'train_gap'\? choose from "):
+        compare.run(judged(measure="train_gab"))
+    with pytest.raises(InputError, match=r"^measure = 'train_come': .* best = 'least' or 'most'$"):
+        compare.run(judged(measure="train_come"))
+
+
+def test_the_figure_says_how_many_seeds_there_are():
+    """One is missing, as after an interruption."""
+    config = compare.Config(workers=2, steps=20, seeds=2, problem="quadratic", methods=("downpour", "gem"))
+    folder, summary = compare.run(config)
+    results.write_csv(folder / results.SUMMARY, summary[(summary["method"] == "gem") | (summary["seed"] == 0)])
+    finished = sweep.read(folder, "compare")
+    (cell,) = sweep.sweep(config, [{}])
+    figure = figures.loss(finished, compare.results_table(config, cell, folder))
+    assert figure.get_suptitle() == "quadratic, 2 workers; mean and range of 1 to 2 seeds"
+
+
+@pytest.mark.parametrize("options", [{"learning_rate": 100.0, "x64": True}, {"steps": 1}, {"methods": ("sgd",)}])
+def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, recwarn):
+    given = {"workers": 3, "steps": 100, "seeds": 2, "problem": "quadratic", "methods": ("sgd", "gem"), **options}
+    folder, summary = compare.run(compare.Config(**given))
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+    figure = figures.loss(sweep.read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
+    diverged = (summary["status"] == "diverged").any()
+    assert diverged == ("learning_rate" in options)
+    assert ("diverged" in [text.get_text() for text in figure.legends[0].get_texts()]) == diverged
+    assert np.isfinite(figure.axes[0].get_ylim()).all()
 
 
 def test_methods_without_a_learning_rate(tmp_path):

@@ -76,6 +76,21 @@ def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
     assert "1 of 1" in capsys.readouterr().out
 
 
+def test_ratios_over_time_are_of_the_commits_that_moved_the_central_variable(tmp_path, capsys):
+    options = {"workers": (3,), "problem": "quadratic", "seeds": 1, "steps": 30, "diagnose_every": 2}
+    result = energy.run(energy.Config(**options, methods=("downpour", "batch_sgd"), out=tmp_path / "out"))
+    (run,) = sweep.read(result.folder, "energy").runs(method="batch_sgd")
+    curves = tables(result.folder, ["energies.csv"])[0].query("method == 'batch_sgd'")
+    moved = run.commits[2::3]
+    ratios = moved["central_energy"] / moved["proxy_energy"]
+    assert curves["energy_ratio"].tolist() == pytest.approx(ratios.tolist(), rel=1e-6)
+    # Those that moved nothing are no more energetic than the proxy.
+    assert (curves["stable"] >= 2 / 3).all() and curves["central_energy"].eq(0).all()
+    last = capsys.readouterr().out.splitlines()[-3].split()
+    first, highest, late, *quartiles = map(float, last[6:12])
+    assert min(first, highest, late, *quartiles) > 0
+
+
 # Tensors
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Run, Trace, look, plots, prescribed, simulate
-from asyncsim.curves import curve_of
+from asyncsim.curves import curve_of, curve_over_seeds, draw_curves, loss_axis, mark_below
 from asyncsim.expectations import queue_theory, staleness_theory, think_time
 from asyncsim.methods import METHODS
 from asyncsim.study import load_file, shipped
@@ -156,6 +156,56 @@ def test_equal_energies_are_marked(results):
     assert axes.get_yscale() == "log" and axes.get_ylim()[0] > 0
 
 
+def test_energies_of_a_server_that_waits_are_of_the_commits_that_moved_it(results):
+    read = figures.read(results)
+    for run in read.runs["gem"]:
+        run.commits["central_energy"] = np.where(np.arange(ROWS) % 3 == 2, 0.02, 0.0)
+    (axes,) = figures.energy(read).axes
+    (line,) = [line for line in axes.lines if line.get_label() == "GEM"]
+    assert list(line.get_ydata()) == pytest.approx([0.02] * 3) and len(line.get_xdata()) == 3
+    assert axes.get_ylim()[0] < 0.02 and not axes.texts
+
+
+def test_bands_are_in_view_or_told(results):
+    read = figures.read(results)
+    one, other = read.runs["gem"]
+    one.commits["central_energy"], other.commits["central_energy"] = 0.5, 0.002
+    (axes,) = figures.energy(read).axes
+    assert axes.get_ylim()[0] < 0.002 and not axes.texts
+    other.commits["central_energy"] = 1e-30
+    (axes,) = figures.energy(read).axes
+    assert 1e-30 < axes.get_ylim()[0] < 1e-3
+    assert [text.get_text() for text in axes.texts] == ["\u2193 GEM, some seed down to 1e-30"]
+
+
+@pytest.mark.parametrize(("low", "told"), [(0.04, []), (0.0, ["GEM, some seed down to 0"]), (-1.0, ["-1e+00"])])
+def test_a_band_down_to_zero_is_told_on_a_logarithmic_axis(low, told):
+    """Of two seeds, whose mean is far above it."""
+    values = pd.DataFrame({"one": [2.0, 2.0], "other": [2.0, low]})
+    curves = {"gem": curve_over_seeds([0.0, 1.0], [0.0, 1.0], values, [])}
+    scale, *limits = loss_axis(curves.values())
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    axes.set(yscale=scale, ylim=limits)
+    mark_below(axes, curves, {"gem": "GEM"})
+    assert scale == "log" and limits[0] < (low if low > 0 else curves["gem"].mean[1])
+    assert len(axes.texts) == len(told) and all(text in axes.texts[0].get_text() for text in told)
+
+
+def test_a_curve_of_one_point_is_seen_and_a_cross_beyond_the_axis_is_not():
+    curve = curve_over_seeds([1.0, 2.0], [1.0, 2.0], pd.DataFrame({"one": [3.0, np.nan]}), [(9.0, 2.0, 3.0)])
+    for until, crosses in ((None, 1), (5.0, 0)):
+        _, (axes,) = look.new_figure(look.SINGLE, 2)
+        draw_curves(axes, {"gem": curve}, {"gem": "GEM"}, "time", until)
+        assert [line.get_marker() for line in axes.lines] == ["."] + ["x"] * crosses
+
+
+def test_losses_near_the_largest_number_are_averaged_in_silence(recwarn):
+    run = hand_made_run(hand_made_trace(None), "gem")
+    run.commits["loss"] = 1.7e308
+    curve = curve_of([run], lambda commits: commits["loss"].to_numpy(), "mean", workers=WORKERS, bin_steps=2)
+    assert np.isinf(curve.mean).all() and not recwarn.list
+
+
 def test_a_curve_averages_seeds_and_stops_with_the_last_run():
     trace = hand_made_trace(None)
     runs = [hand_made_run(trace, "gem"), hand_made_run(trace, "gem", diverged_at=6)]
@@ -282,6 +332,9 @@ def test_the_histogram_names_a_staleness_that_is_out_of_view(compute, out_of_vie
     plots.staleness_histogram(axes, trace, warm_up=0)
     assert (f", most {trace.frame['staleness'].max()}" in legend(axes)) is out_of_view
     assert ("most" in legend(axes)) is out_of_view
+    beyond = int((trace.frame["staleness"] > axes.patches[0].get_data().edges[-1]).sum())
+    told = f"; {beyond} of 4,000 commits beyond \u2192" if out_of_view else ""
+    assert axes.get_xlabel() == f"staleness (versions){told}"
 
 
 @pytest.mark.parametrize(

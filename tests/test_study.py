@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, Run, Trace, methods, problems, simulate, study
+from asyncsim import Cluster, InputError, Run, Trace, methods, problems, replay, simulate, study
 from asyncsim.law_text import name_of
 from asyncsim.laws import Gamma
 from asyncsim.methods import METHODS
+from asyncsim.outcome import averaged, outcome, outcome_table
 from asyncsim.problems import PROBLEMS
 from asyncsim.sweep import SweepConfig, sweep
 
@@ -241,6 +242,20 @@ def test_bad_input_is_one_line_and_leaves_nothing(told, empty_folder, arguments,
     assert (code, out, len(errors)) == (2, [], 1), err
     assert errors[0].startswith("error: ") and message in errors[0]
     assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["staleness", "throughput", "ensembles"])
+@pytest.mark.parametrize("option", [["--out", ""], ["--out="], ["--out", "", "--workers", "2"], ["--data-dir="]])
+def test_an_empty_path_is_not_the_working_folder(told, empty_folder, name, option):
+    field = "data_dir" if "data" in option[0] else "out"
+    error = f"error: {field} = '': is empty; give the name of a file or folder"
+    assert told(name, *option) == (2, [], [error])
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_the_working_folder_is_a_path():
+    for options in (["--out", "."], ["--out=.", "--methods", ""]):
+        assert study.configure("staleness", options)[1].out == Path()
 
 
 @pytest.mark.parametrize(
@@ -764,6 +779,52 @@ def test_means_are_of_the_seeds_that_finished():
     lines = staleness.report(Cluster(2, 1.0), [methods.downpour()], "digits", summary).splitlines()
     assert "digits, means over the seeds that finished, of 3" in lines
     assert lines[-1].split() == ["downpour", "1", "of", "3", "1.50", "201", "1.00"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "diverged", "said"),
+    [
+        ((3, 3), False, "means over 3 seeds"),
+        ((3, 1), False, "means over 1 to 3 seeds"),
+        ((3, 1), True, "means over the seeds that finished, of 1 to 3"),
+        ((1, 1), False, "one seed"),
+    ],
+)
+def test_means_are_said_to_be_of_the_seeds_that_there_are(seeds, diverged, said):
+    methods = [(method, seed) for method, count in zip("ab", seeds, strict=True) for seed in range(count)]
+    summary = pd.DataFrame(methods, columns=["method", "seed"]).assign(status="finished")
+    summary.loc[0, "status"] = "diverged" if diverged else "finished"
+    assert averaged(summary) == said
+
+
+@pytest.mark.parametrize("part", ["test", "train"])
+def test_a_table_shows_measures_of_ones_own(part):
+    measured = {f"{part}_{name}": [1.0, 3.0] for name in ("loss", "recall", "mae", "auc", "f1", "bias")}
+    summary = pd.DataFrame({"method": "gem", "seed": [0, 1], "status": "finished", "train_loss": 1.0, **measured})
+    head, row, below = outcome_table(summary.assign(train_gap=5.0)).splitlines()
+    shown = [f"{part} {name}" for name in ("recall", "mae", "auc", "f1")]
+    assert re.split(r"\s{2,}", head.strip())[-4:] == shown and row.split()[-4:] == ["2.00"] * 4
+    assert below == f"also in summary.csv: {part}_bias" + (", train_gap" if part == "train" else "")
+    assert "gap" not in head
+
+
+def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():
+    """A server that waits for all: only the last message of each round moves it."""
+    method, problem = methods.batch_sgd(), problems.quadratic([1.0, 0.1], noise=0.1)
+    for rounds, late in ((20, 2), (3, 1)):  # one round is longer than the last tenth of three
+        trace = simulate(Cluster(4, "gamma(1, 0.2)", policy="barrier()"), 4 * rounds, seed=0)
+        run = replay(trace, method, problem, seed=0)
+        moved = run.commits[3::4]
+        assert (run.commits["central_energy"] > 0).sum() == rounds == (moved["central_energy"] > 0).sum()
+        ratios = (moved["central_energy"] / moved["proxy_energy"]).tail(late)
+        assert outcome(run, trace)["energy_ratio"] == pytest.approx(ratios.median())
+
+
+def test_final_losses_near_the_largest_number_are_averaged_in_silence(recwarn):
+    """Losses grow by a tenth a commit, until the sum of the last ones is no number any more."""
+    trace = simulate(Cluster(1, 1.0), 1000)
+    run = replay(trace, methods.downpour(2.05), problems.quadratic([1.0]), seed=0)
+    assert run.status == "diverged" and np.isnan(outcome(run, trace)["final_loss"]) and not recwarn.list
 
 
 # While a trace is simulated

@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator
 from asyncsim import look
 from asyncsim.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
 from asyncsim.errors import InputError
+from asyncsim.outcome import energy_ratios
 from asyncsim.run import Run
 from asyncsim.sweep import Finished
 
@@ -123,8 +124,7 @@ def over_time(results: Finished) -> Figure:
 
 def _whole(run: Run) -> float:
     """Return the median ratio of the whole vector's energies late in the run; a run that diverged has its last ones."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = run.commits["central_energy"] / run.commits["proxy_energy"]
+    ratio = energy_ratios(run.commits)
     return float(ratio[np.isfinite(ratio)].tail(max(1, round(_LATE * len(run.commits)))).median())
 
 
