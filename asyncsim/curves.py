@@ -153,11 +153,11 @@ def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
     means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves])
     if not len(means):
         return "linear", 0.0, 1.0
-    first = [curve.mean[0] for curve in curves if np.isfinite(curve.mean[0])]
-    least, most = means.min(), min(means.max(), _CUT * max(abs(min(first, default=np.inf)), 1e-300))
+    first = [abs(curve.mean[0]) for curve in curves if np.isfinite(curve.mean[0]) and curve.mean[0] != 0]
+    least, most = means.min(), min(means.max(), _CUT * min(first, default=np.inf))
     if least > 0:
         low, high = log_limits(curves, room=1.3)
-        return "log", low, min(high, max(most, least) * 1.3)
+        return "log", low, min(high, max(most, least, low) * 1.3)
     height = (most - least) or 1.0
     lowest = max(min(curve.low[np.isfinite(curve.low)].min(initial=least) for curve in curves), least - height)
     return "linear", lowest - 0.05 * height, most + 0.05 * height
@@ -179,7 +179,8 @@ def log_limits(curves: Iterable[Curve], among: Sequence[float] = (), room: float
     curves = list(curves)
     means = _above_zero([np.asarray(among), *(curve.mean for curve in curves)])
     low = max(_above_zero([means, *(curve.low for curve in curves)]).min(), _DEPTH * means.min())
-    return max(low / room, _SMALLEST), min(means.max() * room, _LARGEST)
+    bottom = max(low / room, _SMALLEST)
+    return bottom, max(min(means.max() * room, _LARGEST), 1.1 * bottom)
 
 
 def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:

@@ -35,9 +35,9 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     """Return how a run ended, as columns.
 
     ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio`` the median there of
-    `energy_ratios`, and ``median_...`` the mean of the recorded medians of a method's own diagnostic there; of both the
-    last value if there is none that late. ``train_...`` and ``test_...`` are the last evaluation's. NaN if the run
-    diverged.
+    `energy_ratios`, and ``median_...`` the mean of the recorded medians of a method's own diagnostic there; of ratios
+    and diagnostics the last value if there is none that late. ``train_...`` and ``test_...`` are the last
+    evaluation's. NaN if the run diverged.
     """
     last = run.commits.tail(max(1, round(FINAL_SHARE * len(trace.taken_up))))
     ratios = energy_ratios(run.commits).dropna()
@@ -104,7 +104,7 @@ def averaged(summary: pd.DataFrame, by: Sequence[str] = ("method",)) -> str:
 
     A study that was interrupted, or of which runs failed, has fewer seeds in some lines than in others.
     """
-    seeds = summary.groupby(list(by))["seed"].nunique()
+    seeds = summary.groupby(list(by), dropna=False)["seed"].nunique()
     fewest, most = int(seeds.min()), int(seeds.max())
     if most == 1:
         return "one seed"

@@ -105,7 +105,9 @@ def _curve(finished: Finished, rows: pd.DataFrame) -> Curve:
 
     names = ("commit_time", "computed", "train_loss")
     time, computed, losses = (pd.concat([seed[name] for seed in seeds], axis=1) for name in names)
-    return curve_over_seeds(time.mean(axis=1), computed.mean(axis=1), losses, ends)
+    # Once a seed has diverged the means are of the others, which may be earlier: a line does not go back.
+    time, computed = (np.maximum.accumulate(values.mean(axis=1)) for values in (time, computed))
+    return curve_over_seeds(time, computed, losses, ends)
 
 
 def _evaluations(finished: Finished, run_folder: str, trace_file: str) -> pd.DataFrame:

@@ -28,7 +28,7 @@ _SIGNS = {
     ">": "> x: stable up to x, the largest that was tried",
     "none": "none: not even the least that was tried is stable",
     "failed": "failed: the search ended with an error, which limits.csv has",
-    "-": "-: not known then",
+    "-": "-: not known, for that reason",
 }
 
 
@@ -202,8 +202,9 @@ def _told(row: Mapping[Any, Any]) -> dict[str, str]:
     else:
         ends = text(largest), f"> {text(largest)}" if pd.isna(smallest) else text(smallest)
     question = row["question"].replace("_", " ")
+    at = f"{row['at']:,.0f}" if row["question"] == "learning_rate" else f"{row['at']:g}"
     names = ("method", "question", "at", "largest stable", "smallest unstable")
-    return dict(zip(names, (row["method"], question, f"{row['at']:g}", *ends), strict=True))
+    return dict(zip(names, (row["method"], question, at, *ends), strict=True))
 
 
 def first_and_last(run: "Run", commits: int) -> tuple[float, float]:

@@ -152,6 +152,8 @@ def _check_measure(config: Config, problem: "Problem") -> None:
     found = {*_ALWAYS, *measures(problem)}
     known = [name for name in MEASURES if name in found]
     require_choice("measure", config.measure, [*known, *sorted(found.difference(known))])
+    if config.best == "most" and config.measure in MEASURES[:2]:
+        raise InputError(f"best = 'most': nobody wants the most of {config.measure}; leave it out")
     if _best(config) is None:
         raise InputError(
             f"measure = {config.measure!r}: is the least of it best, or the most? say so with best = 'least' or 'most'"
@@ -173,16 +175,15 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     measured = [name for name in table if name.startswith(("final_", "train_", "test_"))]
     wanted = {"train_loss", "test_loss", "test_accuracy", *own_measures(table)[:ROOM], config.measure}
     shown = table.drop(columns=["seeds", *(name for name in measured if name not in wanted)])
-    shown = shown.rename(
-        columns={
-            **{name: name.replace("_", " ") for name in measured},
-            "time_to_target": "time (s)",
-            "gradients_to_target": "gradients",
-            "final_loss": "minibatch loss",
-            "test_accuracy": "accuracy",
-            "staleness_mean": "staleness",
-        }
-    )
+    titles = {
+        **{name: name.replace("_", " ") for name in measured},
+        "time_to_target": "time (s)",
+        "gradients_to_target": "gradients",
+        "final_loss": "minibatch loss",
+        "test_accuracy": "accuracy",
+        "staleness_mean": "staleness",
+    }
+    shown = shown.rename(columns=titles)
     for name in ("reached", "diverged"):
         shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
     text = table_text(shown)
@@ -190,7 +191,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     tuned = ", each at the best of its learning rates" if config.tune else ""
     return (
         f"{describe(cell.cluster)}\n{cell.problem.name}; time and gradients until a train loss of {config.target:g} is "
-        f"reached; sorted by {config.measure.replace('_', ' ')}{direction}{tuned}\n{text}"
+        f"reached; sorted by {titles[config.measure]}{direction}{tuned}\n{text}"
     )
 
 

@@ -114,6 +114,8 @@ def test_measures_that_there_are_not_are_listed():
         compare.run(judged(measure="train_gab"))
     with pytest.raises(InputError, match=r"^measure = 'train_come': .* best = 'least' or 'most'$"):
         compare.run(judged(measure="train_come"))
+    with pytest.raises(InputError, match=r"^best = 'most': nobody wants the most of time_to_target; leave it out$"):
+        compare.run(judged(best="most"))
 
 
 def test_the_figure_says_how_many_seeds_there_are():

@@ -191,6 +191,13 @@ def test_a_band_down_to_zero_is_told_on_a_logarithmic_axis(low, told):
     assert len(axes.texts) == len(told) and all(text in axes.texts[0].get_text() for text in told)
 
 
+@pytest.mark.parametrize("losses", [[[0.0, 0.0], [1.0, 0.5]], [[0.0, 0.0]], [[1e-290, 1e-291]], [[1.0, 1.0]]])
+def test_losses_are_in_view_wherever_they_begin(losses):
+    curves = [curve_over_seeds([0.0, 1.0], [0.0, 1.0], pd.DataFrame({"one": values}), []) for values in losses]
+    _, low, high = loss_axis(curves)
+    assert low < high and high >= np.max(losses)
+
+
 def test_a_curve_of_one_point_is_seen_and_a_cross_beyond_the_axis_is_not():
     curve = curve_over_seeds([1.0, 2.0], [1.0, 2.0], pd.DataFrame({"one": [3.0, np.nan]}), [(9.0, 2.0, 3.0)])
     for until, crosses in ((None, 1), (5.0, 0)):

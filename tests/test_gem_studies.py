@@ -263,7 +263,7 @@ def test_limits_that_were_not_found(told):
     assert code == 0 and any("downpour, learning rate with workers 1: nothing stable" in line for line in err)
     assert pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]].isna().all(axis=None)
     assert out[0] == "limits of stability, quadratic, 1 seed"
-    assert "none: not even the least that was tried is stable; -: not known then" in out
+    assert "none: not even the least that was tried is stable; -: not known, for that reason" in out
 
 
 def test_signs_of_the_table_of_limits_mean_one_thing_each():
@@ -291,7 +291,7 @@ def test_signs_of_the_table_of_limits_mean_one_thing_each():
     ]
     above, nothing, failed, unknown = signs.split("; ")
     assert above == "> x: stable up to x, the largest that was tried" and nothing.startswith("none: not even the least")
-    assert failed.startswith("failed: the search ended with an error") and unknown == "-: not known then"
+    assert failed.startswith("failed: the search ended with an error") and unknown == "-: not known, for that reason"
     # Only those that there are.
     assert printed(0)[-1] == above and printed(3)[-1] == f"{nothing}; {unknown}" and len(printed(1, 2)) == 4
 
