@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncsim import look
 from asyncsim.drawing import told
 from asyncsim.errors import InputError, require_choice
+from asyncsim.finished import Finished, read
 from asyncsim.notes import note
 from asyncsim.study_config import split_names
-from asyncsim.sweep import Finished, read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

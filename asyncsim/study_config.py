@@ -104,8 +104,8 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     """Each worker sees only its own share of the training set; else all of it (least_squares and logistic always)."""
     network: str | None = None
     """cnn or mlp (mnist); small, resnet20 or alexnet (cifar10). None: the first of these."""
-    dropout: float = 0.5
-    """Probability that a channel is dropped, from 0 to below 1 (mnist)."""
+    dropout: float | None = None
+    """Probability that a channel is dropped, from 0 to below 1 (mnist's cnn). None: 0.5."""
     data_dir: Path | None = None
     """Folder that holds mnist/ or cifar10/ (mnist, cifar10). None: that of ASYNCSIM_DATA, else a download is cached."""
     text: Path | None = None
@@ -261,6 +261,12 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         """Return whether an option is another than its default."""
         default = {field.name: field.default for field in dataclasses.fields(self)}[option]
         return bool(getattr(self, option) != default)
+
+    def say_ignored(self, options: Iterable[str], where: str) -> None:
+        """Say aloud which of some options were changed although they change nothing there."""
+        for option in options:
+            if self.changed(option):
+                note(f"--{option.replace('_', '-')} changes nothing {where}")
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,9 @@ def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method
 
 def make_problem(options: "StudyOptions", swept: Collection[str]) -> Problem:
     """Return the problem, saying aloud which changed options it ignores; see `StudyOptions.make_problem`."""
-    # The workers are the cluster's first of all, and no problem ignores them.
-    ignorable = _options_of(PROBLEMS.values()) - {"workers"}
+    # The workers are the cluster's first of all, and no problem ignores them; and what a study varies, its user need
+    # not have given.
+    ignorable = _options_of(PROBLEMS.values()) - {"workers", *swept}
     if isinstance(options.problem, Problem):
         _say_ignored(options, ignorable, {options.problem.name: set()})
         return options.problem

@@ -22,7 +22,7 @@ from asyncsim import look
 from asyncsim.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
 from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
-from asyncsim.sweep import Finished, read
+from asyncsim.finished import Finished, read
 from asyncsim.wording import counted, over_seeds
 
 

@@ -19,11 +19,11 @@ from matplotlib.ticker import MaxNLocator
 from asyncsim import look
 from asyncsim.curves import DIVERGED
 from asyncsim.errors import InputError
+from asyncsim.finished import Finished
 from asyncsim.look import Look
 from asyncsim.paper import Drawing, Paper, Study
 from asyncsim.run import Run
 from asyncsim.study import load
-from asyncsim.sweep import Finished
 from asyncsim.wording import over_seeds
 
 #: What the study's methods are called here, where that is not their label elsewhere.

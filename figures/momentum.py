@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from asyncsim import look
 from asyncsim.errors import InputError
+from asyncsim.finished import Finished
 from asyncsim.paper import Drawing, Paper, Study
-from asyncsim.sweep import Finished
 from asyncsim.wording import counted, over_seeds
 
 _BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]

@@ -19,9 +19,9 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.notes import note
+from asyncsim.finished import draw
 from asyncsim.study_config import LawLike, MethodLike, ProblemLike
-from asyncsim.sweep import Result, SweepConfig, draw, sweep
+from asyncsim.sweep import Result, SweepConfig, sweep
 from asyncsim.table_text import table_text
 from asyncsim.tabulation import tabulated
 from asyncsim.wording import counted, over_seeds
@@ -113,9 +113,7 @@ def run(config: Config) -> Result:
         Passed on; the runs that were finished are in the summary.
     """
     config.check()
-    for option in _IGNORED:
-        if config.changed(option):
-            note(f"--{option.replace('_', '-')} changes nothing here")
+    config.say_ignored(_IGNORED, "here")
     with config.computing_device():
         cells = sweep(config, [{"workers": n} for n in config.workers])
         swept = {name: list(getattr(config, name)) for name in ("learning_rate", "server_momentum")}

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 from asyncsim import results
 from asyncsim.cluster_text import describe
 from asyncsim.errors import InputError, require_choice, require_positive
+from asyncsim.finished import read
 from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Result, read, run_cells, sweep
+from asyncsim.sweep import Result, run_cells, sweep
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:

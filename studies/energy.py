@@ -16,8 +16,9 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError
+from asyncsim.finished import draw
 from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, draw, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:

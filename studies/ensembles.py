@@ -16,7 +16,7 @@ import numpy as np
 from asyncsim import results
 from asyncsim.errors import InputError
 from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Result
+from asyncsim.sweep import Result, sweep
 from asyncsim.table_text import table_text
 from asyncsim.tabulation import tabulated
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from asyncsim.cluster import Cluster
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
+
+
+#: Options of all studies for which this one has no use.
+_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy")
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,17 @@ def run(config: Config) -> Result:
         Passed on; the ensembles that were finished are in the summary.
     """
     config.check()
+    config.say_ignored(_IGNORED, "here")
     with config.computing_device():
-        methods, problem = config.make_methods(), config.make_problem()
-        _require_predictions(problem)
-        cluster = config.make_cluster(message_bytes=problem.parameter_count * config.bytes_per_parameter)
-        record = {"study": "ensembles", **config.record(methods, problem)}
+        (cell,) = sweep(config, [{}])
+        _require_predictions(cell.problem)
+        record = {"study": "ensembles", **config.record(cell.methods, cell.problem)}
         jobs = {
-            f"{method.name}, seed {seed}": (config, cluster, method, problem, seed)
+            f"{method.name}, seed {seed}": (config, cell.cluster, method, cell.problem, seed)
             for seed in range(config.seeds)
-            for method in methods
+            for method in cell.methods
         }
-        replays = [(problem, config.workers)]
+        replays = [(cell.problem, config.workers)]
         with tabulated(config, "ensembles", record, _ensemble, jobs, replays) as (folder, summary):
             print(report(summary))
             print(f"\nwrote {folder}: config.json, parts, {results.SUMMARY}")

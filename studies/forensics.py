@@ -32,10 +32,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_nonnegative
+from asyncsim.finished import report
 from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:

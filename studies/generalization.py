@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncsim.errors import InputError, require_count
+from asyncsim.finished import report
 from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, report, run_cells, steps_of_epochs, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
 
 if TYPE_CHECKING:
     from asyncsim.cell import Cell
@@ -28,7 +29,7 @@ class Config(SweepConfig):
     epochs: int = 30
     """Passes through the training data, by all workers together."""
     steps: int = 0
-    """Commits per worker. 0: as many as the epochs take."""
+    """Commits per worker, whatever the epochs. 0: as many as the epochs take."""
     evaluate_every: int | None = None
     """Worker steps between evaluations on all data. None: about one for each epoch."""
     methods: tuple[MethodLike, ...] = ("gem", "sgd")
@@ -65,6 +66,8 @@ def run(config: Config) -> Result:
         Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
+    if config.steps:
+        config.say_ignored(["epochs"], "beside --steps")
     with config.computing_device():
         cells = sweep(dataclasses.replace(config, steps=config.steps or 1), [{"workers": n} for n in config.workers])
         if cells[0].problem.test is None:

@@ -9,8 +9,9 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+from asyncsim.finished import report
 from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.finished import Finished, draw, read
 from asyncsim.notes import each_note_once, note
 from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Finished, Result, SweepConfig, draw, read, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def run(config: Config) -> Result:
         Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
+    if config.steps and config.gradients != SCALES[config.scale].gradients:
+        note("--gradients changes nothing beside --steps")
     with config.computing_device():
         grid = [
             {"workers": n, "window": window, "learning_rate": rate}

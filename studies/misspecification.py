@@ -11,8 +11,9 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from asyncsim.finished import report
 from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
     from asyncsim.cell import Cell

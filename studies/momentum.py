@@ -19,9 +19,10 @@ import numpy as np
 from asyncsim import results
 from asyncsim.errors import InputError, require_positive
 from asyncsim.executor import Failure, Failures, map_kept, opened
+from asyncsim.finished import draw
 from asyncsim.notes import tell
 from asyncsim.study_config import LawLike, MethodLike, StudyConfig
-from asyncsim.sweep import Result, SweepConfig, draw, study_folder, sweep
+from asyncsim.sweep import Result, SweepConfig, study_folder, sweep
 
 if TYPE_CHECKING:
     import pandas as pd

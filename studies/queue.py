@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim import results
+from asyncsim.finished import report
 from asyncsim.study_config import Discipline, LawLike, MethodLike
-from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.finished import report
 from asyncsim.laws import Law, as_law, parse
 from asyncsim.notes import note
 from asyncsim.study_config import LawLike, MethodLike
-from asyncsim.sweep import Result, SweepConfig, report, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
     from asyncsim.cell import Cell

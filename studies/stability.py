@@ -21,9 +21,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.notes import note
+from asyncsim.finished import read, report
 from asyncsim.study import load_file
-from asyncsim.sweep import Result, SweepConfig, read, report, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,9 +101,8 @@ def run(config: Config) -> Result:
         Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
-    for option in _OF_LIMITS:
-        if not config.limits and config.changed(option):
-            note(f"--{option.replace('_', '-')} changes nothing without --limits")
+    if not config.limits:
+        config.say_ignored(_OF_LIMITS, "without --limits")
     grid = [(n, rate) for rate in config.learning_rate for n in config.workers]
     rates_at = config.rates_at or tuple(sorted({min(config.workers), max(config.workers)}))
     counts = _counts(config.most_workers)

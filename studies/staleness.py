@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from asyncsim.cluster_text import describe
 from asyncsim.study import load_file, shipped
 from asyncsim.study_config import StudyConfig
-from asyncsim.sweep import Result, run_cells
+from asyncsim.sweep import Result, run_cells, sweep
 from asyncsim.wording import counted
 
 #: Commits of each worker from which on a trace is no short one.
@@ -42,13 +42,10 @@ def run(config: Config) -> Result:
         Passed on; tables and figures of the runs that were finished are there then.
     """
     config.check()
-    from asyncsim.cell import Cell
-
     with config.computing_device():
-        methods, problem = config.make_methods(), config.make_problem()
-        cluster = config.make_cluster(message_bytes=problem.parameter_count * config.bytes_per_parameter)
-        cell = Cell("", {}, config, cluster, methods, problem)
-        return run_cells("staleness", config, [cell], functools.partial(_conclude, cluster, methods, problem.name))
+        (cell,) = sweep(config, [{}])
+        conclude = functools.partial(_conclude, cell.cluster, cell.methods, cell.problem.name)
+        return run_cells("staleness", config, [cell], conclude)
 
 
 def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "pd.DataFrame") -> str:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_count
+from asyncsim.finished import draw
 from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, draw, run_cells, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
     import pandas as pd

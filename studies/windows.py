@@ -28,9 +28,10 @@ import numpy as np
 
 from asyncsim import results
 from asyncsim.errors import InputError, require_positive
+from asyncsim.finished import draw, read
 from asyncsim.notes import note
 from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, draw, read, run_cells, steps_of_epochs, sweep
+from asyncsim.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:

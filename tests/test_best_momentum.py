@@ -6,7 +6,7 @@ import pytest
 
 from asyncsim import Exponential, InputError, methods, problems, replay, simulate, study
 from asyncsim.cluster import Cluster
-from asyncsim.sweep import read
+from asyncsim.finished import read
 from figures import __main__ as figures
 
 explicit = study.load("best_momentum")

@@ -7,6 +7,7 @@ import pytest
 
 from asyncsim import Trace, methods, problems, results, study, sweep
 from asyncsim.errors import InputError
+from asyncsim.finished import read
 from asyncsim.run import Run
 from asyncsim.study import load_file, shipped
 
@@ -123,7 +124,7 @@ def test_the_figure_says_how_many_seeds_there_are():
     config = compare.Config(workers=2, steps=20, seeds=2, problem="quadratic", methods=("downpour", "gem"))
     folder, summary = compare.run(config)
     results.write_csv(folder / results.SUMMARY, summary[(summary["method"] == "gem") | (summary["seed"] == 0)])
-    finished = sweep.read(folder, "compare")
+    finished = read(folder, "compare")
     (cell,) = sweep.sweep(config, [{}])
     figure = figures.loss(finished, compare.results_table(config, cell, folder))
     assert figure.get_suptitle() == "quadratic, 2 workers; mean and range of 1 to 2 seeds"
@@ -134,7 +135,7 @@ def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, re
     given = {"workers": 3, "steps": 100, "seeds": 2, "problem": "quadratic", "methods": ("sgd", "gem"), **options}
     folder, summary = compare.run(compare.Config(**given))
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
-    figure = figures.loss(sweep.read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
+    figure = figures.loss(read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
     diverged = (summary["status"] == "diverged").any()
     assert diverged == ("learning_rate" in options)
     assert ("diverged" in [text.get_text() for text in figure.legends[0].get_texts()]) == diverged

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Run, methods, problems, simulate, study, sweep, theory
+from asyncsim import Run, finished, methods, problems, simulate, study, sweep, theory
 
 energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", "momentum"))
 QUICK = {"steps": 6, "seeds": 1, "diagnose_every": 2}
@@ -28,7 +28,7 @@ def energies(tmp_path_factory):
 @pytest.mark.full
 def test_compliance_is_that_of_the_diagnosed_commits(energies):
     (compliance,) = tables(energies.folder, ["compliance.csv"])
-    found = sweep.read(energies.folder, "energy")
+    found = finished.read(energies.folder, "energy")
     assert len(compliance) == 2 * 2 * 3
     for row in compliance.itertuples():
         (run,) = found.runs(workers=row.workers, method=row.method, seed=row.seed)
@@ -51,7 +51,7 @@ def test_energies_over_time_of_tensors_and_of_workers(energies):
     keys = ["workers", "method", "seed", "commit"]
     sums = by_tensor.groupby(keys)[["central_energy", "proxy_energy"]].sum()
     pd.testing.assert_frame_equal(sums, compliance.set_index(keys).sort_index()[list(sums)], rtol=1e-12)
-    found = sweep.read(energies.folder, "energy")
+    found = finished.read(energies.folder, "energy")
     for row in [*curves.itertuples(), *by_worker.itertuples()]:
         (run,) = found.runs(workers=row.workers, method=row.method, seed=row.seed)
         step = run.commits["commit"] / row.workers
@@ -79,7 +79,7 @@ def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
 def test_ratios_over_time_are_of_the_commits_that_moved_the_central_variable(tmp_path, capsys):
     options = {"workers": (3,), "problem": "quadratic", "seeds": 1, "steps": 30, "diagnose_every": 2}
     result = energy.run(energy.Config(**options, methods=("downpour", "batch_sgd"), out=tmp_path / "out"))
-    (run,) = sweep.read(result.folder, "energy").runs(method="batch_sgd")
+    (run,) = finished.read(result.folder, "energy").runs(method="batch_sgd")
     curves = tables(result.folder, ["energies.csv"])[0].query("method == 'batch_sgd'")
     moved = run.commits[2::3]
     ratios = moved["central_energy"] / moved["proxy_energy"]
@@ -188,7 +188,7 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
     drawn = paths[paths["compute"] == "exponential(1)"]
     np.testing.assert_allclose(drawn["theory"], theory.implicit_momentum_path(3, 1 / 3, 15), rtol=1e-12)
     assert len(result.summary) == 80 and (result.summary["status"] == "finished").all()
-    assert sweep.read(result.folder, "momentum").config["compute"] == ["exponential(1)", "constant(1)"]
+    assert finished.read(result.folder, "momentum").config["compute"] == ["exponential(1)", "constant(1)"]
     assert "exponential(1)" in capsys.readouterr().out
 
 

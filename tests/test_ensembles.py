@@ -39,6 +39,16 @@ def test_an_ensemble_beats_its_models(tmp_path, capsys):
     assert "single_accuracy" in capsys.readouterr().out
 
 
+def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
+    untested = dataclasses.replace(problems.digits(), test=None)
+    with pytest.raises(InputError, match="no test data"):
+        ensembles.run(ensembles.Config(problem=untested, evaluate_every=2, alpha=0.1, out=tmp_path / "out"))
+    assert capsys.readouterr().err.splitlines() == [
+        "note: --evaluate-every changes nothing here",
+        "note: --alpha changes nothing for sgd",
+    ]
+
+
 def test_a_problem_has_to_predict(tmp_path):
     says = "problem = 'quadratic': says of no examples what it predicts; .*problems.custom, .* predict"
     with pytest.raises(InputError, match=says):

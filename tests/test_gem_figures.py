@@ -12,8 +12,8 @@ from matplotlib.text import Text
 
 from asyncsim import InputError, look
 from asyncsim.curves import Curve, curve_of, diagnostic_curve
+from asyncsim.finished import read
 from asyncsim.study import load_file, shipped
-from asyncsim.sweep import read
 
 gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
 published = gem.published

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsim import InputError, Run, Trace, study
+from asyncsim.finished import read
 from asyncsim.laws import Constant, Exponential, Gamma, Mixture
 from asyncsim.study import load_file
-from asyncsim.sweep import read
 
 #: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
 TINY = {
@@ -216,6 +216,17 @@ def plain(learning_rate=0.05):
             "--methods downpour --diagnose-every 0 --diagnose-energy",
             ["--diagnose-energy changes nothing with --diagnose-every 0"],
         ),
+        ("staleness", "--methods gem downpour --alpha 0.1", ["--alpha changes nothing for gem, downpour"]),
+        (
+            "staleness",
+            "--diagnose-every 0 --diagnose-energy",
+            ["--diagnose-energy changes nothing with --diagnose-every 0"],
+        ),
+        ("generalization", "--problem digits --epochs 7", []),
+        ("generalization", "--problem digits --epochs 7 --steps 5", ["--epochs changes nothing beside --steps"]),
+        ("leaders", "--gradients 256", []),
+        ("leaders", "--gradients 256 --steps 5", ["--gradients changes nothing beside --steps"]),
+        ("speedup", "", []),
         ("speedup", "--problem digits --steps 5", []),
         ("speedup", "--problem digits --steps 5 --seconds 3", ["--seconds changes nothing beside --steps"]),
         ("speedup", "--scale paper --problem digits --steps 5", []),
@@ -224,7 +235,6 @@ def plain(learning_rate=0.05):
             "speedup",
             "--effective-batch 64",
             [
-                "--batch-size changes nothing for quadratic",
                 "--effective-batch changes nothing for quadratic, which has no minibatches",
             ],
         ),

@@ -12,8 +12,8 @@ from gem_results import make_run
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from asyncsim import InputError, look, study
+from asyncsim.finished import read
 from asyncsim.study import load_file, shipped
-from asyncsim.sweep import read
 
 leaders = study.load("leaders")
 lsgd = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py")

@@ -592,6 +592,7 @@ BAD = {
     "seed = -1": lambda: digits().batch_indices(-1, 1),
     "dropout = 1": lambda: mnist(dropout=1.0),
     "dropout = -0.1": lambda: mnist(dropout=-0.1),
+    "dropout = 0.5: the mlp has no channels to drop": lambda: mnist(dropout=0.5, network="mlp"),
     "no/such/folder": lambda: mnist(data_dir="no/such/folder"),
     "batch_size = None": lambda: custom(line, half, np.ones(3)),
     "batch_size = 4: train has only 3": lambda: custom(line, half, np.ones(3), batch_size=4),

@@ -231,7 +231,7 @@ def test_methods_from_python_may_be_one_name():
         ("staleness --workers 1500 --steps 1 --sharded --batch-size 1", "the smallest of 1500 shards"),
         ("staleness --problem quadratic --curvature -1", "curvature = (-1.0,): must be a list of eigenvalues above"),
         ("staleness --problem quadratic --noise -1", "noise = -1.0: must be zero or above"),
-        ("staleness --problem mnist --dropout 1", "dropout = 1.0: must be below 1"),
+        ("staleness --problem mnist --dropout 1", "dropout = 1.0: must be below one"),
         ("staleness --out /dev/null", "out = '/dev/null': exists and is not an empty folder; give another"),
         ("staleness --out /dev/null/x", "out = '/dev/null/x': cannot be written: Not a directory; give a folder"),
     ],

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError, require_choice, require_nonnegative
+from asyncsim.errors import InputError, require_choice, require_fraction
 from asyncsim.problems.data import load_mnist
 from asyncsim.problems.layers import accuracy, convolve, cross_entropy, dense, initial_layers, max_pool
 from asyncsim.problems.problem import Problem, mean_in_pieces
@@ -27,11 +27,12 @@ _CNN = {
 }
 _MLP = {f"dense{i}": shape for i, shape in enumerate(itertools.pairwise((784, 1000, 2000, 1000, 10)), 1)}
 NETWORKS = ("cnn", "mlp")
+_DROPOUT = 0.5
 
 
 def mnist(
     batch_size: int = 64,
-    dropout: float = 0.5,
+    dropout: float | None = None,
     sharded: bool = False,
     data_dir: str | os.PathLike | None = None,
     network: str = "cnn",
@@ -51,9 +52,9 @@ def mnist(
     ----------
     batch_size : int
         Examples a minibatch.
-    dropout : float
-        Probability that a channel of an example is dropped, from 0 to below 1. Evaluation drops none. The ``"mlp"``
-        has no channels and drops nothing.
+    dropout : float, optional
+        Probability that a channel of an example is dropped by ``"cnn"``, from 0 to below 1; default 0.5. Evaluation
+        drops none.
     sharded : bool
         Each worker draws from its own shard instead of from the whole set.
     data_dir : path, optional
@@ -69,14 +70,15 @@ def mnist(
     Raises
     ------
     InputError
-        Options out of range; data that are absent and cannot be downloaded, or damaged.
+        Options out of range; a dropout for ``"mlp"``, which has no channels; data that are absent and cannot be
+        downloaded, or damaged.
 
     References
     ----------
     Hermans and Louppe 2018, arXiv 1805.08469, appendix A. Hermans 2017, "On scalable deep learning and parallelizing
     gradient descent", master thesis, Maastricht University.
     """
-    _check(dropout, network)
+    _checked_dropout(dropout, network)
     arrays = load_mnist(data_dir)
     train, test = (_examples(arrays, part, standardised=network == "cnn") for part in ("train", "t10k"))
     return mnist_from_arrays(train, test, batch_size, dropout, sharded, network)
@@ -86,7 +88,7 @@ def mnist_from_arrays(
     train: Mapping[str, np.ndarray],
     test: Mapping[str, np.ndarray],
     batch_size: int = 64,
-    dropout: float = 0.5,
+    dropout: float | None = None,
     sharded: bool = False,
     network: str = "cnn",
 ) -> Problem:
@@ -99,12 +101,12 @@ def mnist_from_arrays(
     batch_size, dropout, sharded, network
         As `mnist` has them.
     """
-    _check(dropout, network)
+    probability = _checked_dropout(dropout, network)
 
     def scores(params: Any, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
         if network == "mlp":
             return _mlp_logits(params, images)
-        return _cnn_logits(params, images, 0.0 if key is None else dropout, key)
+        return _cnn_logits(params, images, 0.0 if key is None else probability, key)
 
     def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
         return cross_entropy(scores(params, batch["image"], key), batch["label"], axis=0)
@@ -132,14 +134,17 @@ def mnist_from_arrays(
         predict=predict,
         # The perceptron too: a matrix product with the weights of several workers is no quicker than one by one.
         map_on_cpu=True,
-        config=config if network == "mlp" else config | {"dropout": dropout},
+        config=config if network == "mlp" else config | {"dropout": probability},
     )
 
 
-def _check(dropout: float, network: str) -> None:
-    if require_nonnegative("dropout", dropout) >= 1:
-        raise InputError(f"dropout = {dropout}: must be below 1, the probability that a channel is dropped")
-    require_choice("network", network, NETWORKS)
+def _checked_dropout(dropout: float | None, network: str) -> float:
+    """Return the probability that a channel is dropped."""
+    if require_choice("network", network, NETWORKS) == "mlp":
+        if dropout:
+            raise InputError(f"dropout = {dropout}: the mlp has no channels to drop; leave it out, or choose the cnn")
+        return 0.0
+    return _DROPOUT if dropout is None else require_fraction("dropout", dropout)
 
 
 def _examples(arrays: dict[str, np.ndarray], part: str, standardised: bool) -> dict[str, np.ndarray]:

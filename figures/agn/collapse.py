@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from asyncsim import look
 from asyncsim.errors import InputError
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 
 from . import published
 from .tables import is_thesis, own_table, published_grid, setting

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from asyncsim import look
 from asyncsim.errors import InputError
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 
 from . import published
 from .tables import is_thesis, own_table, published_grid, setting

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from asyncsim.errors import InputError
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 from asyncsim.wording import counted
 
 from . import published

@@ -12,9 +12,9 @@ from matplotlib.ticker import NullLocator
 from asyncsim import look
 from asyncsim.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
 from asyncsim.errors import InputError
+from asyncsim.finished import Finished
 from asyncsim.outcome import energy_ratios
 from asyncsim.run import Run
-from asyncsim.sweep import Finished
 
 from .panels import (
     STEPS,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.curves import Curve
 from asyncsim.errors import InputError
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 
 from .losses import METHODS
 from .panels import (

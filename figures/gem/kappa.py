@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from matplotlib.figure import Figure
 
 from asyncsim import look
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 
 from .panels import (
     LOSS,

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim import look
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 from asyncsim.wording import counted
 
 from .panels import finish, own_table, problem

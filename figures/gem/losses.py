@@ -13,8 +13,8 @@ from matplotlib.ticker import NullLocator
 from asyncsim import look
 from asyncsim.curves import Curve, trace_length
 from asyncsim.errors import InputError
+from asyncsim.finished import Finished
 from asyncsim.run import Run
-from asyncsim.sweep import Finished
 
 from . import published
 from .panels import (

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from asyncsim import look
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 
 from .panels import finish, own_table, problem
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from asyncsim import look
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 
 from .panels import (
     LOSS,

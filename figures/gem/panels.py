@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.curves import DIVERGED, Curve, curve_of, diagnostic_curve, trace_length
 from asyncsim.errors import InputError
+from asyncsim.finished import Finished
 from asyncsim.run import Run
-from asyncsim.sweep import Finished
 from asyncsim.wording import counted, over_seeds
 
 from . import published

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from asyncsim import look
 from asyncsim.curves import Curve, draw_curves
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 
 from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, own_table, setting, values_of
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from asyncsim import look
 from asyncsim.errors import InputError
-from asyncsim.sweep import Finished
+from asyncsim.finished import Finished
 
 from .panels import chosen, finish, methods_of, setting, values_of
 
