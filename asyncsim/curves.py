@@ -132,7 +132,7 @@ def draw_curves(
         curve = curves[name]
         # Only where there is something: a line would break at every bin that is empty.
         known = np.isfinite(curve.mean)
-        x = (curve.time if against == "time" else curve.step)[known]
+        x = _along(curve, against)[known]
         axes.fill_between(x, curve.low[known], curve.high[known], color=look.color, alpha=0.2, linewidth=0)
         style: dict[str, Any] = {"marker": "." if len(x) == 1 else ""}  # a line of one point is none
         axes.plot(x, curve.mean[known], color=look.color, linestyle=look.line, label=labels[name], **style)
@@ -198,27 +198,30 @@ def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
 
 
 def mark_beyond(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
-    """Say of each curve that leaves the axes at the top how far it goes."""
+    """Say of each curve that leaves the axes at the top how far it goes, as far as it is between their sides."""
     (begin, end), top, told = axes.get_xlim(), axes.get_ylim()[1], 0
     for name, look in looks(curves).items():
-        curve = curves[name]
-        x = curve.time if against == "time" else curve.step
-        beyond = x[(curve.mean > top) & (x <= end)]
-        if not len(beyond):
+        x, mean = _along(curves[name], against), curves[name].mean
+        beyond = (mean > top) & (begin <= x) & (x <= end)
+        if not beyond.any():
             continue
-        text = f"\u2191 {labels[name]} up to {np.nanmax(curve.mean):.0e}"
+        text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
         # Towards the middle, so that the text stays inside.
-        side, aside = ("left", 3) if beyond[-1] <= (begin + end) / 2 else ("right", -3)
+        side, aside = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
         style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": look.color}
-        axes.annotate(text, (beyond[-1], top), (aside, -4 - 9 * told), textcoords="offset points", **style)
+        axes.annotate(text, (last, top), (aside, -4 - 9 * told), textcoords="offset points", **style)
         told += 1
 
 
-def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str]) -> None:
-    """Say of each band that leaves the axes at the bottom how far it goes; to zero on a logarithmic axis, say."""
-    bottom, told = axes.get_ylim()[0], 0
+def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
+    """Say of each band that leaves the axes at the bottom how far it goes; to zero on a logarithmic axis, say.
+
+    As `mark_beyond` it looks only between the sides of the axes.
+    """
+    (begin, end), bottom, told = axes.get_xlim(), axes.get_ylim()[0], 0
     for name, look in looks(curves).items():
-        least = np.nanmin(curves[name].low, initial=np.inf)
+        x = _along(curves[name], against)
+        least = np.nanmin(curves[name].low[(begin <= x) & (x <= end)], initial=np.inf)
         if least >= bottom:
             continue
         text = f"\u2193 {labels[name]}, some seed down to {least:.0e}".replace(" 0e+00", " 0")
@@ -226,6 +229,11 @@ def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
         axes.annotate(text, (0, 0), (3, 2 + 9 * told), **place, **style)
         told += 1
+
+
+def _along(curve: Curve, against: str) -> np.ndarray:
+    """Return what the horizontal axis shows of a curve, ``against`` time or worker steps."""
+    return curve.time if against == "time" else curve.step
 
 
 def _above_zero(values: Sequence[np.ndarray]) -> np.ndarray:

@@ -66,7 +66,7 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     panels[1].set_xlabel("gradients computed, also those thrown away")
     panels[0].set_ylabel("loss on the training data")
     mark_beyond(panels[0], curves, labels, "time")
-    mark_below(panels[0], curves, labels)
+    mark_below(panels[0], curves, labels, "time")
     handles, named = panels[0].get_legend_handles_labels()
     if any(curve.ends for curve in curves.values()):
         handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)

@@ -188,7 +188,7 @@ def loss(results: Results) -> Figure:
         draw_curves(axes, curves, results.labels, against, _longest_time(results) if against == "time" else None)
     panels[0].set_ylabel("minibatch loss")
     mark_beyond(panels[0], curves, results.labels, "time")
-    mark_below(panels[0], curves, results.labels)
+    mark_below(panels[0], curves, results.labels, "time")
     if steady is not None:
         each, zero = steady
         ways: Any = (lambda time: (time - zero) / each, lambda step: zero + each * step)
@@ -209,7 +209,7 @@ def energy(results: Results) -> Figure:
     axes.set_yscale("log")
     axes.set_ylim(log_limits(curves.values(), among=(0.3, 3.0), room=2))
     draw_curves(axes, curves, results.labels, "step")
-    mark_below(axes, curves, results.labels)
+    mark_below(axes, curves, results.labels, "step")
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")
     axes.set_ylabel("central / proxy energy")
     _finish(figure, results, axes, "median")

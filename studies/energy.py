@@ -134,6 +134,7 @@ def over_time(run: "Run", points: int, by: tuple[str, ...] = ()) -> "pd.DataFram
     steps = run.config["commits"] / run.config["workers"]
     width = max(1.0, steps / points)
     table["worker_step"] = (table["worker_step"] // width + 0.5) * width
+    # A commit that moved nothing has less than the proxy's energy, but no say in how far the others exceed it.
     table["stable"] = table["energy_ratio"] <= 1
     table["energy_ratio"] = energy_ratios(table)
     groups = table.groupby([*by, "worker_step"])

@@ -275,7 +275,7 @@ def _held_out_verdict(table: "pd.DataFrame", found: "pd.Series", cluster: tuple[
     reached = "diverged early" if math.isnan(worst["deviation"]) else f"does by {worst['deviation']:.3g}"
     name = f"{worst['method']} with {counted(worst['workers'], 'worker')}"
     may = f"curves that were held out may deviate by {HELD_OUT_BAR:g}"
-    return f"the fit is {told}: {may}, and the worst, {name}, {reached}"
+    return f"the fit is {told}: {may}, and the worst of {len(rows)}, {name}, {reached}"
 
 
 def _ranked(found: "pd.Series") -> "pd.Series":

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Run, Trace, look, plots, prescribed, simulate
-from asyncsim.curves import curve_of, curve_over_seeds, draw_curves, loss_axis, mark_below
+from asyncsim.curves import curve_of, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
 from asyncsim.expectations import queue_theory, staleness_theory, think_time
 from asyncsim.methods import METHODS
 from asyncsim.study import load_file, shipped
@@ -186,9 +186,22 @@ def test_a_band_down_to_zero_is_told_on_a_logarithmic_axis(low, told):
     scale, *limits = loss_axis(curves.values())
     _, (axes,) = look.new_figure(look.SINGLE, 2)
     axes.set(yscale=scale, ylim=limits)
-    mark_below(axes, curves, {"gem": "GEM"})
+    mark_below(axes, curves, {"gem": "GEM"}, "time")
     assert scale == "log" and limits[0] < (low if low > 0 else curves["gem"].mean[1])
     assert len(axes.texts) == len(told) and all(text in axes.texts[0].get_text() for text in told)
+
+
+def test_what_is_not_in_view_sideways_is_not_told():
+    values = pd.DataFrame({"one": [1.0, 9.0, 99.0], "other": [1.0, 0.01, 1e-9]})
+    curves = {"gem": curve_over_seeds([0.0, 1.0, 2.0], [0.0, 1.0, 2.0], values, [])}
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    axes.set(yscale="log", xlim=(0, 1.5), ylim=(0.1, 2.0))
+    mark_beyond(axes, curves, {"gem": "GEM"}, "step")
+    mark_below(axes, curves, {"gem": "GEM"}, "step")
+    assert [text.get_text() for text in axes.texts] == [
+        "\u2191 GEM up to 5e+00",
+        "\u2193 GEM, some seed down to 1e-02",
+    ]
 
 
 @pytest.mark.parametrize("losses", [[[0.0, 0.0], [1.0, 0.5]], [[0.0, 0.0]], [[1e-290, 1e-291]], [[1.0, 1.0]]])

@@ -467,17 +467,17 @@ def fitted_table(held_out: float, fast: float = 0.1) -> pd.DataFrame:
     [
         (
             0.12,
-            "the fit is good: curves that were held out may deviate by 0.15, and the worst, downpour with 10 workers, "
-            "does by 0.12",
+            "the fit is good: curves that were held out may deviate by 0.15, and the worst of 2, downpour with 10 "
+            "workers, does by 0.12",
         ),
         (
             0.3,
-            "the fit is poor: curves that were held out may deviate by 0.15, and the worst, downpour with 10 workers, "
-            "does by 0.3",
+            "the fit is poor: curves that were held out may deviate by 0.15, and the worst of 2, downpour with 10 "
+            "workers, does by 0.3",
         ),
         (
             np.nan,
-            "the fit is poor: curves that were held out may deviate by 0.15, and the worst, downpour with 10 "
+            "the fit is poor: curves that were held out may deviate by 0.15, and the worst of 2, downpour with 10 "
             "workers, diverged early",
         ),
     ],
