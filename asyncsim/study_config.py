@@ -56,6 +56,9 @@ workers without a count; discard_stale(limit, count=1), without what is so many 
 count=1), and computations that become so are stopped; rounds, a version by every worker in turn.
 """
 
+    #: 0 for studies that have another option for how long they are, which counts where ``steps`` is 0.
+    fewest_steps: ClassVar[int] = 1
+
     workers: int | tuple[int, ...] = 100
     """Workers of the cluster."""
     steps: int = 200
@@ -180,7 +183,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         require_count("diagnose_every", self.diagnose_every, minimum=0)
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
-        require_count("steps", self.steps)
+        require_count("steps", self.steps, minimum=self.fewest_steps)
         # Also that of the proxy, whose name for it nobody has typed.
         require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None:

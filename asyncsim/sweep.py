@@ -73,8 +73,12 @@ class SweepConfig(StudyOptions):
                 self.at(**{name: value}).check()
 
     def at(self, **values: Any) -> StudyConfig:
-        """Return the options of one cluster: these, but for some values; the first, where there are several."""
+        """Return the options of one cluster: these, but for some values; the first, where there are several.
+
+        Where ``steps`` is 0 it is 1, until the study knows how many there are.
+        """
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
+        options["steps"] = self.steps or 1
         first = {name: getattr(self, name)[0] for name in self.varied if name in options}
         return StudyConfig(**{**options, **first, **values})
 

@@ -9,7 +9,7 @@ At paper scale about 170,000 commits of MNIST's network, evaluated about 30 time
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.finished import report
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Config(SweepConfig):
     """Options of the generalization study."""
+
+    fewest_steps: ClassVar = 0
 
     workers: tuple[int, ...] = (10,)
     """Workers of the clusters, one after the other; sgd has one of its own."""
@@ -43,8 +45,6 @@ class Config(SweepConfig):
         InputError
             An option that cannot be used.
         """
-        if self.steps == 0:
-            return dataclasses.replace(self, steps=1).check()
         super().check()
         require_count("epochs", self.epochs)
 
@@ -69,7 +69,7 @@ def run(config: Config) -> Result:
     if config.steps:
         config.say_ignored(["epochs"], "beside --steps")
     with config.computing_device():
-        cells = sweep(dataclasses.replace(config, steps=config.steps or 1), [{"workers": n} for n in config.workers])
+        cells = sweep(config, [{"workers": n} for n in config.workers])
         if cells[0].problem.test is None:
             name = cells[0].problem.name
             raise InputError(f"problem = {name!r}: has no test data to generalize to; choose another, digits say")

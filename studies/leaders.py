@@ -42,6 +42,7 @@ class Config(SweepConfig):
     """Options of the study of leaders."""
 
     varied: ClassVar = ("workers", "window", "learning_rate")
+    fewest_steps: ClassVar = 0
 
     workers: tuple[int, ...] = (4, 16)
     """Workers of the clusters, one after the other."""
@@ -76,8 +77,6 @@ class Config(SweepConfig):
         InputError
             An option that cannot be used; a period that does not divide the gradients.
         """
-        if self.steps == 0:
-            return dataclasses.replace(self, steps=1).check()
         super().check()
         require_count("gradients", self.gradients)
         require_count("group_size", self.group_size)
@@ -129,7 +128,7 @@ def run(config: Config) -> Result:
             for window in config.window
             for rate in config.learning_rate
         ]
-        cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
+        cells = sweep(config, grid)
         made: dict[Any, Method] = {}
         with each_note_once():
             cells = [_complete(cell, config, made) for cell in cells]

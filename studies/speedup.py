@@ -11,7 +11,7 @@ At paper scale about 600,000 commits of MNIST's network, most of small batches: 
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.finished import report
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Config(SweepConfig):
     """Options of the speedup study."""
+
+    fewest_steps: ClassVar = 0
 
     workers: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Workers of the clusters, one after the other; each must divide the effective batch."""
@@ -53,8 +55,6 @@ class Config(SweepConfig):
         InputError
             An option that cannot be used; a batch that cannot be divided.
         """
-        if self.steps == 0:
-            return dataclasses.replace(self, steps=1).check()
         super().check()
         require_count("effective_batch", self.effective_batch)
         require_positive("seconds", self.seconds, "s")
@@ -97,7 +97,7 @@ def run(config: Config) -> Result:
             }
             for n in config.workers
         ]
-        cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
+        cells = sweep(config, grid)
         for cell in cells:
             if cell.problem.batch_size not in (None, cell.values["batch_size"]):
                 raise InputError(

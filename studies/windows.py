@@ -53,6 +53,7 @@ class Config(SweepConfig):
     """Options of the study of windows."""
 
     varied: ClassVar = ("workers", "window")
+    fewest_steps: ClassVar = 0
 
     workers: tuple[int, ...] = (10, 20, 40)
     """Workers of the clusters, one after the other."""
@@ -86,8 +87,6 @@ class Config(SweepConfig):
         InputError
             An option that cannot be used.
         """
-        if self.steps == 0:
-            return dataclasses.replace(self, steps=1).check()
         super().check()
         require_positive("epochs", self.epochs)
 
@@ -129,7 +128,7 @@ def run(config: Config) -> Result:
         note("--epochs changes nothing beside --steps")
     grid = [{"workers": n, "window": window} for n in config.workers for window in config.window]
     with config.computing_device():
-        cells = sweep(dataclasses.replace(config, steps=config.steps or 1), grid)
+        cells = sweep(config, grid)
         if "train_accuracy" not in measures(cells[0].problem):
             raise InputError(f"problem = {cells[0].problem.name!r}: has no accuracy; choose digits or mnist, say")
         if config.steps == 0:

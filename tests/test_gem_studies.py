@@ -168,7 +168,7 @@ def test_scales_are_valid_and_chosen_by_name(name):
         ("speedup", "--effective-batch 0", "effective_batch = 0: must be at least 1"),
         ("speedup", "--batch-size 8", "batch_size = 8: follows from the effective batch; give effective_batch"),
         ("speedup", "--compute uniform(0,1)", "is not divided among workers here; choose constant, exponential"),
-        ("speedup", "--steps -1", "steps = -1: must be at least 1"),
+        ("speedup", "--steps -1", "steps = -1: must be at least 0"),
         ("generalization", "--epochs 0", "epochs = 0: must be at least 1"),
         ("generalization", "", "problem = 'quadratic': has no test data to generalize to; choose another"),
         ("forensics", "--fitted 7", "fitted = 7: is not among workers, 5, 10, 20, 30; give some of these"),
