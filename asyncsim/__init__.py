@@ -13,6 +13,7 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     import asyncsim.methods as methods
     import asyncsim.plots as plots
+    import asyncsim.prediction as prediction
     import asyncsim.problems as problems
     import asyncsim.study as study
     import asyncsim.theory as theory
@@ -75,6 +76,7 @@ __all__ = [
     "first_of",
     "methods",
     "plots",
+    "prediction",
     "prescribed",
     "problems",
     "proportional_windows",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: A law is not fitted to fewer durations than these.
 FEWEST = 20
+#: Who is served next where visits wait for one another.
+_QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
 
 class CalibrationWarning(UserWarning):
@@ -263,8 +265,8 @@ def _different(own: Sequence[np.ndarray]) -> bool:
 def _discipline(trace: Trace, given: str | None) -> str:
     found = choices(trace)
     if given is None:
-        given = found.discipline if trace.cluster is None else trace.cluster.discipline
-    require_choice("discipline", given, DISCIPLINES)
+        given = trace.discipline if trace.discipline in _QUEUES else found.discipline
+    require_choice("discipline", given, _QUEUES)
     if not found.agree_with(given):
         raise InputError(
             f"discipline = {given!r}: the order of service says {found.discipline!r}: {found}; leave it out"

@@ -1,6 +1,7 @@
 """What is compared: methods on a cluster, each with the timing that it needs."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,8 @@ from asyncsim.study_config import StudyConfig
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_ROUND_OFF = 1e-12
 
 
 class Cell(NamedTuple):
@@ -80,4 +83,5 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
 
 def same_gradients(commits: int, cluster: Cluster, other: Cluster) -> int:
     """Return in how many commits of another cluster there are as many gradients as in those of the first."""
-    return int(commits * cluster.mean_window // other.mean_window)
+    # What is to spare guards the floor against round-off: mean windows of unlike workers are quotients.
+    return math.floor(commits * cluster.mean_window / other.mean_window * (1 + _ROUND_OFF))

@@ -72,7 +72,8 @@ class Cluster:
         ``"lock_free"`` nobody waits: any number of visits are served at once.
     read_blocks : int
         Above one, reads are torn: each is made in so many blocks of the parameters, spread evenly over its service, and
-        a block shows what was committed by then; see `asyncsim.torn`. With ``"lock_free"`` and ``"write_then_read"``.
+        a block shows what was committed by then; see `asyncsim.Trace.block_versions`. With ``"lock_free"`` and
+        ``"write_then_read"``.
     policy : Policy
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
         `asyncsim.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
@@ -125,6 +126,8 @@ class Cluster:
                 "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or choose "
                 "protocol 'read_then_write'"
             )
+        if self.protocol == "write_then_read":
+            store("exclusive", True)  # its visits are always separate
         store("policy", _policy(self.policy))
         _check_policy(self)
 

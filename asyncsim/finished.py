@@ -50,6 +50,27 @@ class Finished(NamedTuple):
 
         return Run.load(self.folder / run_folder)
 
+    def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
+        """Read a table that the study wrote beside its summary.
+
+        Raises
+        ------
+        InputError
+            There is none, or it lacks some of the columns, or has no rows.
+        """
+        path = self.folder / name
+        try:
+            table = results.read_table(path)
+        except FileNotFoundError as error:
+            raise InputError(f"folder = {str(self.folder)!r}: no {name} there") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{str(path)!r}: cannot be read ({error}); make it again") from error
+        missing = [column for column in columns if column not in table]
+        if missing or table.empty:
+            what = f"lacks {', '.join(missing)}; make it again" if missing else "has no rows"
+            raise InputError(f"{str(path)!r}: {what}")
+        return table
+
     def trace(self, trace_file: str) -> "Trace":
         """Load the trace of a row."""
         from asyncsim.trace import Trace

@@ -59,8 +59,7 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
     width = max(1, round(last / _BARS))
     edges = np.arange(-0.5, last + width + 0.5, width)
     shares = np.histogram(staleness, edges)[0] / (len(staleness) * width)
-    source = "prescribed" if traces[0].protocol == "prescribed" else "recorded" if cluster is None else "simulated"
-    measured = f"{source}: mean {number_text(staleness.mean())}, std {number_text(staleness.std())}"
+    measured = f"{_origin(traces[0])}: mean {number_text(staleness.mean())}, std {number_text(staleness.std())}"
     if staleness.max() > edges[-1]:
         measured += f", most {staleness.max()}"
     axes.stairs(shares, edges, fill=True, color=SKY, alpha=0.6, label=measured)
@@ -108,7 +107,7 @@ def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -
     axes.set_xlim(0, end)
     axes.set_ylim(shown - 0.4, -0.6)
     axes.set_yticks(range(0, shown, 1 if shown < 6 else 2 if shown < 12 else 5))
-    axes.set_xlabel("simulated time (s)")
+    axes.set_xlabel(f"{_origin(trace)} time (s)")
     axes.set_ylabel("worker" if shown == trace.workers else f"worker (first {shown} of {trace.workers})")
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
@@ -128,7 +127,7 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
     A long trace is drawn as means over short intervals, with a band from the least to the most in each unless it would
     flatten the means. A prescribed trace has no server.
     """
-    axes.set_xlabel("simulated time (s)")
+    axes.set_xlabel(f"{_origin(trace)} time (s)")
     axes.set_ylabel("visits at the server")
     steps = trace.queue()
     time, in_system = steps["time"].to_numpy(), steps["in_system"].to_numpy()
@@ -138,7 +137,7 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
         axes.set(xlim=(0, trace.frame["commit_time"].iloc[-1]), ylim=(0, 1), yticks=[])
         return
     mean = float(in_system[:-1] @ np.diff(time)) / time[-1]
-    top = _draw_steps(axes, time, in_system, f"mean {number_text(mean)}, most {in_system.max()}")
+    top = _draw_steps(axes, time, in_system, _origin(trace), f"mean {number_text(mean)}, most {in_system.max()}")
     expected = None if trace.cluster is None else queue_theory(trace.cluster)
     if expected is not None:
         least = "" if expected.law == "machine repairman" else "at least "
@@ -186,10 +185,17 @@ def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, la
         bar.set_label(f"\u00b11 std, long-run {law}: std {number_text(theory.std)}")
 
 
-def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, label: str) -> float:
+def _origin(trace: "Trace") -> str:
+    """Return where a trace comes from, as a word."""
+    if trace.protocol == "prescribed":
+        return "prescribed"
+    return "recorded" if trace.cluster is None else "simulated"
+
+
+def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str, label: str) -> float:
     """Draw a step function, a long one as means over intervals; return how far up there is something to see."""
     if len(time) <= 2 * _BINS:
-        axes.step(time, in_system, where="post", color=BLUE, linewidth=0.8, label=f"simulated: {label}")
+        axes.step(time, in_system, where="post", color=BLUE, linewidth=0.8, label=f"{origin}: {label}")
         return float(in_system.max())
     edges = np.linspace(0.0, time[-1], _BINS + 1)
     area = np.concatenate([[0.0], np.cumsum(in_system[:-1] * np.diff(time))])
@@ -204,7 +210,7 @@ def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, label: str)
     if drawn:
         style: dict[str, Any] = {"color": BLUE, "alpha": 0.2, "linewidth": 0, "label": f"least to most within {each}"}
         axes.stairs(most, edges, baseline=least, fill=True, **style)
-    label = f"simulated, means over {each}: {label}"
+    label = f"{origin}, means over {each}: {label}"
     axes.plot((edges[1:] + edges[:-1]) / 2, means, color=BLUE, linewidth=0.8, label=label)
     return float(most.max() if drawn else means.max())
 

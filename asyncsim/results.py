@@ -168,11 +168,16 @@ def write_csv(path: Path, table: "pd.DataFrame") -> Path:
     return write_whole(path, lambda partial: table.to_csv(partial, index=False))
 
 
-def read_summary(folder: Path) -> "pd.DataFrame":
-    """Read the rows of a study's summary that have a run: those that failed have only an error."""
+def read_table(path: Path) -> "pd.DataFrame":
+    """Read what `write_csv` wrote: the same numbers to the last bit, and no text taken for a missing number."""
     import pandas as pd
 
-    summary = pd.read_csv(folder / SUMMARY)
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+
+
+def read_summary(folder: Path) -> "pd.DataFrame":
+    """Read the rows of a study's summary that have a run: those that failed have only an error."""
+    summary = read_table(folder / SUMMARY)
     return ended(summary) if "status" in summary else summary
 
 

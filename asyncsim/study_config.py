@@ -319,7 +319,7 @@ class StudyConfig(StudyOptions):
             cluster = self._cluster(message_bytes)
         for warning in caught:
             note(str(warning.message))
-        if not cluster.exclusive and cluster.protocol == "write_then_read":
+        if not self.exclusive and cluster.protocol == "write_then_read":
             note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
         if self.dynamic_window and set(cluster.windows) == {self.window}:
             note(f"--dynamic-window changes nothing with a window of {self.window}: all workers have it")

@@ -20,6 +20,7 @@ options; see `asyncsim.study.configure`.
 import contextlib
 import dataclasses
 import inspect
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
     from asyncsim.cell import Cell
     from asyncsim.executor import Executor
+
+#: Characters of a value in the name of a cell's folders.
+_LONGEST = 60
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,11 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
             problems[of_problem] = own.make_problem(swept=set(values))
         problem = problems[of_problem]
         cluster = own.make_cluster(message_bytes=problem.parameter_count * own.bytes_per_parameter)
-        name = "_".join(f"{name}-{value}" for name, value in values.items()).replace("/", "-")
-        cells.append(Cell(name, dict(values), own, cluster, methods[of_methods], problem))
+        cells.append(Cell(_folder_name(values), dict(values), own, cluster, methods[of_methods], problem))
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"grid: two of its cells are called {twice!r}, as are their folders; let other values differ")
     if config.changed("alpha") and not any(map(_takes_alpha, split_names(config.methods))):
         note(f"--alpha changes nothing for {', '.join(method.name for method in _methods(cells))}")
     if config.diagnose_energy and not config.diagnose_every:
@@ -229,8 +236,24 @@ def study_folder(
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
-    """Return the values of some options, as a key."""
-    return tuple(repr(getattr(config, name)) for name in sorted(options) if hasattr(config, name))
+    """Return the values of some options, as a key: equal for texts and numbers that are, else for the same object."""
+    from asyncsim.programs import Same
+
+    def key(value: Any) -> Any:
+        if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+            return tuple(map(key, value))
+        return value if isinstance(value, str | int | float | Path | None) else Same(value)
+
+    return tuple(key(getattr(config, name)) for name in sorted(options) if hasattr(config, name))
+
+
+def _folder_name(values: Mapping[str, Any]) -> str:
+    """Return the name of a cell's folders: its values, of which long ones are cut, with a checksum for the rest."""
+    texts = [(name, str(value).replace("/", "-")) for name, value in values.items()]
+    return "_".join(
+        f"{name}-{text}" if len(text) <= _LONGEST else f"{name}-{text[:_LONGEST]}-{zlib.crc32(text.encode()):08x}"
+        for name, text in texts
+    )
 
 
 def _takes_alpha(entry: Any) -> bool:

@@ -211,7 +211,7 @@ class Trace:
 
     @property
     def cluster(self) -> Cluster | None:
-        """What was simulated, None for a prescribed trace."""
+        """What was simulated; None for a trace that was prescribed or recorded."""
         return self.source.cluster
 
     @property

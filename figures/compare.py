@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
 from asyncsim.drawing import draw_folder
-from asyncsim.errors import InputError
 from asyncsim.finished import Finished, read
 from asyncsim.wording import counted, over_seeds
 
@@ -36,12 +35,8 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder)
     finished = read(folder, "compare")
-    try:
-        table = pd.read_csv(folder / "comparison.csv")
-    except (OSError, ValueError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no table of the comparison ({error}); run it again") from error
     with look.style():
-        return look.save(loss(finished, table), folder / "loss")
+        return look.save(loss(finished, finished.table("comparison.csv")), folder / "loss")
 
 
 def loss(finished: Finished, table: pd.DataFrame) -> Figure:

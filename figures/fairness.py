@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from asyncsim import look
 from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
+from asyncsim.results import read_table
 
 _REMEDY = "make one with: python -m asyncsim.study fairness --out FOLDER"
 _TITLES = {"fifo": "first to come", "lowest_rank": "lowest rank first", "random": "any, at random"}
@@ -41,7 +42,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     """
     folder = Path(folder)
     try:
-        summary = pd.read_csv(folder / "summary.csv")
+        summary = read_table(folder / "summary.csv")
         disciplines = list(dict.fromkeys(summary.loc[summary["share"] >= 0, "discipline"]))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"folder = {str(folder)!r}: no results of the study fairness ({error}); {_REMEDY}") from error

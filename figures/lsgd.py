@@ -33,7 +33,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 def over_time(finished: Finished) -> Figure:
     """Draw the error against simulated time, a panel for each number of workers and period."""
-    table = _table(finished)
+    table = finished.table("leaders.csv")
     workers, windows = (sorted(table[name].unique()) for name in ("workers", "window"))
     size = (look.DOUBLE, 0.9 + 1.7 * len(workers))
     figure, panels = look.new_figure(*size, len(windows), len(workers), sharey=True)
@@ -62,7 +62,7 @@ def over_time(finished: Finished) -> Figure:
 
 def periods(finished: Finished) -> Figure:
     """Draw the error at the end against the communication period: mean and range of the seeds that finished."""
-    table = _table(finished)
+    table = finished.table("leaders.csv")
     if (table["diverged"] == table["seeds"]).all():
         raise InputError(f"folder = {str(finished.folder)!r}: all runs diverged; give lower learning rates")
     workers = sorted(table["workers"].unique())
@@ -93,7 +93,7 @@ def periods(finished: Finished) -> Figure:
 
 def leaderships(finished: Finished) -> Figure:
     """Draw how many of LSGD's elections each worker won, at each period; the seeds' means."""
-    table = _table(finished)
+    table = finished.table("leaders.csv")
     rows = table[table["method"] == "lsgd"]
     if rows.empty:
         raise InputError(f"folder = {str(finished.folder)!r}: has no runs of lsgd")
@@ -121,14 +121,6 @@ def leaderships(finished: Finished) -> Figure:
     )
     look.title(figure, f"LSGD's one leader; {what}")
     return figure
-
-
-def _table(finished: Finished) -> pd.DataFrame:
-    """Read what the study says of each method at its best learning rate."""
-    try:
-        return pd.read_csv(finished.folder / "leaders.csv")
-    except (OSError, ValueError) as error:
-        raise InputError(f"folder = {str(finished.folder)!r}: no table of the leaders ({error})") from error
 
 
 def _looks(table: pd.DataFrame) -> dict[str, Look]:

@@ -8,11 +8,9 @@ The best explicit momentum against the number of workers, and how fast the loss 
 """
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim import look
-from asyncsim.errors import InputError
 from asyncsim.finished import Finished
 from asyncsim.paper import Drawing, Paper, Study
 from asyncsim.wording import counted, over_seeds
@@ -26,11 +24,8 @@ def momentum(finished: Finished) -> Figure:
     Of each momentum the learning rate with the least geometric mean loss over the seeds is shown. Without noise the
     loss of a quadratic falls by the same factor again and again: the gradients for a tenth of it say how fast.
     """
-    folder, config, summary = finished
-    try:
-        best = pd.read_csv(folder / "best.csv")[_BEST]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no table of the best momenta ({error})") from error
+    config, summary = finished.config, finished.summary
+    best = finished.table("best.csv", _BEST)
     figure, (left, right) = look.new_figure(look.DOUBLE, 2.9, 2)
     counts = best["workers"].to_numpy()
     beyond = [(best["server_momentum"] - best["lowest"]).clip(0), (best["highest"] - best["server_momentum"]).clip(0)]

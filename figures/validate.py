@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
+from asyncsim.results import read_table
 
 _REMEDY = "make one with: python -m asyncsim.study validate --out FOLDER"
 #: The replays in the order of drawing: colour and label.
@@ -55,11 +56,11 @@ def draw(folder: str | os.PathLike) -> list[Path]:
 def _read(folder: Path) -> tuple[pd.DataFrame, dict[str, list[pd.DataFrame]]]:
     """Read the summary, and the differences of every commit by method."""
     try:
-        summary = pd.read_csv(folder / "summary.csv")
+        summary = read_table(folder / "summary.csv")
         summary = summary[summary["status"] == "finished"]
         tables: dict[str, list[pd.DataFrame]] = {}
         for method, name in zip(summary["method"], summary["folder"], strict=True):
-            tables.setdefault(method, []).append(pd.read_csv(folder / name / "agreement.csv"))
+            tables.setdefault(method, []).append(read_table(folder / name / "agreement.csv"))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"folder = {str(folder)!r}: no results of the study validate ({error}); {_REMEDY}") from error
     if not tables:

@@ -156,7 +156,7 @@ def report(folder: Path, summary: "pd.DataFrame") -> str:
     """Return the table that the study prints, made from the tables in its folder."""
     import pandas as pd
 
-    table, curves = (pd.read_csv(folder / name) for name in TABLES[:2])
+    table, curves = (results.read_table(folder / name) for name in TABLES[:2])
     rows = []
     for (method, workers), own in summary.groupby(["method", "workers"], sort=False):
         weights, curve = (

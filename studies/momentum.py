@@ -130,7 +130,6 @@ def run(config: Config) -> Result:
         Passed on; what was measured before is written.
     """
     config.check()
-    import pandas as pd
 
     with config.computing_device():
         problem = revealing_quadratic()
@@ -147,11 +146,11 @@ def run(config: Config) -> Result:
         with study_folder(config, "momentum", record) as folder, opened(config, replays) as executor:
             results.write_json(folder / results.CONFIG, record)
             _measure([(cell, method) for cell in cells for method in cell.methods], folder, executor)
-            momentum = pd.read_csv(folder / TABLES[0])
+            momentum = results.read_table(folder / TABLES[0])
             print(report(momentum))
             figures = [path.name for path in draw("momentum", folder)]
             print(f"\nwrote {folder}: config.json, parts, {', '.join([results.SUMMARY, *TABLES, *figures])}")
-    return Result(folder, pd.read_csv(folder / results.SUMMARY))
+    return Result(folder, results.read_table(folder / results.SUMMARY))
 
 
 def revealing_quadratic() -> "Problem":

@@ -135,8 +135,6 @@ def _limits() -> ModuleType:
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     tables = ("limits.csv", "limit_runs.csv")
     if (folder / tables[0]).exists():
-        import pandas as pd
-
-        problem = read(folder, "stability").config["problem"]
-        print(f"{_limits().report(problem, pd.read_csv(folder / tables[0]))}\n")
+        finished = read(folder, "stability")
+        print(f"{_limits().report(finished.config['problem'], finished.table(tables[0]))}\n")
     report("stability", folder, summary, ("learning_rate", "method", "workers"), tables)

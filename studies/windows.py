@@ -208,9 +208,7 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
 
 def report(folder: Path) -> str:
     """Return what the study prints, made from the tables in its folder."""
-    import pandas as pd
-
-    grid = pd.read_csv(folder / TABLES[0])
+    grid = results.read_table(folder / TABLES[0])
     problem, seeds = read(folder, "windows").config["problem"], counted(int(grid["seeds"].max()), "seed")
     diverged = int(grid["diverged"].sum())
     told = f"; {counted(diverged, 'run')} diverged, counted as far as they went" if diverged else ""
@@ -220,7 +218,7 @@ def report(folder: Path) -> str:
             continue
         table = 100 * grid.pivot_table(column, ["method", "workers"], "window", sort=False)
         parts.append(f"{title} of the central variable at the end (%), by workers and window\n{_text(table)}")
-    efficiency = pd.read_csv(folder / TABLES[1])
+    efficiency = results.read_table(folder / TABLES[1])
     if len(efficiency):
         pairs = efficiency["method"] + " over " + efficiency["against"]
         table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)

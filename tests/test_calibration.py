@@ -155,6 +155,13 @@ def test_the_discipline_is_seen_in_the_order_of_service(discipline):
         calibrate(trace, per_worker=False, discipline=other)
 
 
+def test_a_server_without_a_lock_is_no_discipline():
+    trace = simulate(Cluster(4, "gamma(1, 0.3)", discipline="lock_free"), 200, seed=0)
+    assert calibrate(trace).discipline == "fifo"
+    with pytest.raises(InputError, match="discipline = 'lock_free': unknown"):
+        calibrate(trace, discipline="lock_free")
+
+
 def test_a_recorded_trace_calibrates_as_the_simulated_one():
     trace = simulate(Cluster(4, "gamma(1, 0.3)", "exponential(0.1)", 0.05), 500, seed=0)
     assert calibrate(recorded(trace.frame[list(COMMIT_RECORD)])) == calibrate(trace) == calibrate(trace)

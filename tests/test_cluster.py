@@ -107,6 +107,10 @@ def test_separate_reads(protocol, exclusive, separate):
     assert Cluster(1, 1.0, protocol=protocol, exclusive=exclusive).separate_reads is separate
 
 
+def test_exclusive_means_nothing_with_two_visits():
+    assert Cluster(1, 1.0, protocol="write_then_read", exclusive=False) == Cluster(1, 1.0, protocol="write_then_read")
+
+
 @pytest.mark.parametrize(
     "cluster",
     [

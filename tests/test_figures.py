@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, Run, Trace, look, plots, prescribed, simulate
+from asyncsim import Cluster, InputError, Run, Trace, look, plots, prescribed, recorded, simulate
+from asyncsim.bookkeeping import COMMIT_RECORD
 from asyncsim.curves import curve_of, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
 from asyncsim.expectations import queue_theory, staleness_theory, think_time
 from asyncsim.methods import METHODS
@@ -400,6 +401,15 @@ def test_the_queue_names_its_theory():
         _, (axes,) = look.new_figure(look.SINGLE, 2)
         plots.queue_length(axes, simulate(cluster, 500))
         assert named in legend(axes)
+
+
+def test_a_recorded_trace_is_not_called_simulated():
+    log = simulate(Cluster(3, "gamma(1, 0.5)", 0.1), 60).frame[list(COMMIT_RECORD)]
+    _, (queue, phases) = look.new_figure(look.DOUBLE, 2, 2)
+    plots.queue_length(queue, recorded(log))
+    plots.timeline(phases, recorded(log))
+    assert "recorded: mean" in legend(queue)
+    assert queue.get_xlabel() == phases.get_xlabel() == "recorded time (s)"
 
 
 def test_the_queue_is_drawn_exactly_or_within_its_least_and_most():

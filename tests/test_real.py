@@ -1,6 +1,7 @@
 """Real processes: bookkeeping and recovery in one process, and recordings by Ray's, killed and gone on with."""
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from asyncsim import Cluster, InputError, Trace, methods, problems, replay, simu
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.cluster import ray_cluster
-from asyncsim.real.folder import Header
+from asyncsim.real.folder import HEADER, Header
 from asyncsim.real.log import LOG
 from asyncsim.real.server import Server
 from asyncsim.real.worker import Worker
@@ -202,8 +203,13 @@ def test_recordings_that_cannot_be_read_are_refused(tmp_path):
         load(tmp_path)
     header(methods.downpour(), Processes(2), 5).save(tmp_path)
     assert len(load(tmp_path).trace) == 0
-    (tmp_path / LOG).write_text("nonsense\n")
-    with pytest.raises(InputError, match="a damaged log"):
+    for log in ("nonsense", '{"event": "danced"}', '{"event": "read", "worker": 7}', "[]"):
+        (tmp_path / LOG).write_text(log + "\n")
+        with pytest.raises(InputError, match="a damaged log"):
+            load(tmp_path)
+    values = json.loads((tmp_path / HEADER).read_text())
+    (tmp_path / HEADER).write_text(json.dumps({**values, "format": 2}))
+    with pytest.raises(InputError, match="recording of format 2, this asyncsim reads 1"):
         load(tmp_path)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -181,6 +182,14 @@ def test_file_below_a_file():
     Path("file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         results.write_json(Path("file/one.json"), {})
+
+
+def test_tables_come_back_as_they_were():
+    numbers = np.random.default_rng(0).normal(size=5_000)
+    table = pd.DataFrame({"method": ["null", "NA"] * 2_500, "loss": numbers, "norm": np.where(numbers > 0, 1, np.nan)})
+    pd.testing.assert_frame_equal(
+        results.read_table(results.write_csv(Path("table.csv"), table)), table, check_exact=True
+    )
 
 
 def test_numbers_come_back_as_they_were():

@@ -350,6 +350,22 @@ def test_a_method_of_an_own_file(capsys):
     assert capsys.readouterr().err == "note: --kappa changes nothing for damped\n"
 
 
+def test_cells_share_only_what_is_the_same():
+    one, other = (problems.quadratic([1.0], start=start) for start in (1.0, 2.0))
+    config = SweepConfig(methods=("downpour",), workers=(2,), seeds=1, steps=2)
+    grid = [{"workers": n, "problem": problem} for n, problem in ((2, one), (3, other), (4, one))]
+    assert [cell.problem for cell in sweep(config, grid)] == [one, other, one]
+    with pytest.raises(InputError, match="grid: two of its cells are called .workers-2_problem-Problem"):
+        sweep(config, [{"workers": 2, "problem": problem} for problem in (one, other)])
+
+
+def test_long_values_are_cut_in_the_names_of_folders():
+    config = SweepConfig(methods=("downpour",), workers=(2,), problem="quadratic", seeds=1, steps=2)
+    laws = [f"empirical([{', '.join(['1.25'] * 60 + [last])}])" for last in ("1", "2")]
+    names = [cell.name for cell in sweep(config, [{"workers": 2, "compute": law} for law in laws])]
+    assert len(set(names)) == 2 and all(len(name) < 120 for name in names)
+
+
 def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
     Path("mine.py").write_text(MINE)
     config = SweepConfig(methods=("mine.py:damped",), workers=(2, 3), problem="quadratic", seeds=1, steps=2)

@@ -1,6 +1,7 @@
 """Windows that differ by worker: their times, their gradients, and those in proportion to the speed."""
 
 import functools
+import itertools
 
 import formulas
 import jax
@@ -131,6 +132,13 @@ def test_each_worker_goes_through_its_own_examples_without_a_gap():
     one = indices.rows([2] * 6, range(6), 1)
     several = indices.rows([2] * 2, range(2), 5, [3, 3])
     np.testing.assert_array_equal(several[:, :3].reshape(6, 1, -1), one)
+
+
+def test_the_same_cluster_has_as_many_commits():
+    """Whose mean window is a quotient."""
+    for windows in itertools.product(range(1, 9), repeat=2):
+        cluster = Cluster(2, [1.0, 3.0], window=windows)
+        assert [same_gradients(commits, cluster, cluster) for commits in (1, 7, 20, 20_000)] == [1, 7, 20, 20_000]
 
 
 def test_a_needed_window_and_the_same_gradients():

@@ -94,7 +94,10 @@ def _load() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def _examples(table: np.ndarray) -> dict[str, np.ndarray]:
-    return {"image": (table[:, :-1] / 16).astype(np.float32), "label": table[:, -1].astype(np.int32)}
+    examples = {"image": (table[:, :-1] / 16).astype(np.float32), "label": table[:, -1].astype(np.int32)}
+    for array in examples.values():
+        array.flags.writeable = False  # all problems share them
+    return examples
 
 
 def _table() -> np.ndarray:

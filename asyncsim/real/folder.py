@@ -30,6 +30,8 @@ HEADER = "recording.json"
 CHECKPOINT = "checkpoint.npz"
 TRACE = "trace.parquet"
 STATES = "states"
+#: Of all these files together; increased with every change that an older asyncsim could not read.
+FORMAT = 1
 
 
 class Header(NamedTuple):
@@ -61,18 +63,24 @@ class Header(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write it into the folder."""
-        write_json(folder / HEADER, self.comparable())
+        write_json(folder / HEADER, {"format": FORMAT, **self.comparable()})
 
     @classmethod
     def load(cls, folder: Path) -> "Header":
-        """Read what `save` wrote; raise InputError if there is nothing of the kind."""
+        """Read what `save` wrote; raise InputError if there is nothing of the kind, or of another format."""
         try:
             values = json.loads((folder / HEADER).read_text())
-            return cls(**{**values, "processes": Processes.from_dict(values["processes"])})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            written = values.pop("format", FORMAT)
+            if written == FORMAT:
+                return cls(**{**values, "processes": Processes.from_dict(values["processes"])})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"folder = {str(folder)!r}: holds no recording ({error}); give one that real processes wrote"
             ) from None
+        raise InputError(
+            f"folder = {str(folder)!r}: recording of format {written!r}, this asyncsim reads {FORMAT}; use the version "
+            "that wrote it, or record again"
+        )
 
 
 class Recorded(NamedTuple):
@@ -112,7 +120,12 @@ def load(folder: str | Path) -> Recorded:
     folder = Path(folder)
     header = Header.load(folder)
     events = read_log(folder)[0] if (folder / LOG).exists() else []
-    book = Book(header.processes, header.replies, events)
+    try:
+        book = Book(header.processes, header.replies, events)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{str(folder / LOG)!r}: a damaged log, whose events are not those of a recording ({error}); record again"
+        ) from error
     return Recorded(folder, header, book.trace(header.seed), book.commits(), book.fault_table())
 
 

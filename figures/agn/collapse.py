@@ -12,7 +12,7 @@ from asyncsim.errors import InputError
 from asyncsim.finished import Finished
 
 from . import published
-from .tables import is_thesis, own_table, published_grid, setting
+from .tables import is_thesis, published_grid, setting
 
 #: Of ten classes.
 _CHANCE, _OF_TEN_CLASSES = 10.0, ("digits", "mnist", "cifar10")
@@ -21,7 +21,7 @@ _MARKERS = ("o", "^", "v", "D", "P")
 
 def collapse(results: Finished) -> Figure:
     """Draw the training accuracy at the end against the workers, a panel for each window, and the published values."""
-    table = own_table(results, "grid.csv")
+    table = results.table("grid.csv")
     if "train_accuracy" not in table or "downpour" not in set(table["method"]):
         raise InputError(f"folder = {str(results.folder)!r}: no accuracies of downpour")
     windows = sorted(table["window"].unique())
@@ -59,7 +59,7 @@ def collapse(results: Finished) -> Figure:
 
 def staleness(results: Finished) -> Figure:
     """Draw how often each staleness occurred, a panel for each number of workers, and the published modes."""
-    table = own_table(results, "staleness.csv")
+    table = results.table("staleness.csv")
     counts, windows = sorted(table["workers"].unique()), sorted(table["window"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.5, len(counts))
     modes = published.modes() if is_thesis(results) else published.modes().head(0)

@@ -14,7 +14,7 @@ from asyncsim.errors import InputError
 from asyncsim.finished import Finished
 
 from . import published
-from .tables import is_thesis, own_table, published_grid, setting
+from .tables import is_thesis, published_grid, setting
 
 _PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
 #: Accuracies below this share one colour: a collapse would leave no colours to the rest.
@@ -32,7 +32,7 @@ _DARK = 0.55
 
 def accuracy(results: Finished, method: str) -> Figure:
     """Draw a method's accuracies at the end by workers and window: training and test, ours and the published ones."""
-    table = _of_method(own_table(results, "grid.csv"), method)
+    table = _of_method(results.table("grid.csv"), method)
     maps: dict[str, pd.Series] = {}
     for column, part in _PARTS.items():
         if column not in table:
@@ -48,7 +48,7 @@ def accuracy(results: Finished, method: str) -> Figure:
 
 def efficiency(results: Finished) -> Figure:
     """Draw the temporal efficiency of AGN over AEASGD by workers and window, ours and the published one."""
-    table = own_table(results, "efficiency.csv")
+    table = results.table("efficiency.csv")
     pair = table[(table["method"] == "agn") & (table["against"] == "aeasgd")]
     if pair.empty:
         raise InputError(f"folder = {str(results.folder)!r}: no runs of both agn and aeasgd")
@@ -68,7 +68,7 @@ def times(results: Finished) -> Figure:
     InputError
         The results are of another task or cluster than those that the published times are of, or of another length.
     """
-    table = own_table(results, "grid.csv")
+    table = results.table("grid.csv")
     if not _of_the_thesis(results):
         raise InputError(
             f"folder = {str(results.folder)!r}: its problem, its cluster or its gradients are not those of the thesis"

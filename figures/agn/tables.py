@@ -2,29 +2,10 @@
 
 import pandas as pd
 
-from asyncsim.errors import InputError
 from asyncsim.finished import Finished
 from asyncsim.wording import counted
 
 from . import published
-
-
-def own_table(results: Finished, name: str) -> pd.DataFrame:
-    """Read a table that the study wrote beside its summary.
-
-    Raises
-    ------
-    InputError
-        There is none, or it has no rows.
-    """
-    path = results.folder / name
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"folder = {str(results.folder)!r}: no {name} there ({error})") from error
-    if table.empty:
-        raise InputError(f"{str(path)!r}: has no rows")
-    return table
 
 
 def is_thesis(results: Finished) -> bool:

@@ -25,7 +25,6 @@ from .panels import (
     is_paper,
     log_axis,
     loss,
-    own_table,
     published_curves,
     published_handles,
     setting,
@@ -86,7 +85,7 @@ def measure(results: Finished) -> list[Deviation]:
 
 
 def _table(results: Finished) -> pd.DataFrame:
-    table = own_table(results, "fit.csv", _COLUMNS)
+    table = results.table("fit.csv", _COLUMNS)
     return table.assign(fitted=table["fitted"].astype(bool))
 
 
@@ -153,7 +152,7 @@ def _targets(results: Finished, method: str, curves: dict[int, Curve]) -> dict[i
     if is_paper(results):
         (panel,) = (panel for panel, name in METHODS.items() if name == method)
         return published_curves(results, panel, method, curves)
-    table = own_table(results, "target.csv", ["method", "workers", "step", "loss"])
+    table = results.table("target.csv", ["method", "workers", "step", "loss"])
     of_method = table[table["method"] == method].groupby("workers")
     return {int(n): rows.set_index("step")["loss"] for n, rows in of_method if n in curves}
 

@@ -11,7 +11,7 @@ from asyncsim import look
 from asyncsim.finished import Finished
 from asyncsim.wording import counted
 
-from .panels import finish, own_table, problem
+from .panels import finish, problem
 
 _COLUMNS = ["method", "question", "at", "largest_stable", "smallest_unstable"]
 _PANELS = {
@@ -24,7 +24,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 
 def limits(results: Finished) -> Figure:
     """Draw the limits of each method: a bar goes from the largest stable value to the smallest unstable one."""
-    table = own_table(results, "limits.csv", _COLUMNS)
+    table = results.table("limits.csv", _COLUMNS)
     questions = [name for name in _PANELS if name in set(table["question"])]
     width = look.DOUBLE if len(questions) > 1 else look.SINGLE
     figure, panels = look.new_figure(width, 2.8, len(questions))

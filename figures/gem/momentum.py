@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from asyncsim import look
 from asyncsim.finished import Finished
 
-from .panels import finish, own_table, problem
+from .panels import finish, problem
 
 _COLUMNS = ["workers", "momentum_measured", "standard_error", "momentum_theory"]
 #: What else a row may differ in, and the looks of these.
@@ -20,7 +20,7 @@ _SIGMAS = 2
 
 def implicit(results: Finished) -> Figure:
     """Draw measured and theoretical momentum against the number of workers, and how far apart they are."""
-    table = own_table(results, "momentum.csv", _COLUMNS).sort_values("workers")
+    table = results.table("momentum.csv", _COLUMNS).sort_values("workers")
     groups = table.groupby([name for name in _GROUPS if name in table] or (lambda row: "measured"), sort=False)
     # A line of the legend for each.
     size = (look.SINGLE, 2.8 + 0.16 * len(groups))

@@ -272,28 +272,6 @@ def diverged_of(rows: pd.DataFrame) -> str:
     return f"{(rows['status'] == 'diverged').sum()} of {len(rows)}"
 
 
-def own_table(results: Finished, name: str, columns: Sequence[str]) -> pd.DataFrame:
-    """Read a table that a study wrote beside its summary.
-
-    Raises
-    ------
-    InputError
-        There is none, or it lacks some of the columns, or all rows.
-    """
-    path = results.folder / name
-    try:
-        table = pd.read_csv(path)
-    except FileNotFoundError as error:
-        raise InputError(f"folder = {str(results.folder)!r}: no {name} there") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{str(path)!r}: cannot be read ({error}); make it again") from error
-    missing = [column for column in columns if column not in table]
-    if missing or table.empty:
-        what = f"lacks {', '.join(missing)}; make it again" if missing else "has no rows"
-        raise InputError(f"{str(path)!r}: {what}")
-    return table
-
-
 def _losses(commits: pd.DataFrame) -> np.ndarray:
     return commits["loss"].to_numpy(np.float64)
 

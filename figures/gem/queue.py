@@ -12,7 +12,7 @@ from asyncsim import look
 from asyncsim.curves import Curve, draw_curves
 from asyncsim.finished import Finished
 
-from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, own_table, setting, values_of
+from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, setting, values_of
 
 #: Disciplines by their lines and markers; the first one is the program's.
 _LOOKS = {
@@ -25,7 +25,7 @@ _LOOKS = {
 def discipline(results: Finished) -> Figure:
     """Draw shares and staleness per rank, and the losses, a panel for each discipline."""
     results = at_rate(results)
-    ranks = own_table(results, "ranks.csv", ["discipline", "worker", "share", "staleness_mean"])
+    ranks = results.table("ranks.csv", ["discipline", "worker", "share", "staleness_mean"])
     names = [name for name in _LOOKS if name in values_of(results, "discipline")]
     n = int(results.summary["workers"].iloc[0])
     figure = Figure(figsize=(look.DOUBLE, 4.9), layout="constrained")
