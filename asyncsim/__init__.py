@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    import asyncsim.calibration as calibration
     import asyncsim.methods as methods
     import asyncsim.plots as plots
     import asyncsim.prediction as prediction
     import asyncsim.problems as problems
+    import asyncsim.real as real
     import asyncsim.study as study
     import asyncsim.theory as theory
-    from asyncsim.calibration import calibrate
-    from asyncsim.cluster import Cluster
+    from asyncsim.calibration import CalibrationWarning, calibrate
+    from asyncsim.cluster import Cluster, HeterogeneityWarning
     from asyncsim.ensemble import replay_ensemble
     from asyncsim.errors import InputError
     from asyncsim.laws import (
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         Weibull,
     )
     from asyncsim.policy import (
+        Policy,
         asynchronous,
         barrier,
         bounded_staleness,
@@ -52,16 +55,19 @@ if TYPE_CHECKING:
     from asyncsim.windows import proportional_windows
 
 __all__ = [
+    "CalibrationWarning",
     "Cluster",
     "Constant",
     "Empirical",
     "Exponential",
     "Gamma",
+    "HeterogeneityWarning",
     "InputError",
     "Law",
     "LogNormal",
     "Mixture",
     "Pareto",
+    "Policy",
     "Run",
     "Trace",
     "Uniform",
@@ -71,6 +77,7 @@ __all__ = [
     "bounded_staleness",
     "buffered",
     "calibrate",
+    "calibration",
     "cancel_stale",
     "discard_stale",
     "first_of",
@@ -80,6 +87,7 @@ __all__ = [
     "prescribed",
     "problems",
     "proportional_windows",
+    "real",
     "recorded",
     "replay",
     "replay_ensemble",
@@ -89,10 +97,13 @@ __all__ = [
     "theory",
 ]
 
-_MODULES = ("calibration", "methods", "plots", "prediction", "problems", "study", "theory")
+_MODULES = ("calibration", "methods", "plots", "prediction", "problems", "real", "study", "theory")
 _HOME = {
+    "CalibrationWarning": "calibration",
     "Cluster": "cluster",
+    "HeterogeneityWarning": "cluster",
     "InputError": "errors",
+    "Policy": "policy",
     "Run": "run",
     "Trace": "trace",
     "asynchronous": "policy",

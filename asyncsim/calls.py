@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.commits import build_commit
+from asyncsim.commits import build_visit
 from asyncsim.methods.method import Array, Method
 from asyncsim.passing import Passing
 from asyncsim.replay_state import Layout, Records
@@ -25,8 +25,8 @@ def calls(group: Group, most: int) -> Iterator[range]:
         begin += length
 
 
-#: For `Passing`: in the function below the server's state and the workers' rows take the place of those before. The
-#: central variable and what was read or pulled of it have other owners.
+#: For `Passing`: results 1 and 2 of the function below, the server's state and the workers' rows, may have the memory
+#: of arguments 1 and 2. The central variable and what was read or pulled of it have other owners.
 _REPLACED = {1: 1, 2: 2}
 
 
@@ -50,29 +50,14 @@ def build_commits(method: Method, layout: Layout, room: int) -> Passing:
 
 
 def _build(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
-    commit, reply = build_commit(method, layout)
-
-    def commit_and_reply(central, server, row, read, made, form, visit):
-        start, update, loss, learner = made
-        if method.resume is None:
-            start = read
-        if method.sees_loss:
-            visit = visit._replace(loss=loss.astype(visit.time.dtype))
-        formed = form if layout.separate_forms else central
-        after, server_after, left, squares = commit(central, server, row, read, start, update, formed, visit)
-        if layout.reads == "after":
-            seen: Any = reply(server_after, after, left.memory, visit)
-        else:
-            seen = reply(server, central, row.memory, visit) if layout.reads == "before" else ()
-        numbers = loss.astype(central.dtype), jnp.sqrt(squares.update), squares.moved / 2, squares.proxy / 2
-        return after, server_after, left, learner, seen, jnp.stack(numbers)
+    visited = build_visit(method, layout)
 
     def commits_and_replies(central, server, rows, reads, starts, updates, forms, losses, learners, visits, i, place):
         made, done = (starts, updates, losses, learners), []
         for turn, (row, read, form) in enumerate(zip(rows, reads, forms, strict=True)):
             visit = jax.tree.map(lambda leaf, at=i + turn: leaf[at, 0], visits)
             own = tree_row(made, place + turn) if room > 1 else made
-            done.append(commit_and_reply(central, server, row, read, own, form, visit))
+            done.append(visited(central, server, row, read, own, form, visit))
             central, server, *_ = done[-1]
         centrals, _, rows, learners, replies, numbers = map(list, zip(*done, strict=True))
         return centrals, server, rows, learners, replies, jnp.stack(numbers)

@@ -18,6 +18,10 @@ class Squares(NamedTuple):
     moved: Array  # of its way since the worker's origin
     proxy: Array  # of the proxy's momentum
 
+    def recorded(self) -> tuple[Array, Array, Array]:
+        """Return the update's norm, and the central variable's and the proxy's energy."""
+        return jnp.sqrt(self.update), self.moved / 2, self.proxy / 2
+
 
 class Committed(NamedTuple):
     """What a piece's commits leave beside the state: leaves with leading axis ``piece_size``."""
@@ -56,6 +60,34 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
         return central if method.reply is None else method.reply(server, central, memory, visit)
 
     return commit, reply
+
+
+def build_visit(method: Method, layout: Layout) -> Callable[..., Any]:
+    """Return the function that makes one commit and what its worker reads then, outside of any piece.
+
+    It goes from the central variable, the server's state, the worker's row, its read, what its gradients made (start,
+    update, loss, learner), what the message is formed with, if that is read apart, and the visit to the central
+    variable, the server's state, the worker's row without its learner, the learner, what the worker reads (``()`` if
+    that is a visit of its own) and the four numbers of `Records`, ``[4]``.
+    """
+    commit, reply = build_commit(method, layout)
+
+    def visited(central, server, row, read, made, form, visit):
+        start, update, loss, learner = made
+        if method.resume is None:
+            start = read
+        if method.sees_loss:
+            visit = visit._replace(loss=loss.astype(visit.time.dtype))
+        formed = form if layout.separate_forms else central
+        after, server_after, left, squares = commit(central, server, row, read, start, update, formed, visit)
+        if layout.reads == "after":
+            seen: Any = reply(server_after, after, left.memory, visit)
+        else:
+            seen = reply(server, central, row.memory, visit) if layout.reads == "before" else ()
+        numbers = jnp.stack([loss.astype(central.dtype), *squares.recorded()])
+        return after, server_after, left, learner, seen, numbers
+
+    return visited
 
 
 def build_commits(method: Method, layout: Layout, update_of: Callable[[Array, Pieces, Array], Array]):

@@ -78,12 +78,7 @@ def build_advance(
 
 def _records(losses: Array, squares: Squares) -> Records:
     """Return what is recorded of commits, from their losses and squared norms."""
-    return Records(
-        loss=losses,
-        update_norm=jnp.sqrt(squares.update),
-        central_energy=squares.moved / 2,
-        proxy_energy=squares.proxy / 2,
-    )
+    return Records(losses, *squares.recorded())
 
 
 class MadePieces(NamedTuple):

@@ -63,8 +63,8 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
 def energy_ratios(commits: pd.DataFrame) -> pd.Series:
     """Return central over proxy energy of each commit by which the central variable had moved since the worker's read.
 
-    NaN of the others, which are most commits where a server waits for several messages: they do not say how energetic
-    its steps are.
+    NaN if it had not moved, as at most commits of a server that waits for several messages: those do not say how
+    energetic its steps are.
     """
     central = commits["central_energy"]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -119,7 +119,8 @@ def resume_option(folder: Path) -> str:
 def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator[None]:
     """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
 
-    Which is with ``--resume``, ``instead`` of what, if the study has it.
+    ``resumable``: whether the study has the option ``--resume``; ``instead`` ends the advice to use it, and says which
+    option it takes the place of.
     """
     try:
         yield

@@ -27,7 +27,8 @@ class Group(NamedTuple):
     thread : int
         Which starts the call.
     after : int
-        How many commits of the chunk must be dispatched before; zero: all of the chunk before; less: all but so many.
+        Commits of this chunk that must be dispatched before. 0: all of the chunk before; -k: all of that but its last
+        k.
     """
 
     begin: int
@@ -129,9 +130,10 @@ def independent(pieces: Pieces, count: int, room: int) -> Iterator[Span]:
 
 
 def _last_change(changed: np.ndarray, after: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Return after how many commits what each commit asks for has changed last; 0 for never.
+    """Return, for each commit, after how many commits the thing that it asks for changed last; 0 for never.
 
-    Of ``changed``, things by their numbers, each changes ``after`` so many commits.
+    ``changed[k]`` is the number of a thing that changed after ``after[k]`` commits; ``asked[i]`` that of the thing that
+    commit ``i`` asks for.
     """
     stride = len(asked) + 1
     changes = np.sort(np.r_[-1, changed.astype(np.int64) * stride + after])

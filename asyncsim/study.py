@@ -114,14 +114,15 @@ def overview() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study from the command line; return the exit code (2 for bad input)."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = [argument for argument in given if argument != _NO_CACHE]
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(overview())
             _warn_of(hidden())
         else:
             with interruptible():
-                _run(arguments)
+                _run(*arguments, keep_compiled=_NO_CACHE not in given)
     except InputError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
         return 2
@@ -133,11 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(arguments: Sequence[str]) -> None:
-    name, *options = (argument for argument in arguments if argument != _NO_CACHE)
+def _run(name: str, *options: str, keep_compiled: bool) -> None:
     _warn_of({own: path for own, path in hidden().items() if own == name})
     study, config = configure(name, options)
-    set_up_jax(keep_compiled=_NO_CACHE not in arguments)
+    set_up_jax(keep_compiled)
     study.run(config)
 
 

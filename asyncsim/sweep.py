@@ -104,7 +104,9 @@ class Result(NamedTuple):
 
 @each_note_once()
 def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]":
-    """Return a cell for each of some values that a config has otherwise; of a `SweepConfig` always its ``workers``.
+    """Return a cell for each entry of a grid: the config with these values in the place of its own.
+
+    Each entry for a `SweepConfig` has ``workers``.
 
     Cells that agree in all options of their methods, or of their problem, share the very objects: these are compiled
     once. Options that change nothing are said aloud.

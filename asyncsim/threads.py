@@ -41,7 +41,7 @@ def has_one_core() -> bool:
 
 
 class Cached:
-    """A function like that of `functools.lru_cache`: of threads that ask for the same, others wait for the first.
+    """A function like that of `functools.lru_cache` that runs in one thread at a time; the others wait.
 
     Attributes
     ----------

@@ -76,7 +76,7 @@ def recorded(
         The clock's reading when the workers had version 0; by default the first ``start_time``. All times are counted
         from there.
     seed : int
-        The seed of the run, if a replay is to draw the same batches.
+        The seed that the run had, for the record; give it to `asyncsim.replay` as well, to draw the same batches.
     present : table, optional
         ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit was applied.
 

@@ -77,12 +77,10 @@ def replay(
     proxy_momentum : float
         Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
     devices : sequence of jax.Device, optional
-        Different ones of one kind, among which the work is divided; by default all that JAX has of its kind, if there
-        is enough to divide. Of a CPU only the first: from 100,000 parameters on it computes gradients side by side, if
-        reads are whole and the method does not see all memories. Where that cannot be (2,000 parameters or more) all,
-        but no more than workers, if the problem says ``map_on_cpu`` and has less than a million parameters, and local
-        steps are equally many. From 2,000 parameters on two threads of one device have half of each vector, if waves
-        are long, the method works element by element, and neither it nor the problem keeps anything for local steps.
+        Different ones of one kind, among which the work is divided. By default all accelerators that JAX has, if there
+        is enough to divide, and one CPU device, whose cores share the work in the way that was measured to be the
+        quickest: see `asyncsim.ways`. (Several CPU devices, if JAX was given them, for problems of 2,000 to a million
+        parameters that say ``map_on_cpu``, where gradients cannot be computed side by side.)
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -245,7 +243,8 @@ def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, pro
 def _require_kinds(trace: Any, method: Any, problem: Any) -> None:
     for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
         if not isinstance(value, kind):
-            hint = "; call it to make one" if callable(value) else ""
+            made = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
+            hint = "; call it to make one" if callable(value) else f", which {made} returns"
             raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
 
 
@@ -268,7 +267,13 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
                     "look at init, loss, evaluate and the data"
                 )
         for stop in stops:
-            running.advance(stop)
+            try:
+                running.advance(stop)
+            except jax.errors.UnexpectedTracerError as error:  # says nothing of where
+                raise InputError(
+                    f"{description}: a function of the method or the problem keeps a value from one call to the next, "
+                    "in a list or a global say; return it as its state instead"
+                ) from error
             bar.update(running.position - bar.n)
             if running.over:
                 break

@@ -1,4 +1,17 @@
-"""In which way, and on which devices, a replay is computed: what pays depends on vectors, waves, method and cores."""
+"""In which way, and on which devices, a replay is computed: what pays depends on vectors, waves, method and cores.
+
+On a CPU, by the parameters of the problem:
+
+============================  ==========================================================================================
+fewer than 2,000              ``kernel``: one compiled loop over pieces of a few commits
+2,000 to 100,000              ``halves``: two threads with half of each vector, if waves are long, the method works
+                              element by element and nothing is kept for local steps; else ``kernel``
+100,000 or more               ``dispatched``: gradients side by side, if reads are whole and the method does not see all
+                              memories; else ``kernel``
+============================  ==========================================================================================
+
+Accelerators, and several devices, have ``kernel``. The numbers themselves are in `asyncsim.tuning`.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -87,8 +87,13 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     results.write_csv(folder / _RANKS, table)
     lowest = table["worker"] < table["workers"] / 2
     half = lowest.map({True: "lower half", False: "upper half"}).rename("ranks")
-    means = table.groupby(["workers", "discipline", half], sort=False)[["staleness_mean", "wait_mean"]].mean()
-    shares = table.groupby(["workers", "discipline", half], sort=False)["share"].sum() / table["seed"].nunique()
-    shown = table_text(means.assign(share=shares).reset_index())
-    print(f"{shown}\n")
+    # Of a worker that never commits there is nothing to average.
+    of_commits = table.assign(**{name: table[name].fillna(0) * table["share"] for name in _COLUMNS.values()})
+    of_commits["never_commit"] = table["share"] == 0
+    sums = of_commits.groupby(["workers", "discipline", half], sort=False)[
+        [*_COLUMNS.values(), "share", "never_commit"]
+    ].sum()
+    means = sums[list(_COLUMNS.values())].div(sums["share"], axis=0)
+    shown = means.join(sums[["share", "never_commit"]] / table["seed"].nunique())
+    print(f"means over commits; never_commit: workers without any\n{table_text(shown.reset_index())}\n")
     report("queue", folder, summary, ("workers", "discipline", "method"), (_RANKS,))

@@ -110,6 +110,9 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         )
     )
     rows.append(("mean wait (s)", f"{mean['trace.wait_mean']:.4f}", ""))
+    if cluster.shared_bandwidth:
+        # Of either way, as each commit has one message with parameters up and one down.
+        rows.append(("shared link, utilisation", f"{throughput * cluster.transfer_time:.3f}", "at most 1"))
     if cluster.policy.staleness_limit is not None:
         lost = mean["trace.discarded_share"] + mean["trace.cancelled_share"]
         rows.append(("computations lost", f"{lost:.3f}", ""))

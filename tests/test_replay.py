@@ -484,3 +484,20 @@ def test_evaluations_that_take_longer_than_the_gradients_are_told(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         replay(*given_, evaluate_every=40)
+
+
+def test_functions_that_keep_values_are_told():
+    kept = []
+
+    def leaky(server, central, message, memory, visit):
+        kept.append(message)
+        return methods.Applied(central + sum(kept), server, memory)
+
+    method = methods.downpour()._replace(name="leaky", apply=leaky)
+    with pytest.raises(InputError, match="leaky: a function of the method or the problem keeps a value from one call"):
+        replay(prescribed(2, 20, 3), method, problems.quadratic([1.0]))
+
+
+def test_names_are_no_methods():
+    with pytest.raises(InputError, match=r"method: is a str, must be a Method, which methods\.gem\(\) returns"):
+        replay(prescribed(2, 20, 3), "gem", problems.quadratic([1.0]))

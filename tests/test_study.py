@@ -80,6 +80,10 @@ def test_the_package_says_how_to_start(told):
     assert (ended.returncode, ended.stdout.splitlines()) == (0, told()[1])
 
 
+def test_no_cache_without_a_study(told):
+    assert told("--no-compilation-cache") == told()
+
+
 def test_the_package_lists_what_it_offers():
     import asyncsim
 
@@ -355,7 +359,7 @@ def test_cells_share_only_what_is_the_same():
     config = SweepConfig(methods=("downpour",), workers=(2,), seeds=1, steps=2)
     grid = [{"workers": n, "problem": problem} for n, problem in ((2, one), (3, other), (4, one))]
     assert [cell.problem for cell in sweep(config, grid)] == [one, other, one]
-    with pytest.raises(InputError, match="grid: two of its cells are called .workers-2_problem-Problem"):
+    with pytest.raises(InputError, match=r"grid: two of its cells are called .workers-2_problem-Problem"):
         sweep(config, [{"workers": 2, "problem": problem} for problem in (one, other)])
 
 
@@ -758,6 +762,13 @@ def printed(told, *options: str) -> str:
 )
 def test_bounds_that_short_traces_exceed(measured, steps, said):
     assert study.load("staleness")._exceeded(measured, 4.98, 2, steps) == said
+
+
+def test_a_shared_link_says_how_busy_it_is(told):
+    options = ["--workers=3", "--steps=40", "--seeds=1", "--methods=downpour", "--compute=constant(1)"]
+    out = printed(told, *options, "--bandwidth=16", "--shared-bandwidth")  # a message of 4 parameters takes a second
+    (link,) = [line.split() for line in out.splitlines() if "shared link" in line]
+    assert 0.9 < float(link[3]) <= 1
 
 
 def test_each_timing_has_a_table_that_says_whose(told):

@@ -175,8 +175,9 @@ class Method(NamedTuple):
     elementwise : bool
         Whether message, apply, reply, resume, origin and proxy work element by element, and each array of their states
         whose last axis is as long as the vectors is a vector: several devices, or two threads of a CPU, then divide the
-        vectors among them, so that norms, lengths and random draws would be those of a part. Before that some commits
-        are computed both ways, and a method for which that shows is refused. Diagnostics may be anything.
+        vectors among them. A norm, a length or a random draw would then be that of a part: leave it False for those.
+        Some commits are computed both ways first, and a method for which that shows is refused. Diagnostics may be
+        anything.
     sees_loss : bool
         Whether visits tell the loss, for methods whose values depend on it.
     sees_memories : bool

@@ -12,15 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.commits import adds_update
+from asyncsim.commits import build_visit
+from asyncsim.division import Division
 from asyncsim.local import Learner
-from asyncsim.methods.method import Applied, Method, Visit
+from asyncsim.methods.method import Method, Visit
 from asyncsim.programs import Same
 from asyncsim.real.book import RECORDED, Account
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.log import Event
 from asyncsim.real.processes import Processes
-from asyncsim.replay_state import PROXY_MOMENTUM, WorkerRow
+from asyncsim.replay_state import PROXY_MOMENTUM, Layout, WorkerRow
 from asyncsim.results import write_whole
 
 
@@ -68,7 +69,17 @@ class Parameters:
             )
             each = (central,) * processes.workers
             self.state = State(central, method.init_server(central), (row,) * processes.workers, each, each)
-        self._commit = _compiled(Same(method), processes.protocol == "read_then_write")
+        layout = Layout(
+            division=Division(1, 1, central.size, by_parameters=False),
+            in_turn=True,
+            reads_size=0,
+            form_reads_size=0,
+            reads="before" if processes.protocol == "read_then_write" else "after",
+            separate_forms=processes.pulls,
+            window=processes.window,
+            proxy_momentum=PROXY_MOMENTUM,
+        )
+        self._visited = _compiled(Same(method), layout)
         self._start = jax.jit(method.resume) if method.resume else lambda worker, read: read
 
     def job(self, worker: int, account: Account) -> Job:
@@ -83,16 +94,16 @@ class Parameters:
         worker, state = row["worker"], self.state
         with jax.enable_x64(self._x64):
             visit = self._visit(row)
-            form = state.pulled[worker] if self._processes.pulls else state.central
-            central, server, kept, replied, squares = self._commit(
-                state.central, state.server, state.workers[worker], state.read[worker], start, update, form, visit
+            made, pulled = (start, update, jnp.zeros((), self._dtype), learner), state.pulled[worker]
+            central, server, kept, learner, replied, numbers = self._visited(
+                state.central, state.server, state.workers[worker], state.read[worker], made, pulled, visit
             )
-            recorded = [float(value) for value in squares]
+            _, *recorded = np.asarray(numbers).tolist()
         self.state = state._replace(
             central=central,
             server=server,
             workers=_put(state.workers, worker, kept._replace(learner=learner)),
-            read=_put(state.read, worker, form if self._processes.pulls else replied),
+            read=_put(state.read, worker, pulled if self._processes.pulls else replied),
         )
         return dict(zip(RECORDED[1:], recorded, strict=True))
 
@@ -115,24 +126,8 @@ class Parameters:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(same_method: Same, before: bool):
-    """Return the jitted function of one commit, as `asyncsim.commits` has it; the worker reads after it or before."""
-    method: Method = same_method.value
-
-    def commit(central, server, row, read, start, update, form, visit):
-        origin = method.origin(row.method, read) if method.origin else read
-        message, method_state, _ = method.message(row.method, update, start, form, visit)
-        applied = method.apply(server, central, message, row.memory, visit)
-        proxy = method.proxy(method_state) if method.proxy else PROXY_MOMENTUM * row.proxy + update
-        kept = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, ())
-        seen = Applied(central, server, row.memory) if before else applied
-        replied = method.reply(seen.server, seen.central, seen.memory, visit) if method.reply else seen.central
-        step = update if adds_update(method) else applied.central - central
-        moved = applied.central - origin
-        squares = (jnp.linalg.norm(step), jnp.sum(moved**2) / 2, jnp.sum(proxy**2) / 2)
-        return applied.central, applied.server, kept, replied, squares
-
-    return jax.jit(commit)
+def _compiled(same_method: Same, layout: Layout) -> Any:
+    return jax.jit(build_visit(same_method.value, layout))
 
 
 def save_state(path: Path, state: State, events: int) -> Path:

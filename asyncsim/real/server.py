@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +118,7 @@ class Server:
         self._finished = Answer()
         self._writer = ThreadPoolExecutor(1)
         self._traced = 0
-        self._written: Any = None
+        self._writes: list[Future[None]] = []
         self._zero = 0.0
         self._thread = threading.Thread(target=self._serve_all, daemon=True)
 
@@ -282,11 +282,12 @@ class Server:
         self._events += 1
 
     def _checkpoint(self) -> Any:
-        """Have a checkpoint written; raise what went wrong with the one before."""
-        if self._written is not None and self._written.done():
-            self._written.result()
-        self._written = self._writer.submit(self._write, self._parameters.state, self._events, self._book.version)
-        return self._written
+        """Have a checkpoint written; raise what went wrong with those before."""
+        for written in [write for write in self._writes if write.done()]:
+            self._writes.remove(written)
+            written.result()
+        self._writes.append(self._writer.submit(self._write, self._parameters.state, self._events, self._book.version))
+        return self._writes[-1]
 
     def _write(self, state: Any, events: int, version: int) -> None:
         """Write a checkpoint, and now and then the trace so far, in a thread of its own."""

@@ -20,6 +20,8 @@ _LOOKS = {
     "lowest_rank": ("lowest rank first", look.PURPLE, "s", "--"),
     "random": ("any of those that wait", look.ORANGE, "^", ":"),
 }
+#: Times the median from which on a mean staleness would flatten all others on a linear axis.
+_FAR = 10
 
 
 def discipline(results: Finished) -> Figure:
@@ -35,6 +37,13 @@ def discipline(results: Finished) -> Figure:
     _by_rank(share, ranks.assign(share=ranks["share"] * n), "share", "commits of a worker / mean")
     share.axhline(1, color=look.GREY, linewidth=0.5, zorder=0)
     _by_rank(staleness, ranks, "staleness_mean", "mean staleness (versions)")
+    means = ranks["staleness_mean"].dropna()
+    if means.max() > _FAR * means.median() > 0:  # a worker that was served once, after a long wait
+        staleness.set_yscale("log")
+        staleness.set_ylim(max(0.5, 0.8 * means.min()), None)
+    never = ranks[ranks["share"] == 0].groupby(["discipline", "seed"]).size()
+    if len(never):
+        staleness.set_title(f"without those that never commit: up to {never.max()} of {n}", fontsize=7)
     share.legend(loc="best")
     panels = np.atleast_1d(below.subplots(1, len(names), sharex=True, sharey=True))
     curves = {name: _losses(chosen(results, discipline=name)) for name in names}
