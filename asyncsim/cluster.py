@@ -72,7 +72,7 @@ class Cluster:
         ``"lock_free"`` nobody waits: any number of visits are served at once.
     read_blocks : int
         Above one, reads are torn: each is made in so many blocks of the parameters, spread evenly over its service, and
-        a block shows what was committed by then; see `asyncsim.Trace.block_versions`. With ``"lock_free"`` and
+        a block shows what was committed by then; see `Trace.block_versions`. With ``"lock_free"`` and
         ``"write_then_read"``.
     policy : Policy
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of

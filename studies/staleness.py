@@ -100,7 +100,10 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
     if think is not None and cluster.service.mean > 0 and cluster.discipline != "lock_free":
         demand = cluster.service.mean * (2 if cluster.separate_reads else 1)
         bound = saturation_bound(cluster.workers, think, demand)
-        fastest = f"at most {bound:.2f} (saturation bound{_exceeded(throughput, bound, 2, steps)})"
+        if queue is not None and "bound" not in queue.law:
+            fastest = f"{queue.utilisation / demand:.2f} ({queue.law})"
+        else:
+            fastest = f"at most {bound:.2f} (saturation bound{_exceeded(throughput, bound, 2, steps)})"
     rows.append(("throughput (commits/s)", f"{throughput:.2f}", fastest))
     rows.append(
         (

@@ -27,7 +27,7 @@ _FAR = 10
 def discipline(results: Finished) -> Figure:
     """Draw shares and staleness per rank, and the losses, a panel for each discipline."""
     results = at_rate(results)
-    ranks = results.table("ranks.csv", ["discipline", "worker", "share", "staleness_mean"])
+    ranks = results.table("ranks.csv", ["discipline", "seed", "worker", "share", "staleness_mean"])
     names = [name for name in _LOOKS if name in values_of(results, "discipline")]
     n = int(results.summary["workers"].iloc[0])
     figure = Figure(figsize=(look.DOUBLE, 4.9), layout="constrained")
@@ -40,7 +40,7 @@ def discipline(results: Finished) -> Figure:
     means = ranks["staleness_mean"].dropna()
     if means.max() > _FAR * means.median() > 0:  # a worker that was served once, after a long wait
         staleness.set_yscale("log")
-        staleness.set_ylim(max(0.5, 0.8 * means.min()), None)
+        staleness.set_ylim(max(0.5, means.min() / 1.3), 1.3 * means.max())
     never = ranks[ranks["share"] == 0].groupby(["discipline", "seed"]).size()
     if len(never):
         staleness.set_title(f"without those that never commit: up to {never.max()} of {n}", fontsize=7)

@@ -1,0 +1,187 @@
+"""Replays of random clusters, methods and problems, in each way of computing them: the numbers of the loop over events.
+
+Strategies draw only what can be replayed, so that nothing is skipped: an `InputError` fails a test.
+"""
+
+import dataclasses
+import functools
+import inspect
+import itertools
+from typing import NamedTuple
+from unittest import mock
+
+import event_loop
+import jax
+import numpy as np
+import pytest
+from cases import EVERY, FORCED, METHODS, OWN, counting, damped_buffer, make_problem, stateful_problem
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_simulation import clusters
+
+import asyncsim.programs
+from asyncsim import (
+    Cluster,
+    asynchronous,
+    barrier,
+    bounded_staleness,
+    buffered,
+    cancel_stale,
+    discard_stale,
+    first_of,
+    methods,
+    problems,
+    rounds,
+    simulate,
+    tuning,
+)
+from asyncsim.cell import meet
+from asyncsim.dispatched import Apart
+from asyncsim.halves import Halved
+from asyncsim.methods import Timing
+from asyncsim.replay_state import ReplayState
+from asyncsim.wave_replay import Replay
+
+#: The state that a replay has in each way, and the sizes with which small problems are replayed so. The kernel has
+#: pieces of several commits for problems of up to ten parameters, and of one for the others.
+WAYS = {
+    "kernel": (ReplayState, {"_FEW_PARAMETERS": 11, "cores": lambda: 1}),
+    "dispatched": (Apart, {"_LONG_VECTOR": 0, "cores": lambda: 2}),
+    "halves": (Halved, {"_FEW_PARAMETERS": 1, "_LONG_WAVE": 0, "cores": lambda: 2}),
+}
+
+
+def by_name(name):
+    """A method of the package, under any policy if it takes one."""
+    make = methods.METHODS[name]
+    options = {"policy": None} if "policy" in inspect.signature(make).parameters else {}
+    return make(learning_rate=0.01, **options)  # windows are up to three, and reads are stale
+
+
+RULES = {
+    **{name: functools.partial(by_name, name) for name in methods.METHODS},
+    "gem, paper": METHODS["gem, paper"],
+    **{name: make for name, (make, *_) in OWN.items()},
+    "a number of each worker": counting,
+    "a buffer": damped_buffer,
+}
+#: Made for a number of workers, as each may have an objective of its own.
+PROBLEMS = {
+    "least_squares": lambda workers: problems.least_squares(workers, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "logistic": lambda workers: problems.logistic(workers, 5, heterogeneity=1.0, dimension=6, examples=20),
+    "quadratic": lambda workers: make_problem("quadratic"),
+    "digits": lambda workers: problems.digits(batch_size=4, hidden=()),
+    "stateful": lambda workers: stateful_problem(),
+}
+
+
+class Combination(NamedTuple):
+    seed: int
+    way: str
+    rule: str
+    problem: str
+    cluster: Cluster
+    commits: int
+    diagnosed: bool
+
+
+@functools.cache
+def can_be(way, rule):
+    """Whether a method can be replayed in a way; what each needs is told in `asyncsim.ways`."""
+    method = RULES[rule]()
+    keeps = method.resume is not None or jax.tree.leaves(jax.eval_shape(method.optimizer.init, np.ones(2)))
+    apart = not method.sees_memories and method.timing.read_blocks is None
+    return {"kernel": True, "dispatched": apart, "halves": apart and method.elementwise and not keeps}[way]
+
+
+def policies(cluster):
+    """The policies that a cluster can have."""
+    counts, limits = st.integers(1, cluster.workers), st.integers(1, 4)
+    possible = [
+        st.just(asynchronous()),
+        st.just(rounds()),
+        st.builds(buffered, st.integers(1, 2 * cluster.workers)),
+        st.builds(discard_stale, limits, counts),
+    ]
+    if cluster.protocol != "read_then_write":
+        possible += [
+            st.builds(bounded_staleness, st.integers(0, 3)),
+            st.builds(first_of, counts),
+            st.builds(barrier, st.none() | counts),
+            st.builds(cancel_stale, limits, counts),
+        ]
+    return st.one_of(possible)
+
+
+@st.composite
+def clusters_of(draw, way, method):
+    """Clusters whose traces a method can be replayed on, in this way."""
+    cluster = draw(clusters(sizes=(2, 9)))
+    windows = st.lists(st.integers(1, 3), min_size=cluster.workers, max_size=cluster.workers)
+    window, discipline = st.just(cluster.window) | windows, st.sampled_from([cluster.discipline, "lock_free"])
+    cluster = dataclasses.replace(cluster, window=draw(window), discipline=draw(discipline))
+    if way == "kernel" and draw(st.booleans()):
+        torn = Timing(protocol="write_then_read", discipline="lock_free", read_blocks=draw(st.integers(2, 4)))
+        cluster = meet(cluster, torn)
+    cluster = meet(cluster, method.timing)
+    if method.reply:  # which comes only with reads that belong to a commit
+        return meet(cluster, Timing(protocol="exchange")) if cluster.separate_reads else cluster
+    return cluster if method.timing.policy else dataclasses.replace(cluster, policy=draw(policies(cluster)))
+
+
+@st.composite
+def combinations(draw, ways, rules):
+    # Hypothesis begins with the simplest of all, the same in every test: its time is better spent. Then it changes
+    # what is drawn first.
+    seed = draw(st.integers(0, 2**32))
+    assume(seed)
+    way, rule = draw(st.sampled_from([pair for pair in itertools.product(ways, rules) if can_be(*pair)]))
+    problem = draw(st.sampled_from([name for name in PROBLEMS if (way, name) != ("halves", "stateful")]))
+    cluster = draw(clusters_of(way, RULES[rule]()))
+    # The last part of a run has at least ten commits, as some methods move only now and then.
+    return Combination(seed, way, rule, problem, cluster, draw(st.integers(160, 200)), draw(st.booleans()))
+
+
+@pytest.fixture(autouse=True)
+def float64(lenient):
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    """Share no program with other tests, nor keep any: there are too many."""
+    asyncsim.programs._build.cache_clear()
+    yield
+    asyncsim.programs._build.cache_clear()
+    event_loop._COMPILED.clear()
+
+
+def assert_the_loop(combination):
+    """Replay a combination in its way and no other: the method is made anew, so that nothing is compiled for it yet."""
+    seed, way, rule, problem, cluster, commits, diagnosed = combination
+    state, sizes = WAYS[way]
+    trace, stops = simulate(cluster, commits, seed), np.r_[EVERY:commits:EVERY, commits]
+    # A method that waits for a version does not move without one, and no deviation is relative to nothing.
+    assume(np.diff(np.r_[0, trace.taken_up.frame["version"].to_numpy()[stops - 1]]).all())
+    options = {"stops": stops, "diagnose_every": 2 if diagnosed else 0, "diagnose_energy": diagnosed}
+    with mock.patch.multiple(tuning, **sizes), np.errstate(invalid="raise"):
+        running = Replay(trace, RULES[rule](), PROBLEMS[problem](cluster.workers), precision="float64", **options)
+        assert type(running.running._held) is state
+        found = event_loop.forced_deviation(running, EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_each_way_is_the_loop(way, data):
+    assert_the_loop(data.draw(combinations([way], RULES)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_each_method_is_the_loop(rule, data):
+    assert_the_loop(data.draw(combinations(WAYS, [rule])))
