@@ -59,7 +59,9 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
     width = max(1, round(last / _BARS))
     edges = np.arange(-0.5, last + width + 0.5, width)
     shares = np.histogram(staleness, edges)[0] / (len(staleness) * width)
-    measured = f"{_origin(traces[0])}: mean {number_text(staleness.mean())}, std {number_text(staleness.std())}"
+    # Of each trace, as a study's table has them.
+    mean, std = (float(np.mean([f(one) for one in kept])) for f in (np.mean, np.std))
+    measured = f"{_origin(traces[0])}: mean {number_text(mean)}, std {number_text(std)}"
     if staleness.max() > edges[-1]:
         measured += f", most {staleness.max()}"
     axes.stairs(shares, edges, fill=True, color=SKY, alpha=0.6, label=measured)

@@ -109,7 +109,7 @@ def recorded(
         begin = float(_numbers("visits", commits, "start_time").min())
     begin = require_number("begin", begin)
     if workers is None:
-        workers = max(1, int(_numbers("visits", commits, "worker").max()) + 1)
+        workers = _count_workers(_numbers("visits", commits, "worker"))
     # Only what a visit is, not how long it takes.
     form = Cluster(workers, Constant(1.0), window=window, protocol=protocol, exclusive=exclusive)
     commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)
@@ -138,6 +138,18 @@ def recorded(
         frame = frame.assign(start_time=frame["read_time"])
     _check_counted(commits, frame)
     return Trace(frame, replace(trace.source, cluster=None), trace.open_reads, trace.present)
+
+
+def _count_workers(worker: np.ndarray) -> int:
+    """Return how many workers a log is of, each of which has a visit."""
+    count = max(1, int(worker.max()) + 1)
+    missing = sorted(set(range(count)) - set(worker.astype(int).tolist()))
+    if missing:
+        raise InputError(
+            f"visits: worker {missing[0]} has none, though there is a worker {count - 1}; number the workers from 0, "
+            f"or give workers = {count} if some are never served"
+        )
+    return count
 
 
 def _table(argument: str, rows: Any, needed: tuple[str, ...]) -> "pd.DataFrame":

@@ -17,6 +17,8 @@ from asyncsim.wording import counted
 
 #: Commits of each worker from which on a trace is no short one.
 _LONG_TRACE = 100
+#: What is said of a mean staleness that is conserved: what workers that wait for ever have read ages, too.
+_CONSERVED, _STARVED = "conserved", "conserved, counting workers that never commit"
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +90,9 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         (
             "staleness, mean",
             f"{mean['trace.staleness_mean']:.2f}",
-            f"{low:g} (conserved)" if low == high else f"{low:g} to {high:g} (bounds of the mean)",
+            f"{low:g} ({_CONSERVED if traces['trace.share_min'].all() else _STARVED})"
+            if low == high
+            else f"{low:g} to {high:g} (bounds of the mean)",
         ),
         (
             "staleness, std",

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -764,6 +765,13 @@ def test_bounds_that_short_traces_exceed(measured, steps, said):
     assert study.load("staleness")._exceeded(measured, 4.98, 2, steps) == said
 
 
+def test_workers_that_never_commit_are_told_beside_what_is_conserved(told):
+    options = ["--workers=9", "--steps=20", "--seeds=1", "--methods=downpour", "--service=0.3"]
+    assert "8 (conserved)" in printed(told, *options)
+    shutil.rmtree("mine")
+    assert "8 (conserved, counting workers that never commit)" in printed(told, *options, "--discipline=lowest_rank")
+
+
 def test_a_shared_link_says_how_busy_it_is(told):
     options = ["--workers=3", "--steps=40", "--seeds=1", "--methods=downpour", "--compute=constant(1)"]
     out = printed(told, *options, "--bandwidth=16", "--shared-bandwidth")  # a message of 4 parameters takes a second
@@ -800,7 +808,7 @@ def test_means_are_of_the_seeds_that_finished():
         {"status": "diverged", "final_loss": np.nan, "simulated_seconds": 20.0},
     ]
     trace = {"trace.commits": 3, "trace.warm_up": 1, "trace.throughput": 1.0, "trace.utilisation": 0.5}
-    trace |= {"trace.staleness_mean": 1.0, "trace.staleness_std": 0.0, "trace.wait_mean": 0.0}
+    trace |= {"trace.staleness_mean": 1.0, "trace.staleness_std": 0.0, "trace.wait_mean": 0.0, "trace.share_min": 0.5}
     common = [{"method": "downpour", "seed": seed, "trace_file": seed, **trace} for seed in range(3)]
     summary = pd.DataFrame([one | row for one, row in zip(common, rows, strict=True)])
     lines = staleness.report(Cluster(2, 1.0), [methods.downpour()], "digits", summary).splitlines()

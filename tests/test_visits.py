@@ -156,3 +156,10 @@ def test_reads_that_are_missing():
     reads = reads[reads["worker"] != 3]
     with pytest.raises(InputError, match=r"reads: worker 3 has 0 for its \d+ computations; .* must have \d+ or \d+"):
         recorded(trace.frame[list(COMMIT_RECORD)], reads=reads, protocol="write_then_read")
+
+
+def test_workers_are_numbered_from_zero():
+    later = LOG.assign(worker=LOG["worker"] + 1)
+    with pytest.raises(InputError, match=r"worker 0 has none, though there is a worker 2; number the workers from 0"):
+        recorded(later)
+    assert recorded(later, workers=3).workers == 3
