@@ -109,7 +109,7 @@ def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -
     axes.set_xlim(0, end)
     axes.set_ylim(shown - 0.4, -0.6)
     axes.set_yticks(range(0, shown, 1 if shown < 6 else 2 if shown < 12 else 5))
-    axes.set_xlabel(f"{_origin(trace)} time (s)")
+    axes.set_xlabel(_time_label(trace))
     axes.set_ylabel("worker" if shown == trace.workers else f"worker (first {shown} of {trace.workers})")
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
@@ -129,7 +129,7 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
     A long trace is drawn as means over short intervals, with a band from the least to the most in each unless it would
     flatten the means. A prescribed trace has no server.
     """
-    axes.set_xlabel(f"{_origin(trace)} time (s)")
+    axes.set_xlabel(_time_label(trace))
     axes.set_ylabel("visits at the server")
     steps = trace.queue()
     time, in_system = steps["time"].to_numpy(), steps["in_system"].to_numpy()
@@ -192,6 +192,11 @@ def _origin(trace: "Trace") -> str:
     if trace.protocol == "prescribed":
         return "prescribed"
     return "recorded" if trace.cluster is None else "simulated"
+
+
+def _time_label(trace: "Trace") -> str:
+    """Return the label of the time axis; the clock of a prescribed trace is called simulated, as in all figures."""
+    return "recorded time (s)" if _origin(trace) == "recorded" else "simulated time (s)"
 
 
 def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str, label: str) -> float:

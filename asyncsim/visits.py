@@ -64,7 +64,8 @@ def recorded(
 
         Any other column of a trace may be there, and must agree with what is counted.
     workers : int, optional
-        How many took part; by default one more than the largest in ``visits``.
+        How many took part, numbered from 0; by default one more than the largest in ``visits``, of whom each then needs
+        a visit there.
     reads : table, optional
         The reads, one row each, but the first of every worker: ``worker``, ``read_arrive_time``, ``read_serve_time``,
         ``read_time``. Needed where they are visits of their own, and after a lost computation: then all reads.
@@ -88,8 +89,9 @@ def recorded(
     Raises
     ------
     InputError
-        A column is missing; a value is not finite, or passes before the one that it follows; reads and commits do not
-        fit together; a column that can be counted says otherwise. Rows are told as they were given, from 0.
+        A column is missing; a worker has no visit, and ``workers`` is not given; a value is not finite, or passes
+        before the one that it follows; reads and commits do not fit together; a column that can be counted says
+        otherwise. Rows are told as they were given, from 0.
 
     Examples
     --------
