@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     import asyncsim.study as study
     import asyncsim.theory as theory
     from asyncsim.calibration import CalibrationWarning, calibrate
-    from asyncsim.cluster import Cluster, HeterogeneityWarning
-    from asyncsim.ensemble import replay_ensemble
-    from asyncsim.errors import InputError
-    from asyncsim.laws import (
+    from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning
+    from asyncsim.clusters.laws import (
         Constant,
         Empirical,
         Exponential,
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
         Uniform,
         Weibull,
     )
-    from asyncsim.policy import (
+    from asyncsim.clusters.policy import (
         Policy,
         asynchronous,
         barrier,
@@ -46,13 +44,15 @@ if TYPE_CHECKING:
         first_of,
         rounds,
     )
-    from asyncsim.prescription import prescribed
-    from asyncsim.run import Run
-    from asyncsim.simulation import simulate
-    from asyncsim.trace import Trace
-    from asyncsim.visits import recorded
-    from asyncsim.wave_replay import replay
-    from asyncsim.windows import proportional_windows
+    from asyncsim.clusters.windows import proportional_windows
+    from asyncsim.errors import InputError
+    from asyncsim.replays.ensemble import replay_ensemble
+    from asyncsim.replays.replay import replay
+    from asyncsim.replays.run import Run
+    from asyncsim.simulation.simulate import simulate
+    from asyncsim.traces.prescription import prescribed
+    from asyncsim.traces.trace import Trace
+    from asyncsim.traces.visits import recorded
 
 __all__ = [
     "CalibrationWarning",
@@ -100,27 +100,27 @@ __all__ = [
 _MODULES = ("calibration", "methods", "plots", "prediction", "problems", "real", "study", "theory")
 _HOME = {
     "CalibrationWarning": "calibration",
-    "Cluster": "cluster",
-    "HeterogeneityWarning": "cluster",
+    "Cluster": "clusters.cluster",
+    "HeterogeneityWarning": "clusters.cluster",
     "InputError": "errors",
-    "Policy": "policy",
-    "Run": "run",
-    "Trace": "trace",
-    "asynchronous": "policy",
-    "barrier": "policy",
-    "bounded_staleness": "policy",
-    "buffered": "policy",
+    "Policy": "clusters.policy",
+    "Run": "replays.run",
+    "Trace": "traces.trace",
+    "asynchronous": "clusters.policy",
+    "barrier": "clusters.policy",
+    "bounded_staleness": "clusters.policy",
+    "buffered": "clusters.policy",
     "calibrate": "calibration",
-    "cancel_stale": "policy",
-    "discard_stale": "policy",
-    "first_of": "policy",
-    "prescribed": "prescription",
-    "proportional_windows": "windows",
-    "recorded": "visits",
-    "replay": "wave_replay",
-    "replay_ensemble": "ensemble",
-    "rounds": "policy",
-    "simulate": "simulation",
+    "cancel_stale": "clusters.policy",
+    "discard_stale": "clusters.policy",
+    "first_of": "clusters.policy",
+    "prescribed": "traces.prescription",
+    "proportional_windows": "clusters.windows",
+    "recorded": "traces.visits",
+    "replay": "replays.replay",
+    "replay_ensemble": "replays.ensemble",
+    "rounds": "clusters.policy",
+    "simulate": "simulation.simulate",
 }
 
 
@@ -129,7 +129,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"asyncsim.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'asyncsim' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"asyncsim.{_HOME.get(name, 'laws')}"), name)
+    return getattr(importlib.import_module(f"asyncsim.{_HOME.get(name, 'clusters.laws')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """``python -m asyncsim`` says what there is to start: the studies."""
 
-from asyncsim.study import overview
+from asyncsim.study.command import overview
 
 if __name__ == "__main__":
     print(overview())

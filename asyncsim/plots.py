@@ -1,7 +1,7 @@
 """Plots of one trace: how stale commits are, who does what at first, how long the queue is; theory drawn over them.
 
 The functions draw on axes that are given to them, in a notebook or in ``figures/``; none of them simulates.
-`asyncsim.look` has the style of the paper figures.
+`asyncsim.drawing.look` has the style of the paper figures.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim.expectations import StalenessTheory, queue_theory, staleness_theory
-from asyncsim.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
-from asyncsim.phases import phases
+from asyncsim.drawing.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
 from asyncsim.table_text import number_text
-from asyncsim.trace import TAKEN_UP
+from asyncsim.theory.expectations import StalenessTheory, queue_theory, staleness_theory
+from asyncsim.traces.phases import phases
+from asyncsim.traces.trace import TAKEN_UP
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
-    from asyncsim.trace import Trace
+    from asyncsim.traces.trace import Trace
 
 #: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
 _BARS = 50

@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim import look
-from asyncsim.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
-from asyncsim.drawing import draw_folder
-from asyncsim.finished import Finished, read
+from asyncsim.drawing import look
+from asyncsim.drawing.command import draw_folder
+from asyncsim.drawing.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
+from asyncsim.study.finished import Finished, read
 from asyncsim.wording import counted, over_seeds
 
 

@@ -18,10 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim import look
-from asyncsim.drawing import draw_folder
+from asyncsim.drawing import look
+from asyncsim.drawing.command import draw_folder
 from asyncsim.errors import InputError
-from asyncsim.results import read_table
+from asyncsim.files import read_table
 
 _REMEDY = "make one with: python -m asyncsim.study fairness --out FOLDER"
 _TITLES = {"fifo": "first to come", "lowest_rank": "lowest rank first", "random": "any, at random"}

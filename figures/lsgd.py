@@ -16,14 +16,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim import look
-from asyncsim.curves import DIVERGED
+from asyncsim.drawing import look
+from asyncsim.drawing.curves import DIVERGED
+from asyncsim.drawing.look import Look
+from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.errors import InputError
-from asyncsim.finished import Finished
-from asyncsim.look import Look
-from asyncsim.paper import Drawing, Paper, Study
-from asyncsim.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study import load
+from asyncsim.study.finished import Finished
 from asyncsim.wording import over_seeds
 
 #: What the study's methods are called here, where that is not their label elsewhere.

@@ -23,9 +23,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim import look, plots
-from asyncsim.cluster_text import parts
-from asyncsim.curves import (
+from asyncsim import plots
+from asyncsim.clusters.cluster_text import parts
+from asyncsim.drawing import look
+from asyncsim.drawing.command import draw_folder
+from asyncsim.drawing.curves import (
     DIVERGED,
     bins,
     curve_of,
@@ -37,12 +39,11 @@ from asyncsim.curves import (
     steady_time,
     trace_length,
 )
-from asyncsim.drawing import draw_folder
 from asyncsim.errors import InputError
-from asyncsim.outcome import energy_ratios
-from asyncsim.results import read_summary
-from asyncsim.run import Run
-from asyncsim.trace import Trace
+from asyncsim.replays.run import Run
+from asyncsim.study.outcome import energy_ratios
+from asyncsim.study.results import read_summary
+from asyncsim.traces.trace import Trace
 from asyncsim.wording import counted
 
 _REMEDY = "make one with: python -m asyncsim.study staleness --out FOLDER"
@@ -202,7 +203,7 @@ def energy(results: Results) -> Figure:
     """Draw the energy of the central variable over that of the proxy, and where the two are equal.
 
     Of the commits by which the central variable had moved since the worker's read (see
-    `asyncsim.outcome.energy_ratios`).
+    `asyncsim.study.outcome.energy_ratios`).
     """
     figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
     curves = {name: curve_of(runs, _energy_ratios, "median", results.workers) for name, runs in results.runs.items()}

@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from asyncsim import look
-from asyncsim.drawing import draw_folder
+from asyncsim.drawing import look
+from asyncsim.drawing.command import draw_folder
 from asyncsim.errors import InputError
 
 _REMEDY = "make one with: python -m asyncsim.study throughput --out FOLDER"

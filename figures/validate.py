@@ -18,10 +18,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim import look
-from asyncsim.drawing import draw_folder
+from asyncsim.drawing import look
+from asyncsim.drawing.command import draw_folder
 from asyncsim.errors import InputError
-from asyncsim.results import read_table
+from asyncsim.files import read_table
 
 _REMEDY = "make one with: python -m asyncsim.study validate --out FOLDER"
 #: The replays in the order of drawing: colour and label.

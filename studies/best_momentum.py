@@ -17,20 +17,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.finished import draw
-from asyncsim.study_config import LawLike, MethodLike, ProblemLike
-from asyncsim.sweep import Result, SweepConfig, sweep
+from asyncsim.files import write_csv
+from asyncsim.study import results
+from asyncsim.study.config import LawLike, MethodLike, ProblemLike
+from asyncsim.study.finished import draw
+from asyncsim.study.sweep import Result, SweepConfig, sweep
+from asyncsim.study.tabulation import tabulated
 from asyncsim.table_text import table_text
-from asyncsim.tabulation import tabulated
 from asyncsim.wording import counted, over_seeds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.cell import Cell
     from asyncsim.methods import Method
+    from asyncsim.study.cell import Cell
 
 #: The best momentum of each number of workers, beside the summary of all runs.
 TABLE = "best.csv"
@@ -126,7 +127,7 @@ def run(config: Config) -> Result:
         replays = [(cell.problem, cell.cluster.workers) for cell in cells]
         with tabulated(config, "best_momentum", record, _losses, jobs, replays) as (folder, summary):
             best = best_momentum(summary)
-            results.write_csv(folder / TABLE, best)
+            write_csv(folder / TABLE, best)
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
             gradients = counted(config.gradients, "gradient")
             print(f"{record['problem']}, the least loss after {gradients}; {seeds}\n{table_text(best)}")
@@ -195,8 +196,8 @@ def log_loss(runs: "pd.DataFrame") -> "pd.Series":
 
 def _losses(config: Config, cell: "Cell", seed: int) -> list[dict[str, Any]]:
     """Return the rows of a number of workers and a seed: one trace, and all momenta and learning rates on it."""
-    from asyncsim.ensemble import replay_ensemble
-    from asyncsim.simulation import simulate
+    from asyncsim.replays.ensemble import replay_ensemble
+    from asyncsim.simulation.simulate import simulate
 
     commits = max(1, int(config.gradients // cell.cluster.mean_window))
     with config.computing_device():

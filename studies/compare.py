@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from asyncsim import results
-from asyncsim.cluster_text import describe
+from asyncsim.clusters.cluster_text import describe
 from asyncsim.errors import InputError, require_choice, require_positive
-from asyncsim.finished import read
+from asyncsim.files import write_csv
 from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Result, run_cells, sweep
+from asyncsim.study.config import MethodLike, StudyConfig
+from asyncsim.study.finished import read
+from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.cell import Cell
     from asyncsim.problems import Problem
-    from asyncsim.run import Run
-    from asyncsim.trace import Trace
+    from asyncsim.replays.run import Run
+    from asyncsim.study.cell import Cell
+    from asyncsim.traces.trace import Trace
 
 #: The measures of every problem that has them; a problem may have others of its own.
 MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy")
@@ -93,7 +93,7 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(config, cells[0], folder)
-            results.write_csv(folder / TABLE, table)
+            write_csv(folder / TABLE, table)
             figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py").draw(folder)
             print(report(config, cells[0], table))
             names = ", ".join(path.name for path in figures)
@@ -171,7 +171,7 @@ def _best(config: Config) -> str | None:
 
 def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     """Return what the study prints: beside losses and the test accuracy those measures for which there is room."""
-    from asyncsim.outcome import ROOM, own_measures
+    from asyncsim.study.outcome import ROOM, own_measures
 
     measured = [name for name in table if name.startswith(("final_", "train_", "test_"))]
     wanted = {"train_loss", "test_loss", "test_accuracy", *own_measures(table)[:ROOM], config.measure}

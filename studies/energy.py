@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim import results
 from asyncsim.errors import InputError
-from asyncsim.finished import draw
-from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.files import read_table, write_csv
+from asyncsim.study import results
+from asyncsim.study.config import MethodLike
+from asyncsim.study.finished import draw
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.run import Run
+    from asyncsim.replays.run import Run
 
 TABLES = ("compliance.csv", "energies.csv", "tensors.csv", "workers.csv")
 #: Most points of a curve over time, and parts of a run for those of each worker.
@@ -124,11 +125,11 @@ def energies(run: "Run") -> "pd.DataFrame":
 def over_time(run: "Run", points: int, by: tuple[str, ...] = ()) -> "pd.DataFrame":
     """Return medians of the energies and of their ratio over stretches of the run; ``by`` worker, if that is given.
 
-    The ratio is that of `asyncsim.outcome.energy_ratios`, NaN where the central variable moved by no commit. ``stable``
-    is the share of the commits with no more than the proxy's energy (equation 12), ``worker_step`` the middle of the
-    stretch.
+    The ratio is that of `asyncsim.study.outcome.energy_ratios`, NaN where the central variable moved by no commit.
+    ``stable`` is the share of the commits with no more than the proxy's energy (equation 12), ``worker_step`` the
+    middle of the stretch.
     """
-    from asyncsim.outcome import energy_ratios
+    from asyncsim.study.outcome import energy_ratios
 
     table = energies(run)
     steps = run.config["commits"] / run.config["workers"]
@@ -156,7 +157,7 @@ def report(folder: Path, summary: "pd.DataFrame") -> str:
     """Return the table that the study prints, made from the tables in its folder."""
     import pandas as pd
 
-    table, curves = (results.read_table(folder / name) for name in TABLES[:2])
+    table, curves = (read_table(folder / name) for name in TABLES[:2])
     rows = []
     for (method, workers), own in summary.groupby(["method", "workers"], sort=False):
         weights, curve = (
@@ -198,7 +199,7 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
 def _write_tables(folder: Path, summary: "pd.DataFrame") -> None:
     import pandas as pd
 
-    from asyncsim.run import Run
+    from asyncsim.replays.run import Run
 
     parts: dict[str, list[Any]] = {name: [] for name in TABLES}
     for row in summary[["workers", "method", "seed", "run_folder"]].itertuples(index=False):
@@ -209,7 +210,7 @@ def _write_tables(folder: Path, summary: "pd.DataFrame") -> None:
                 table.insert(place, column, getattr(row, column))
             parts[name].append(table)
     for name, found in parts.items():
-        results.write_csv(folder / name, pd.concat(found))
+        write_csv(folder / name, pd.concat(found))
 
 
 def _ratio(table: "pd.DataFrame") -> "pd.Series":

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim import results
 from asyncsim.errors import InputError
-from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Result, sweep
+from asyncsim.study import results
+from asyncsim.study.config import MethodLike, StudyConfig
+from asyncsim.study.sweep import Result, sweep
+from asyncsim.study.tabulation import tabulated
 from asyncsim.table_text import table_text
-from asyncsim.tabulation import tabulated
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.cluster import Cluster
+    from asyncsim.clusters.cluster import Cluster
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
@@ -123,10 +123,10 @@ def _ensemble(
     config: Config, cluster: "Cluster", method: "Method", problem: "Problem", seed: int
 ) -> list[dict[str, Any]]:
     """Return the rows of a method and a seed, one for each number of models; what diverged is left out of the means."""
-    from asyncsim.cell import meet
     from asyncsim.methods import Timing
-    from asyncsim.simulation import simulate
-    from asyncsim.wave_replay import replay
+    from asyncsim.replays.replay import replay
+    from asyncsim.simulation.simulate import simulate
+    from asyncsim.study.cell import meet
 
     alone = meet(meet(cluster, Timing(workers=1)), method.timing)
     models, single, rows = [], [], []

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.files import write_csv, write_json
 from asyncsim.notes import note
 from asyncsim.real.options import RealConfig
-from asyncsim.study import load_file, shipped
-from asyncsim.study_config import Discipline, LawLike, MethodLike
+from asyncsim.study import load_file, results, shipped
+from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.laws import Law
-    from asyncsim.trace import Trace
+    from asyncsim.clusters.laws import Law
+    from asyncsim.traces.trace import Trace
 
 DISCIPLINES = ("fifo", "lowest_rank")
 #: Part of the time from which on a server is taken for one that is never idle.
@@ -114,13 +114,13 @@ def run(config: Config) -> Result:
     require_timing(methods[0], config.under(config.discipline[0]).processes())
     with results.new_folder(config.out, "fairness") as folder:
         record_of = {"study": "fairness", **config.record(methods, problem), "options": config.plain()}
-        results.write_json(folder / "config.json", record_of)
+        write_json(folder / "config.json", record_of)
         traces: dict[str, Trace] = {}
         import pandas as pd
 
         # What was recorded stays, also if a later recording is broken off.
         unfinished = [{"discipline": one, "status": "unfinished"} for one in config.discipline]
-        results.write_csv(folder / results.SUMMARY, pd.DataFrame(unfinished))
+        write_csv(folder / results.SUMMARY, pd.DataFrame(unfinished))
         with ray_cluster(config.address, config.cpus * (config.workers + 1)):
             for number, one in enumerate(config.discipline, 1):
                 asked = config.under(one).recording()
@@ -131,7 +131,7 @@ def run(config: Config) -> Result:
         laws = observed(next(iter(traces.values())))
         tables = [predicted(trace, one, laws, config.simulations, config.seed) for one, trace in traces.items()]
         summary = pd.concat(tables, ignore_index=True)
-        results.write_csv(folder / results.SUMMARY, summary)
+        write_csv(folder / results.SUMMARY, summary)
         _conclude(folder, summary, traces)
     return Result(folder, summary)
 
@@ -143,7 +143,7 @@ def observed(trace: "Trace") -> "tuple[Law, Law]":
     """
     import numpy as np
 
-    from asyncsim.laws import Empirical
+    from asyncsim.clusters.laws import Empirical
 
     frame = trace.frame[trace.frame["outcome"] == "applied"]
     later = frame[frame["job"] > 0]
@@ -158,8 +158,8 @@ def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulati
     """Return one row per worker: its share of the commits and mean wait (s), recorded and simulated."""
     import numpy as np
 
-    from asyncsim.cluster import Cluster
-    from asyncsim.simulation import simulate
+    from asyncsim.clusters.cluster import Cluster
+    from asyncsim.simulation.simulate import simulate
 
     away, service = laws
     cluster = Cluster(

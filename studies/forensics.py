@@ -30,23 +30,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from asyncsim import results
 from asyncsim.errors import InputError, require_choice, require_nonnegative
-from asyncsim.finished import report
+from asyncsim.files import write_csv
 from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.config import MethodLike, StudyConfig
+from asyncsim.study.finished import report
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.cell import Cell
-    from asyncsim.curves import Curve
+    from asyncsim.drawing.curves import Curve
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
-    from asyncsim.run import Run
+    from asyncsim.replays.run import Run
+    from asyncsim.study.cell import Cell
 
 #: The panels of the paper's figure by their methods.
 _PANELS = {"gem": "1a", "downpour": "1b", "adaptive_staleness": "1c"}
@@ -152,9 +152,9 @@ def run(config: Config) -> Result:
         )
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
-            results.write_csv(folder / "target.csv", _as_table(targets))
+            write_csv(folder / "target.csv", _as_table(targets))
             table = fit(folder, summary, targets, config.fitted)
-            results.write_csv(folder / "fit.csv", table)
+            write_csv(folder / "fit.csv", table)
             sought = None if published else config.hidden[:2]
             print(f"deviation from the curves to be fitted ({source})\n{_told(table)}\n\n{verdict(table, sought)}\n")
             report("forensics", folder, summary, ("method", *_POINT, "workers"), _TABLES)
@@ -181,7 +181,7 @@ def fit(
     """
     import pandas as pd
 
-    from asyncsim.run import Run
+    from asyncsim.replays.run import Run
 
     rows = []
     for key, group in summary.groupby(["method", *_POINT, "workers"], sort=False):
@@ -322,9 +322,9 @@ def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
     """Return the curves of a cluster that is to be found again, with seeds that the study does not use."""
     import pandas as pd
 
-    from asyncsim.cell import meet
-    from asyncsim.simulation import simulate
-    from asyncsim.wave_replay import replay
+    from asyncsim.replays.replay import replay
+    from asyncsim.simulation.simulate import simulate
+    from asyncsim.study.cell import meet
 
     found = {}
     for cell in cells:
@@ -342,7 +342,7 @@ def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
 
 def _curve(runs: "list[Run]", workers: int) -> "Curve":
     """Return the losses averaged over bins of 20 worker steps and the runs."""
-    from asyncsim.curves import curve_of
+    from asyncsim.drawing.curves import curve_of
 
     return curve_of(runs, lambda commits: commits["loss"].to_numpy(), "mean", workers, _measure().BIN_STEPS)
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim.errors import InputError, require_count
-from asyncsim.finished import report
-from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
+from asyncsim.study.config import MethodLike
+from asyncsim.study.finished import report
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
 
 if TYPE_CHECKING:
-    from asyncsim.cell import Cell
+    from asyncsim.study.cell import Cell
 
 
 @dataclass(frozen=True)

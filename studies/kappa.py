@@ -9,9 +9,9 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
-from asyncsim.finished import report
-from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.config import MethodLike
+from asyncsim.study.finished import report
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 
 @dataclass(frozen=True)

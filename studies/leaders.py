@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from asyncsim import results
 from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
-from asyncsim.finished import Finished, draw, read
+from asyncsim.files import write_csv
 from asyncsim.notes import each_note_once, note
-from asyncsim.study_config import MethodLike, StudyConfig
-from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.config import MethodLike, StudyConfig
+from asyncsim.study.finished import Finished, draw, read
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from asyncsim.cell import Cell
     from asyncsim.methods import Method
-    from asyncsim.run import Run
+    from asyncsim.replays.run import Run
+    from asyncsim.study.cell import Cell
 
 #: The table of each method at its best rate, beside the summary of all runs.
 TABLE = "leaders.csv"
@@ -135,7 +135,7 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(read(folder, "leaders"), config.target)
-            results.write_csv(folder / TABLE, table)
+            write_csv(folder / TABLE, table)
             print(report(cells[0].problem.name, table))
             names = ", ".join(path.name for path in draw("leaders", folder, "lsgd"))
             print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")

@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncsim import results
 from asyncsim.errors import InputError, require_positive
-from asyncsim.executor import Failure, Failures, map_kept, opened
-from asyncsim.finished import draw
+from asyncsim.files import read_table, write_csv, write_json
 from asyncsim.notes import tell
-from asyncsim.study_config import LawLike, MethodLike, StudyConfig
-from asyncsim.sweep import Result, SweepConfig, study_folder, sweep
+from asyncsim.study import results
+from asyncsim.study.config import LawLike, MethodLike, StudyConfig
+from asyncsim.study.executor import Failure, Failures, map_kept, opened
+from asyncsim.study.finished import draw
+from asyncsim.study.sweep import Result, SweepConfig, study_folder, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.cell import Cell
-    from asyncsim.executor import Executor
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
+    from asyncsim.study.cell import Cell
+    from asyncsim.study.executor import Executor
 
 TABLES = ("momentum.csv", "paths.csv")
 #: Worker steps after the path, in which all that was read on it is committed: a worker of exponential times stays away
@@ -144,13 +145,13 @@ def run(config: Config) -> Result:
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
         replays = [(problem, cell.cluster.workers) for cell in cells]
         with study_folder(config, "momentum", record) as folder, opened(config, replays) as executor:
-            results.write_json(folder / results.CONFIG, record)
+            write_json(folder / results.CONFIG, record)
             _measure([(cell, method) for cell in cells for method in cell.methods], folder, executor)
-            momentum = results.read_table(folder / TABLES[0])
+            momentum = read_table(folder / TABLES[0])
             print(report(momentum))
             figures = [path.name for path in draw("momentum", folder)]
             print(f"\nwrote {folder}: config.json, parts, {', '.join([results.SUMMARY, *TABLES, *figures])}")
-    return Result(folder, results.read_table(folder / results.SUMMARY))
+    return Result(folder, read_table(folder / results.SUMMARY))
 
 
 def revealing_quadratic() -> "Problem":
@@ -176,8 +177,8 @@ def revealing_quadratic() -> "Problem":
 
 def central_paths(cell: "Cell", method: "Method", steps: int) -> Paths:
     """Return the paths of the central variable of all seeds, over so many worker steps."""
-    from asyncsim.simulation import simulate
-    from asyncsim.wave_replay import replay
+    from asyncsim.replays.replay import replay
+    from asyncsim.simulation.simulate import simulate
 
     workers, config = cell.cluster.workers, cell.config
     commits = steps * workers
@@ -283,7 +284,7 @@ def _measure(jobs: "list[tuple[Cell, Method]]", folder: Path, executor: "Executo
     Each has a file of its own in ``parts``, and those that are there already are not measured again. One that fails is
     a row of the summary with its error.
     """
-    from asyncsim.cluster_text import describe
+    from asyncsim.clusters.cluster_text import describe
 
     files = [folder / "parts" / cell.name / f"{method.name}.json" for cell, method in jobs]
     parts: dict[int, list[list[dict[str, Any]]]] = {}
@@ -309,7 +310,7 @@ def _write(parts: list[list[list[dict[str, Any]]]], folder: Path) -> None:
     import pandas as pd
 
     for name, rows in zip((*TABLES, results.SUMMARY), zip(*parts, strict=True), strict=True):
-        results.write_csv(folder / name, pd.DataFrame([row for own in rows for row in own]))
+        write_csv(folder / name, pd.DataFrame([row for own in rows for row in own]))
 
 
 def _measured(cell: "Cell", method: "Method") -> list[list[dict[str, Any]]]:
@@ -381,7 +382,7 @@ def _commit_step(cell: "Cell", method: "Method") -> float:
 
 
 def _assumptions_hold(cell: "Cell") -> bool:
-    from asyncsim.laws import Exponential
+    from asyncsim.clusters.laws import Exponential
 
     cluster = cell.cluster
     between = cluster.service.mean + cluster.latency_up.mean + cluster.latency_down.mean + cluster.transfer_time

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncsim import results
-from asyncsim.finished import report
-from asyncsim.study_config import Discipline, LawLike, MethodLike
-from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.files import write_csv
+from asyncsim.study.config import Discipline, LawLike, MethodLike
+from asyncsim.study.finished import report
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def ranks(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
     """
     import pandas as pd
 
-    from asyncsim.trace import Trace
-    from asyncsim.trace_summary import per_worker
+    from asyncsim.traces.trace import Trace
+    from asyncsim.traces.trace_summary import per_worker
 
     tables = []
     for row in summary.drop_duplicates("trace_file").to_dict("records"):
@@ -84,7 +84,7 @@ def ranks(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     table = ranks(folder, summary)
-    results.write_csv(folder / _RANKS, table)
+    write_csv(folder / _RANKS, table)
     lowest = table["worker"] < table["workers"] / 2
     half = lowest.map({True: "lower half", False: "upper half"}).rename("ranks")
     # Of a worker that never commits there is nothing to average.

@@ -13,15 +13,15 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from asyncsim.clusters.laws import Law, as_law, parse
 from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.finished import report
-from asyncsim.laws import Law, as_law, parse
 from asyncsim.notes import note
-from asyncsim.study_config import LawLike, MethodLike
-from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.config import LawLike, MethodLike
+from asyncsim.study.finished import report
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
-    from asyncsim.cell import Cell
+    from asyncsim.study.cell import Cell
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def scaled(law: Any, factor: float) -> Law:
 
 def _long_enough(cell: "Cell", seconds: float) -> "Cell":
     """Return a cell with as many steps as its cluster makes in some simulated seconds."""
-    from asyncsim.simulation import simulate
+    from asyncsim.simulation.simulate import simulate
 
     commits = cell.cluster.workers
     times = simulate(cell.cluster, commits).frame["commit_time"]

@@ -17,18 +17,16 @@ which --limits adds there, take three to six more.
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.finished import read, report
-from asyncsim.study import load_file
-from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.finished import read, report
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.executor import Executor
+    from asyncsim.study.executor import Executor
 
 #: Learning rates that are tried, relative to the lowest of the study.
 _RATES = [2 ** (power / 2) for power in range(-8, 11)]
@@ -100,6 +98,8 @@ def run(config: Config) -> Result:
     KeyboardInterrupt
         Passed on; tables and figures of the runs that were finished are there then.
     """
+    from asyncsim.study import limits
+
     config.check()
     if not config.limits:
         config.say_ignored(_OF_LIMITS, "without --limits")
@@ -115,8 +115,8 @@ def run(config: Config) -> Result:
         cells = dict(zip(points, sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]), strict=True))
 
         def measure(folder: Path, executor: "Executor") -> None:
-            searched = _limits().searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
-            _limits().find(searched, config.fraction, folder, executor)
+            searched = limits.searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
+            limits.find(searched, config.fraction, folder, executor)
 
         own = [cells[point] for point in dict.fromkeys(grid)]
         return run_cells("stability", config, own, _conclude, measure if config.limits else None)
@@ -128,13 +128,11 @@ def _counts(most: int) -> list[int]:
     return sorted({max(1, round(most * 2 ** (-power / 4))) for power in powers})
 
 
-def _limits() -> ModuleType:
-    return load_file("asyncsim.studies._limits", Path(__file__).parent / "_limits.py")
-
-
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+    from asyncsim.study import limits
+
     tables = ("limits.csv", "limit_runs.csv")
     if (folder / tables[0]).exists():
         finished = read(folder, "stability")
-        print(f"{_limits().report(finished.config['problem'], finished.table(tables[0]))}\n")
+        print(f"{limits.report(finished.config['problem'], finished.table(tables[0]))}\n")
     report("stability", folder, summary, ("learning_rate", "method", "workers"), tables)

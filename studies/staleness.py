@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncsim.cluster_text import describe
+from asyncsim.clusters.cluster_text import describe
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import StudyConfig
-from asyncsim.sweep import Result, run_cells, sweep
+from asyncsim.study.config import StudyConfig
+from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.wording import counted
 
 #: Commits of each worker from which on a trace is no short one.
@@ -23,9 +23,9 @@ _CONSERVED, _STARVED = "conserved", "conserved, counting workers that never comm
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.cluster import Cluster
-    from asyncsim.expectations import QueueTheory, StalenessTheory
+    from asyncsim.clusters.cluster import Cluster
     from asyncsim.methods import Method
+    from asyncsim.theory.expectations import QueueTheory, StalenessTheory
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def run(config: Config) -> Result:
 
 def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "pd.DataFrame") -> str:
     """Return the tables that the study prints: each timing against theory, and the methods side by side."""
-    from asyncsim.cell import timings
-    from asyncsim.outcome import averaged, outcome_table
+    from asyncsim.study.cell import timings
+    from asyncsim.study.outcome import averaged, outcome_table
 
     groups = timings(cluster, methods)
     lines = []
@@ -77,8 +77,8 @@ def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder:
 
 def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:
     """Return name, measured value and theory of each quantity of the traces."""
-    from asyncsim.expectations import queue_theory, staleness_theory, think_time
     from asyncsim.theory import saturation_bound
+    from asyncsim.theory.expectations import queue_theory, staleness_theory, think_time
 
     mean = traces.filter(regex="^trace\\.").mean()
     commits = mean["trace.commits"] + mean["trace.warm_up"]

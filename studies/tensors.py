@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsim import results
 from asyncsim.errors import InputError, require_count
-from asyncsim.finished import draw
-from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.files import write_csv
+from asyncsim.study import results
+from asyncsim.study.config import MethodLike
+from asyncsim.study.finished import draw
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.cell import Cell
+    from asyncsim.study.cell import Cell
 
 TABLE = "tensors.csv"
 #: Parts of a run in the printed table.
@@ -95,7 +96,7 @@ def run(config: Config) -> Result:
 def _require_pi(cell: "Cell") -> None:
     import jax
 
-    from asyncsim.method_check import check_method
+    from asyncsim.replays.method_check import check_method
 
     params = jax.eval_shape(cell.problem.init, jax.random.key(0))
     for method in cell.methods:
@@ -115,7 +116,7 @@ def medians(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
     """
     import pandas as pd
 
-    from asyncsim.run import Run
+    from asyncsim.replays.run import Run
 
     parts = []
     for row in summary[["workers", "method", "seed", "run_folder"]].itertuples(index=False):
@@ -145,7 +146,7 @@ def report(table: "pd.DataFrame") -> str:
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     """Write and print the medians, and draw the figures of the runs that there are."""
     table = medians(folder, summary)
-    results.write_csv(folder / TABLE, table)
+    write_csv(folder / TABLE, table)
     print(f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")
     figures = [path.name for path in draw("tensors", folder)]
     print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, TABLE, *figures])}")

@@ -20,11 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncsim import results
+from asyncsim.benchmark import bars, turns
+from asyncsim.benchmark.answer import answer
 from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.files import write_csv, write_json
 from asyncsim.notes import note
-from asyncsim.study import load_file, shipped
-from asyncsim.study_config import split_names
+from asyncsim.study import load_file, results, shipped
+from asyncsim.study.config import split_names
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
@@ -109,14 +111,13 @@ class Tables:
 
     def write(self) -> None:
         """Write all, with what follows from the others."""
-        bars = _private("bars")
         if "machine" in self.of:
             backend = self.of["machine"]["backend"].iloc[0]
             self.of["growth"] = bars.growth(self.of["summary"])
             self.of["bars"] = bars.bars(self.of["ratios"], self.of["summary"], self.of.get("memory"), backend)
         for name in TABLES:
             if name in self.of and len(self.of[name]):
-                results.write_csv(self._folder / f"{name}.csv", self.of[name])
+                write_csv(self._folder / f"{name}.csv", self.of[name])
 
 
 def run(config: Config) -> Result:
@@ -129,7 +130,7 @@ def run(config: Config) -> Result:
     """
     tasks, methods = _check(config)
     with results.new_folder(config.out, "throughput") as folder:
-        results.write_json(folder / "config.json", {"study": "throughput", **_plain(config)})
+        write_json(folder / "config.json", {"study": "throughput", **_plain(config)})
         tables = Tables(folder)
         for task in tasks:
             if task in ("trace", "growth"):
@@ -138,9 +139,9 @@ def run(config: Config) -> Result:
                 _measure_replay(task, methods, config, tables)
         for name in ("growth", "bars"):
             if name in tables.of and len(tables.of[name]):
-                _show(name, tables.of[name], _private("bars").EXPLANATION if name == "bars" else "")
+                _show(name, tables.of[name], bars.EXPLANATION if name == "bars" else "")
         figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py").draw(folder)
-    print(f"\nin short\n{_private('answer').answer(tables.of.get('ratios'), tables.of['summary'])}")
+    print(f"\nin short\n{answer(tables.of.get('ratios'), tables.of['summary'])}")
     written = [f"{name}.csv" for name in TABLES if name in tables.of and len(tables.of[name])]
     print(f"\nwrote {folder}: config.json, {', '.join([*written, *(path.name for path in figures)])}")
     return Result(folder, tables.of)
@@ -191,7 +192,8 @@ def _workers(config: Config, task: str) -> list[int]:
 
 def _measure_simulation(task: str, config: Config, tables: Tables) -> None:
     """Measure the making of traces: beside the usual model, or on clusters that grow."""
-    cases, turns = _private("cases"), _private("turns")
+    from asyncsim.benchmark import cases
+
     scale = cases.QUICK if config.quick else cases.FULL
     if task == "growth":
         measured = turns.measure(turns.Case(task, 0), cases.growth_contenders(scale), _repeats(config))
@@ -206,10 +208,12 @@ def _measure_simulation(task: str, config: Config, tables: Tables) -> None:
 
 def _measure_replay(task: str, methods: list[str], config: Config, tables: Tables) -> None:
     """Measure a task's replays, one case after the other: for each number of workers the sweep, then the methods."""
-    cases, chosen, turns, machine = (_private(name) for name in ("cases", "tasks", "turns", "machine"))
+    from asyncsim.benchmark import cases, machine, memory
+    from asyncsim.benchmark.tasks import make_method, make_problem
+
     if "machine" not in tables.of:
         _show("machine", tables.add("machine", machine.machine()))
-    problem = chosen.make_problem(task, config.data_dir)
+    problem = make_problem(task, config.data_dir)
     scale = cases.QUICK if config.quick else cases.FULL
     workers = _workers(config, task)
     for count in workers:
@@ -220,12 +224,12 @@ def _measure_replay(task: str, methods: list[str], config: Config, tables: Table
         _show("roofline", tables.add("roofline", machine.roofline(task, count, problem, bench.limit, ceilings)))
         for name in methods:
             case = turns.Case(task, count, name)
-            replaying, contenders = bench.contenders(chosen.make_method(name, max(workers)), name in USUAL)
+            replaying, contenders = bench.contenders(make_method(name, max(workers)), name in USUAL)
             measured = turns.measure(case, contenders, _repeats(config))
             costs = replaying.costs(case, measured)
             if config.memory:
-                memory = _private("memory").measure(case, replaying.commits, config.data_dir)
-                _show("memory", tables.add("memory", memory))
+                taken = memory.measure(case, replaying.commits, config.data_dir)
+                _show("memory", tables.add("memory", taken))
             _show("costs", tables.add("costs", costs))
             if ceilings["backend"].iloc[0] == "cpu":  # elsewhere rows do not move through the host's memory
                 limit = machine.commit_limit(case, replaying.method, problem, bench.limit)
@@ -240,7 +244,7 @@ def _measure_replay(task: str, methods: list[str], config: Config, tables: Table
 def _keep(measured: "pd.DataFrame", tables: Tables) -> None:
     """Keep the turns of a case, and print their rates."""
     tables.add("turns", measured)
-    _show("summary", tables.add("summary", _private("turns").summarise(measured)))
+    _show("summary", tables.add("summary", turns.summarise(measured)))
     tables.write()
 
 
@@ -252,7 +256,7 @@ def _show(name: str, table: "pd.DataFrame", explanation: str = "") -> None:
     """Print a table, with the case as its title if it is of one, and between them what explains it."""
     columns = [column for column in ("task", "workers", "method") if column in table]
     one_case = name not in ("growth", "bars") and len(columns) > 1 and len(table[columns].drop_duplicates()) == 1
-    title = f"{name}: {_private('turns').Case(*table[columns].iloc[0])}" if one_case else name
+    title = f"{name}: {turns.Case(*table[columns].iloc[0])}" if one_case else name
     shown = table.drop(columns=columns) if one_case else table
     print("", title, *filter(None, [explanation]), table_text(shown), sep="\n", flush=True)
 
@@ -260,8 +264,3 @@ def _show(name: str, table: "pd.DataFrame", explanation: str = "") -> None:
 def _plain(config: Config) -> dict[str, Any]:
     values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     return {name: value for name, value in values.items() if name != "out"}
-
-
-def _private(name: str) -> Any:
-    """Import one of this study's own modules, which need JAX, only when it is needed."""
-    return load_file(f"asyncsim.studies._{name}", Path(__file__).parent / f"_{name}.py")

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 
-from asyncsim import results
 from asyncsim.errors import InputError, require_count
+from asyncsim.files import write_csv, write_json
 from asyncsim.notes import note
 from asyncsim.real.options import RealConfig
-from asyncsim.study import load_file, shipped
-from asyncsim.study_config import MethodLike
+from asyncsim.study import load_file, results, shipped
+from asyncsim.study.config import MethodLike
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +129,7 @@ def _run(config: Config, methods: "list[Method]", folder: Path) -> Result:
     problem = config.make_problem()
     if not (folder / "config.json").exists():
         record = {"study": "validate", **config.record(methods, problem), "options": config.plain()}
-        results.write_json(folder / "config.json", record)
+        write_json(folder / "config.json", record)
     tasks = [
         Task(folder / _RECORDINGS / f"{method.name}-seed{seed}", method, seed)
         for method in methods
@@ -200,8 +200,8 @@ def _compared(recorded: "Recorded", task: Task, problem: "Problem") -> "Agreemen
     from asyncsim.real.agreement import agreement
 
     found = agreement(recorded, task.method, problem)
-    results.write_csv(task.folder / _AGREEMENT, found.table)
-    results.write_csv(task.folder / "faults.csv", recorded.faults)
+    write_csv(task.folder / _AGREEMENT, found.table)
+    write_csv(task.folder / "faults.csv", recorded.faults)
     return found
 
 
@@ -220,7 +220,7 @@ def _simulated(config: Config, recorded: "Recorded", task: Task, problem: "Probl
         except InputError as error:
             note(f"no {name}: {error}")
             continue
-        results.write_csv(task.folder / f"{name}.csv", found.table)
+        write_csv(task.folder / f"{name}.csv", found.table)
         found.draw(task.folder / name)
         print(found.text)
         held[name] = found.holds
@@ -250,7 +250,7 @@ def _unfinished(task: Task) -> dict[str, Any]:
 def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
     import pandas as pd
 
-    results.write_csv(folder / results.SUMMARY, pd.DataFrame(rows))
+    write_csv(folder / results.SUMMARY, pd.DataFrame(rows))
 
 
 def _told(row: dict[str, Any]) -> str:

@@ -26,18 +26,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from asyncsim import results
 from asyncsim.errors import InputError, require_positive
-from asyncsim.finished import draw, read
+from asyncsim.files import read_table, write_csv
 from asyncsim.notes import note
-from asyncsim.study_config import MethodLike
-from asyncsim.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
+from asyncsim.study import results
+from asyncsim.study.config import MethodLike
+from asyncsim.study.finished import draw, read
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.cell import Cell
+    from asyncsim.study.cell import Cell
 
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 #: What the tables by workers and windows print, and its column in grid.csv.
@@ -197,10 +198,10 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     """Write the tables, print two of them, and draw the figures of the runs that there are."""
     import pandas as pd
 
-    results.write_csv(folder / TABLES[0], pd.DataFrame(_grid(folder, summary)))
+    write_csv(folder / TABLES[0], pd.DataFrame(_grid(folder, summary)))
     # Of one method there are no pairs, but still the columns.
-    results.write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(folder, summary), columns=_EFFICIENCY))
-    results.write_csv(folder / TABLES[2], pd.DataFrame(_staleness(folder, summary)))
+    write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(folder, summary), columns=_EFFICIENCY))
+    write_csv(folder / TABLES[2], pd.DataFrame(_staleness(folder, summary)))
     print(report(folder))
     figures = [path.name for path in draw("windows", folder, "agn")]
     print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, *TABLES, *figures])}")
@@ -208,7 +209,7 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
 
 def report(folder: Path) -> str:
     """Return what the study prints, made from the tables in its folder."""
-    grid = results.read_table(folder / TABLES[0])
+    grid = read_table(folder / TABLES[0])
     problem, seeds = read(folder, "windows").config["problem"], counted(int(grid["seeds"].max()), "seed")
     diverged = int(grid["diverged"].sum())
     told = f"; {counted(diverged, 'run')} diverged, counted as far as they went" if diverged else ""
@@ -218,7 +219,7 @@ def report(folder: Path) -> str:
             continue
         table = 100 * grid.pivot_table(column, ["method", "workers"], "window", sort=False)
         parts.append(f"{title} of the central variable at the end (%), by workers and window\n{_text(table)}")
-    efficiency = results.read_table(folder / TABLES[1])
+    efficiency = read_table(folder / TABLES[1])
     if len(efficiency):
         pairs = efficiency["method"] + " over " + efficiency["against"]
         table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
@@ -232,8 +233,8 @@ def _text(table: "pd.DataFrame", form: str = "{:.2f}") -> str:
 
 def _grid(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
     """Yield how a method ended on each cluster, means over its seeds."""
-    from asyncsim.run import Run
-    from asyncsim.trace import Trace
+    from asyncsim.replays.run import Run
+    from asyncsim.traces.trace import Trace
 
     for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
         ends = [Run.load(folder / name).evaluations.iloc[-1] for name in rows["run_folder"]]
@@ -254,7 +255,7 @@ def _grid(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
 
 def _efficiencies(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
     """Yield the temporal efficiency of each method over those that come after it, means over the seeds."""
-    from asyncsim.run import Run
+    from asyncsim.replays.run import Run
 
     methods = list(dict.fromkeys(summary["method"]))
     for (n, window), rows in summary.groupby(["workers", "window"], sort=False):
@@ -273,7 +274,7 @@ def _efficiencies(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, A
 
 def _staleness(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
     """Yield which share of a cluster's commits had each staleness, over its seeds."""
-    from asyncsim.trace import Trace
+    from asyncsim.traces.trace import Trace
 
     shared = summary[~summary["own_trace"]]
     for (n, window), rows in shared.groupby(["workers", "window"], sort=False):

@@ -12,7 +12,7 @@ import pytest
 from asyncsim import Cluster, Exponential, Gamma, Uniform, asynchronous, methods, prescribed, problems, simulate
 from asyncsim.methods import Applied, Method, gradient_steps
 from asyncsim.problems.cifar10 import cifar10_from_arrays
-from asyncsim.wave_replay import Replay
+from asyncsim.replays.replay import Replay
 
 COMMITS = 2000
 EVERY = 50  # commits between two forcings

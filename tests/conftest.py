@@ -5,7 +5,7 @@ import os
 import jax
 import pytest
 
-from asyncsim import tuning
+from asyncsim.replays import tuning
 
 # Before anything asks JAX for its devices.
 jax.config.update("jax_num_cpu_devices", 3)

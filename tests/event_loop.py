@@ -10,8 +10,8 @@ from jax.flatten_util import ravel_pytree
 
 from asyncsim.methods import Method, Visit
 from asyncsim.problems import Problem
+from asyncsim.replays.waves import find_waves
 from asyncsim.streams import stream_key
-from asyncsim.waves import find_waves
 
 RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
 _COMPILED: dict[Any, Any] = {}

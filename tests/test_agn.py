@@ -13,9 +13,9 @@ import pytest
 from matplotlib.text import Text
 
 from asyncsim import InputError, methods, problems, study
-from asyncsim.finished import read
 from asyncsim.study import load_file, shipped
-from asyncsim.study_config import StudyConfig
+from asyncsim.study.config import StudyConfig
+from asyncsim.study.finished import read
 
 windows = study.load("windows")
 agn = load_file("asyncsim.figures.agn", shipped("figures") / "agn" / "__init__.py")

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from asyncsim import Exponential, InputError, methods, problems, replay, simulate, study
-from asyncsim.cluster import Cluster
-from asyncsim.finished import read
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.study.finished import read
 from figures import __main__ as figures
 
 explicit = study.load("best_momentum")

@@ -7,10 +7,10 @@ import pytest
 import scipy.stats
 
 from asyncsim import Cluster, InputError, Trace, barrier, calibrate, prescribed, recorded, simulate
-from asyncsim.bookkeeping import COMMIT_RECORD
 from asyncsim.calibration import CalibrationWarning, examine
-from asyncsim.fitting import FAMILIES, fit, without
-from asyncsim.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
+from asyncsim.calibration.fitting import FAMILIES, fit, without
+from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
+from asyncsim.traces.bookkeeping import COMMIT_RECORD
 
 #: Standard errors that an estimate may be off: exceeded once in two thousand draws; seeds are fixed.
 ERRORS = 3.5

@@ -14,10 +14,10 @@ from event_loop import deviation
 from formulas import CURVATURE, MU, RATE, START
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
-from asyncsim.cell import meet
 from asyncsim.methods import METHODS, gradient_steps
-from asyncsim.study_config import StudyConfig
-from asyncsim.wave_replay import Replay, replay
+from asyncsim.replays.replay import Replay, replay
+from asyncsim.study.cell import meet
+from asyncsim.study.config import StudyConfig
 
 COMMITS = 500
 

@@ -10,7 +10,7 @@ from jax import lax
 
 from asyncsim import InputError
 from asyncsim.problems import characters
-from asyncsim.study_config import StudyConfig
+from asyncsim.study.config import StudyConfig
 
 TINY = {"batch_size": 4, "context": 8, "width": 8, "heads": 2}
 KEY = jax.random.key(3)

@@ -19,7 +19,7 @@ from jax import lax
 
 from asyncsim import InputError, methods, prescribed, replay
 from asyncsim.problems import cifar10, data, layers
-from asyncsim.study_config import StudyConfig
+from asyncsim.study.config import StudyConfig
 
 KEY = jax.random.key(3)
 DEEP = ("resnet20", "alexnet")

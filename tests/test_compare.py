@@ -5,11 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Trace, methods, problems, results, study, sweep
+from asyncsim import Trace, methods, problems, study
 from asyncsim.errors import InputError
-from asyncsim.finished import read
-from asyncsim.run import Run
-from asyncsim.study import load_file, shipped
+from asyncsim.files import write_csv
+from asyncsim.replays.run import Run
+from asyncsim.study import load_file, results, shipped, sweep
+from asyncsim.study.finished import read
 
 compare = study.load("compare")
 figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py")
@@ -123,7 +124,7 @@ def test_the_figure_says_how_many_seeds_there_are():
     """One is missing, as after an interruption."""
     config = compare.Config(workers=2, steps=20, seeds=2, problem="quadratic", methods=("downpour", "gem"))
     folder, summary = compare.run(config)
-    results.write_csv(folder / results.SUMMARY, summary[(summary["method"] == "gem") | (summary["seed"] == 0)])
+    write_csv(folder / results.SUMMARY, summary[(summary["method"] == "gem") | (summary["seed"] == 0)])
     finished = read(folder, "compare")
     (cell,) = sweep.sweep(config, [{}])
     figure = figures.loss(finished, compare.results_table(config, cell, folder))

@@ -7,7 +7,7 @@ import pytest
 from asyncsim import InputError, Uniform, methods, prescribed, replay
 from asyncsim.problems import least_squares, logistic
 from asyncsim.problems.heterogeneous import make_shards
-from asyncsim.study_config import StudyConfig
+from asyncsim.study.config import StudyConfig
 
 MAKE = {"least_squares": least_squares, "logistic": logistic}
 OUTCOME = {"least_squares": "target", "logistic": "label"}

@@ -23,15 +23,15 @@ from cases import (
 from event_loop import forced_deviation
 from jax.sharding import Mesh, PartitionSpec
 
-import asyncsim.plan
-import asyncsim.tuning
-import asyncsim.wave_replay
+import asyncsim.replays.plan
+import asyncsim.replays.replay
+import asyncsim.replays.tuning
 from asyncsim import Cluster, Gamma, InputError, problems, replay, simulate
-from asyncsim.dispatched import Apart
-from asyncsim.division import DEVICES, Division
-from asyncsim.tuning import current_devices, gradients_at_once
-from asyncsim.wave_replay import Replay
-from asyncsim.ways import pieces_at_once
+from asyncsim.replays.dispatched import Apart
+from asyncsim.replays.division import DEVICES, Division
+from asyncsim.replays.replay import Replay
+from asyncsim.replays.tuning import current_devices, gradients_at_once
+from asyncsim.replays.ways import pieces_at_once
 
 COMMITS = 300
 #: Plain, with replicas that live on, with losses that the server sees, with replies.
@@ -177,7 +177,7 @@ def test_no_more_devices_of_a_cpu_than_workers():
 
 def test_very_long_vectors_keep_to_one_device_of_a_cpu(monkeypatch):
     problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
-    monkeypatch.setattr(asyncsim.ways, "VERY_LONG_VECTOR", problem.parameter_count)
+    monkeypatch.setattr(asyncsim.replays.ways, "VERY_LONG_VECTOR", problem.parameter_count)
     with jax.default_device(None):
         assert Replay(make_trace(commits=40), make_method("gem"), problem).devices == tuple(devices(1))
 
@@ -187,8 +187,8 @@ def test_very_long_vectors_keep_to_one_device_of_a_cpu(monkeypatch):
 )
 def test_one_device_of_a_cpu_where_commits_are_dispatched(rule, timing, dispatched, monkeypatch):
     problem = dataclasses.replace(problems.digits(), map_on_cpu=True)
-    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
-    monkeypatch.setattr(asyncsim.ways, "gradients_at_once", lambda: 4)
+    monkeypatch.setattr(asyncsim.replays.tuning, "_LONG_VECTOR", 0)
+    monkeypatch.setattr(asyncsim.replays.ways, "gradients_at_once", lambda: 4)
     trace = simulate(Cluster(7, Gamma(1.0, cv=0.3), service=0.02, **timing), 40, 0)
     with jax.default_device(None):
         running = Replay(trace, make_method(rule), problem)
@@ -248,9 +248,9 @@ def test_rows_change_hands_and_come_back_in_order(by_parameters, parameters):
 )
 def test_several_lanes_on_each_device_are_the_loop(method, in_turn, elementwise, monkeypatch):
     """Pieces of eight commits of seven workers: never full; shards that are filled up."""
-    usual, sizes = asyncsim.plan.tuning, {"piece_sizes": (8,), "in_turn": in_turn}
-    monkeypatch.setattr("asyncsim.plan.tuning", lambda *given: usual(*given)._replace(**sizes))
-    monkeypatch.setattr("asyncsim.division.DIVIDED", 1)
+    usual, sizes = asyncsim.replays.plan.tuning, {"piece_sizes": (8,), "in_turn": in_turn}
+    monkeypatch.setattr("asyncsim.replays.plan.tuning", lambda *given: usual(*given)._replace(**sizes))
+    monkeypatch.setattr("asyncsim.replays.division.DIVIDED", 1)
     rule = make_method(method)._replace(elementwise=elementwise)
     running = divided(make_trace(commits=COMMITS), rule, make_problem("quadratic"), 2)
     found = forced_deviation(running, EVERY)

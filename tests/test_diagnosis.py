@@ -11,10 +11,12 @@ from cases import PROTOCOLS, make_method, make_problem, make_trace, momentum_eac
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import methods, problems, replay, tuning, wave_replay
-from asyncsim.diagnosis import QUANTILES, diagnostic_rows
+from asyncsim import methods, problems, replay
 from asyncsim.methods import Method, gradient_steps
-from asyncsim.plan import Plan
+from asyncsim.replays import replay as wave_replay
+from asyncsim.replays import tuning
+from asyncsim.replays.diagnosis import QUANTILES, diagnostic_rows
+from asyncsim.replays.plan import Plan
 
 #: Relative: two programs compute the same differences of two vectors of size one, of which a hundredth is left.
 SAME = 1e-12

@@ -22,20 +22,20 @@ from cases import (
 )
 from event_loop import forced_deviation
 
-import asyncsim.allocation
-import asyncsim.dispatched
-import asyncsim.programs
-import asyncsim.running
-import asyncsim.tuning
+import asyncsim.replays.allocation
+import asyncsim.replays.dispatched
+import asyncsim.replays.programs
+import asyncsim.replays.running
+import asyncsim.replays.tuning
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
-from asyncsim.allocation import keep, trim
-from asyncsim.dispatched import Apart, Dispatched
 from asyncsim.errors import InputError
-from asyncsim.groups import Chunk
 from asyncsim.methods import Applied
-from asyncsim.passing import Passing
-from asyncsim.side_by_side import SideBySide
-from asyncsim.wave_replay import Replay
+from asyncsim.replays.allocation import keep, trim
+from asyncsim.replays.dispatched import Apart, Dispatched
+from asyncsim.replays.groups import Chunk
+from asyncsim.replays.passing import Passing
+from asyncsim.replays.replay import Replay
+from asyncsim.replays.side_by_side import SideBySide
 
 STEPS = 300
 
@@ -50,8 +50,8 @@ def float64():
 def at_once(request, monkeypatch):
     """Dispatch the commits of small problems, too; two gradients at a time, unless a test says how many."""
     count = getattr(request, "param", 2)
-    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", 0)
-    monkeypatch.setattr(asyncsim.programs, "gradients_at_once", lambda: count)
+    monkeypatch.setattr(asyncsim.replays.tuning, "_LONG_VECTOR", 0)
+    monkeypatch.setattr(asyncsim.replays.programs, "gradients_at_once", lambda: count)
     return count
 
 
@@ -74,15 +74,15 @@ def combinations():
 @pytest.fixture
 def anew():
     """Share no program with other tests."""
-    asyncsim.programs._build.cache_clear()
+    asyncsim.replays.programs._build.cache_clear()
     yield
-    asyncsim.programs._build.cache_clear()
+    asyncsim.replays.programs._build.cache_clear()
 
 
 @pytest.fixture
 def alone(anew, monkeypatch):
     """Let each gradient have a program of its own, as where vectors are very long."""
-    monkeypatch.setattr(asyncsim.tuning, "VERY_LONG_VECTOR", 0)
+    monkeypatch.setattr(asyncsim.replays.tuning, "VERY_LONG_VECTOR", 0)
 
 
 @pytest.mark.parametrize(("method", "protocol", "problem"), list(combinations()))
@@ -195,7 +195,7 @@ def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
         return replay(trace, method, problem, precision=precision, **options)
 
     found, again = run(), run()
-    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", COMMITS**3)
+    monkeypatch.setattr(asyncsim.replays.tuning, "_LONG_VECTOR", COMMITS**3)
     kernel = run()
     assert len(kernel.diagnostics) > 0
     for table in ("commits", "evaluations", "diagnostics"):
@@ -220,7 +220,7 @@ def test_gems_diagnostics(monkeypatch):
         return replay(trace, method, problem, precision="float64", diagnose_every=1, progress=False)
 
     found = run()
-    monkeypatch.setattr(asyncsim.tuning, "_LONG_VECTOR", COMMITS**3)
+    monkeypatch.setattr(asyncsim.replays.tuning, "_LONG_VECTOR", COMMITS**3)
     np.testing.assert_allclose(found.diagnostics["value"], run().diagnostics["value"], atol=1e-9)
 
 
@@ -257,8 +257,8 @@ def test_very_long_vectors_have_their_memory_given_back(alone, diagnose_every, m
     """Also where chunks are shorter than what lies between two trims, here ten commits."""
     trace, method, problem = make_trace(workers=7, commits=EVERY), make_method("gem"), make_problem("quadratic")
     trims = []
-    monkeypatch.setattr(asyncsim.tuning, "_ELEMENTS_TO_TRIM", 10 * problem.parameter_count)
-    monkeypatch.setattr(asyncsim.dispatched, "trim", lambda: trims.append(1))
+    monkeypatch.setattr(asyncsim.replays.tuning, "_ELEMENTS_TO_TRIM", 10 * problem.parameter_count)
+    monkeypatch.setattr(asyncsim.replays.dispatched, "trim", lambda: trims.append(1))
     dispatched(trace, method, problem, diagnose_every).advance(EVERY)
     assert len(trims) == EVERY // 10
 
@@ -279,32 +279,32 @@ def test_very_long_vectors_of_few_commits_wait_at_a_time(alone, monkeypatch):
 
 def test_free_memory_of_long_vectors_is_kept(anew, monkeypatch):
     asked = []
-    monkeypatch.setattr(asyncsim.dispatched, "keep", lambda: asked.append(1))
+    monkeypatch.setattr(asyncsim.replays.dispatched, "keep", lambda: asked.append(1))
     dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
     assert asked == [1]
 
 
 def test_free_memory_of_very_long_vectors_is_not(alone, monkeypatch):
     asked = []
-    monkeypatch.setattr(asyncsim.dispatched, "keep", lambda: asked.append(1))
+    monkeypatch.setattr(asyncsim.replays.dispatched, "keep", lambda: asked.append(1))
     dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
     assert not asked
 
 
 def test_glibc_takes_what_it_is_told():
-    set_option = asyncsim.allocation._of_glibc("mallopt")
+    set_option = asyncsim.replays.allocation._of_glibc("mallopt")
     if set_option is None:
         pytest.skip("another C library")
-    assert [set_option(*option) for option in asyncsim.allocation._KEEPING] == [1, 1]
+    assert [set_option(*option) for option in asyncsim.replays.allocation._KEEPING] == [1, 1]
 
 
 def test_memory_can_be_kept_and_trimmed_where_there_is_no_glibc(monkeypatch):
-    monkeypatch.setattr(asyncsim.allocation, "_of_glibc", lambda function: None)
+    monkeypatch.setattr(asyncsim.replays.allocation, "_of_glibc", lambda function: None)
     keep.__wrapped__()
     trim()
 
 
-@pytest.mark.parametrize("where", [(Dispatched, "_finish"), (asyncsim.running.Running, "_take")])
+@pytest.mark.parametrize("where", [(Dispatched, "_finish"), (asyncsim.replays.running.Running, "_take")])
 def test_an_interrupted_replay_says_that_it_cannot_go_on(where, monkeypatch):
     running = dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
 
@@ -360,7 +360,7 @@ def test_nothing_depends_on_how_many_commits_a_call_makes(anew, monkeypatch):
 
     monkeypatch.setattr(Dispatched, "_finish", finished)
     for threads, every in ((1, 0), (2, 0), (2, 1), (3, 3)):
-        monkeypatch.setattr(asyncsim.programs, "gradients_at_once", lambda threads=threads: threads)
+        monkeypatch.setattr(asyncsim.replays.programs, "gradients_at_once", lambda threads=threads: threads)
         run = replay(trace, methods.gem(), problem, diagnose_every=every, progress=False)
         found.append(run.commits[["loss", "update_norm", "central_energy"]].to_numpy())
     assert len(lengths) > 2
@@ -381,7 +381,9 @@ def test_groups_use_the_memory_of_those_before(monkeypatch):
 
 
 def test_groups_of_longer_vectors_are_shorter():
-    lengths = [asyncsim.tuning.gradients_a_group(count, False) for count in (16, 163_790, 500_000, 999_999, 1_000_000)]
+    lengths = [
+        asyncsim.replays.tuning.gradients_a_group(count, False) for count in (16, 163_790, 500_000, 999_999, 1_000_000)
+    ]
     assert lengths == [8, 8, 4, 2, 1]
 
 

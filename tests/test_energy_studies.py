@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Run, finished, methods, problems, simulate, study, sweep, theory
+from asyncsim import Run, methods, problems, simulate, study, theory
+from asyncsim.study import finished, sweep
 
 energy, tensors, momentum = (study.load(name) for name in ("energy", "tensors", "momentum"))
 QUICK = {"steps": 6, "seeds": 1, "diagnose_every": 2}

@@ -21,13 +21,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, executor, prescribed, problems, study, sweep, tuning
-from asyncsim.executor import Done, Failure, Failures, Local, map_kept
+from asyncsim import InputError, prescribed, problems, study
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
+from asyncsim.replays import tuning
+from asyncsim.replays.replay import Replay
+from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
+from asyncsim.study import executor, sweep
+from asyncsim.study.executor import Done, Failure, Failures, Local, map_kept
 from asyncsim.threads import cached, require_wanted
-from asyncsim.tuning import replays_at_once  # as it is; tests have another in its place
-from asyncsim.wave_replay import Replay
 
 ROOT = Path(study.__file__).resolve().parent.parent
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
@@ -38,8 +40,8 @@ RUNS = [f"runs/downpour-seed{seed}" for seed in range(4)]
 
 #: A study that draws nothing.
 TOY = """
-from asyncsim.study_config import StudyConfig as Config
-from asyncsim.sweep import run_cells, sweep
+from asyncsim.study.config import StudyConfig as Config
+from asyncsim.study.sweep import run_cells, sweep
 
 
 def run(config):
@@ -68,7 +70,7 @@ def told(capsys):
 @pytest.fixture
 def replayed(monkeypatch):
     """What is replayed; an error in ``stops`` ends the replay of that number, from one, and is taken out."""
-    from asyncsim import comparison
+    from asyncsim.study import comparison
 
     replay, calls, stops = comparison.replay, [], {}
 
@@ -419,14 +421,14 @@ def test_without_ray_it_says_how_to_get_it(told, monkeypatch):
 @pytest.fixture(scope="module")
 def cluster():
     """Start a Ray cluster that all tests share; executors that find one stay with it."""
-    from asyncsim.ray_executor import joined
+    from asyncsim.study.ray_executor import joined
 
     with joined(None):
         yield
 
 
 def spread(cpus=1, accelerators=0.0):
-    from asyncsim.ray_executor import RayExecutor
+    from asyncsim.study.ray_executor import RayExecutor
 
     return RayExecutor(cpus, accelerators)
 
@@ -450,7 +452,7 @@ def test_ray_brings_values_failures_and_lost_jobs(cluster, tmp_path, capsys):
 
 @needs_ray
 def test_ray_passes_on_bad_input_and_what_no_node_can_run(cluster, monkeypatch):
-    from asyncsim import ray_executor
+    from asyncsim.study import ray_executor
 
     def job():
         raise InputError("workers = 0: must be at least 1")
@@ -543,7 +545,7 @@ def test_every_method_can_be_sent():
 
 @needs_ray
 def test_a_cluster_that_is_not_there(told):
-    from asyncsim.ray_executor import _require_answer
+    from asyncsim.study.ray_executor import _require_answer
 
     for address in ("127.0.0.1:9", "nowhere"):  # nothing listens on this port
         with pytest.raises(InputError, match=f"address = '{address}': no Ray cluster there .* give auto, or HOST:PORT"):

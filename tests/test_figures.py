@@ -9,14 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, Run, Trace, look, plots, prescribed, recorded, simulate
-from asyncsim.bookkeeping import COMMIT_RECORD
-from asyncsim.curves import curve_of, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
-from asyncsim.expectations import queue_theory, staleness_theory, think_time
+from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate
+from asyncsim.drawing import look
+from asyncsim.drawing.curves import curve_of, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
 from asyncsim.methods import METHODS
 from asyncsim.study import load_file, shipped
 from asyncsim.theory import repairman
-from asyncsim.trace import OUTCOMES, Source
+from asyncsim.theory.expectations import queue_theory, staleness_theory, think_time
+from asyncsim.traces.bookkeeping import COMMIT_RECORD
+from asyncsim.traces.trace import OUTCOMES, Source
 
 figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py")
 

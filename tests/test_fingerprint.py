@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asyncsim import methods, problems
-from asyncsim.fingerprint import fingerprint
+from asyncsim.study.fingerprint import fingerprint
 
 _BOUND = 2.0
 _FACTOR = np.arange(3.0)
@@ -143,7 +143,7 @@ def test_functions_that_call_themselves_end():
 
 def test_all_that_is_shipped_is_told_apart_in_every_process():
     code = (
-        "from asyncsim import methods, problems; from asyncsim.fingerprint import fingerprint; "
+        "from asyncsim import methods, problems; from asyncsim.study.fingerprint import fingerprint; "
         "print(*(fingerprint(make()) for make in methods.METHODS.values()), fingerprint(problems.digits()))"
     )
     own = [fingerprint(make()) for make in methods.METHODS.values()] + [fingerprint(problems.digits())]

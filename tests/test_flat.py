@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from asyncsim.flat import flatten
+from asyncsim.replays.flat import flatten
 
 TREE = {"weight": jnp.arange(6.0).reshape(2, 3) + 1, "bias": jnp.array(7.0), "none": jnp.zeros((0, 4))}
 

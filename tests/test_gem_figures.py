@@ -10,10 +10,11 @@ from gem_results import make_run, write_all, write_study
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from asyncsim import InputError, look
-from asyncsim.curves import Curve, curve_of, diagnostic_curve
-from asyncsim.finished import read
+from asyncsim import InputError
+from asyncsim.drawing import look
+from asyncsim.drawing.curves import Curve, curve_of, diagnostic_curve
 from asyncsim.study import load_file, shipped
+from asyncsim.study.finished import read
 
 gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
 published = gem.published

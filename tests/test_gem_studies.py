@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsim import InputError, Run, Trace, study
-from asyncsim.finished import read
-from asyncsim.laws import Constant, Exponential, Gamma, Mixture
-from asyncsim.study import load_file
+from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture
+from asyncsim.study import limits, load_file
+from asyncsim.study.finished import read
 
 #: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
 TINY = {
@@ -51,10 +51,6 @@ def told(capsys):
         return code, output.out.splitlines(), output.err.splitlines()
 
     return run
-
-
-def limits():
-    return load_file("asyncsim.studies._limits", study.shipped("studies") / "_limits.py")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +249,7 @@ def test_options_that_change_nothing_are_said_aloud(told, monkeypatch, name, opt
 @given(st.lists(st.integers(0, 1000), unique=True, min_size=1, max_size=40).map(sorted), st.integers(-1, 1001))
 def test_bisection_finds_a_known_limit(values, limit):
     asked = []
-    found = limits().bisect(values, lambda value: asked.append(value) or value <= limit)
+    found = limits.bisect(values, lambda value: asked.append(value) or value <= limit)
     stable, unstable = [v for v in values if v <= limit], [v for v in values if v > limit]
     assert found == (stable[-1] if stable else None, unstable[0] if unstable else None)
     assert len(asked) == len(set(asked)) <= (math.ceil(math.log2(len(values))) + 1 if unstable else 1)
@@ -263,7 +259,7 @@ def test_first_and_last_loss():
     # Two workers of five steps: their first steps are commits 0 and 2, and a tenth of the commits is one.
     step, loss = [0, 1, 0, 1, 2, 2, 3, 3, 4, 4], [5.0, 9, 3, 9, 9, 9, 9, 9, 9, 2]
     run = SimpleNamespace(commits=pd.DataFrame({"worker_step": step, "loss": loss}))
-    assert limits().first_and_last(run, 10) == (4.0, 2.0)
+    assert limits.first_and_last(run, 10) == (4.0, 2.0)
 
 
 def test_limits_that_were_not_found(told):
@@ -287,7 +283,7 @@ def test_signs_of_the_table_of_limits_mean_one_thing_each():
     ]
 
     def printed(*places: int) -> list[str]:
-        return limits().report("digits", pd.DataFrame([rows[place] for place in places], columns=names)).splitlines()
+        return limits.report("digits", pd.DataFrame([rows[place] for place in places], columns=names)).splitlines()
 
     heading, titles, *lines, signs = printed(*range(5))
     assert heading == "limits of stability, digits, 2 seeds"
@@ -357,7 +353,7 @@ def stop_at(monkeypatch, module, number: int) -> None:
 
 @pytest.mark.full
 def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monkeypatch):
-    from asyncsim import comparison
+    from asyncsim.study import comparison
 
     stop_at(monkeypatch, comparison, 2)
     code, out, err = told("queue", "--workers 2 --methods downpour --steps 2")
@@ -371,7 +367,7 @@ def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monke
 
 @pytest.mark.full
 def test_interrupted_limits_keep_the_grid(told, monkeypatch):
-    stop_at(monkeypatch, limits(), 1)
+    stop_at(monkeypatch, limits, 1)
     code, _, err = told("stability", "--workers 2 --learning-rate 0.1 --methods downpour --steps 2")
     assert (code, err[-1]) == (130, f"interrupted: what was finished is in mine{GO_ON}")
     assert json.loads(Path("mine/config.json").read_text())["incomplete"] == []

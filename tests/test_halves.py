@@ -22,19 +22,20 @@ from cases import (
 )
 from event_loop import forced_deviation
 
-import asyncsim.halves
-import asyncsim.programs
-from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, methods, problems, replay, simulate, tuning
-from asyncsim.cell import meet
+import asyncsim.replays.halves
+import asyncsim.replays.programs
+from asyncsim import Cluster, Constant, Exponential, Gamma, barrier, methods, problems, replay, simulate
 from asyncsim.errors import InputError
-from asyncsim.executor import Local
-from asyncsim.halves import THREADS, Halved, halves_of
 from asyncsim.methods import Applied, Method, gradient_steps
-from asyncsim.replay_state import ReplayState
+from asyncsim.replays import tuning
+from asyncsim.replays.halves import THREADS, Halved, halves_of
+from asyncsim.replays.replay import Replay
+from asyncsim.replays.replay_state import ReplayState
+from asyncsim.replays.waves import mean_wave
+from asyncsim.replays.ways import pieces_at_once
+from asyncsim.study.cell import meet
+from asyncsim.study.executor import Local
 from asyncsim.threads import one_core_each
-from asyncsim.wave_replay import Replay
-from asyncsim.waves import mean_wave
-from asyncsim.ways import pieces_at_once
 
 STEPS = 300
 
@@ -50,10 +51,10 @@ def halved(monkeypatch):
 @pytest.fixture
 def room(monkeypatch):
     """Let groups be short, sharing no program with other tests."""
-    asyncsim.programs._build.cache_clear()
-    monkeypatch.setattr(asyncsim.halves, "GRADIENTS_A_HALF", 2)
+    asyncsim.replays.programs._build.cache_clear()
+    monkeypatch.setattr(asyncsim.replays.halves, "GRADIENTS_A_HALF", 2)
     yield
-    asyncsim.programs._build.cache_clear()
+    asyncsim.replays.programs._build.cache_clear()
 
 
 def in_halves(trace, method, problem, diagnose_every=0):

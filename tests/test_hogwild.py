@@ -10,10 +10,10 @@ from cases import EVERY, FORCED, make_method, make_problem, stopping
 from event_loop import deviation, forced_deviation
 
 from asyncsim import Cluster, Gamma, InputError, methods, problems, replay_ensemble, simulate
-from asyncsim.cell import meet
-from asyncsim.delays import delays
 from asyncsim.methods import Timing
-from asyncsim.wave_replay import Replay, replay
+from asyncsim.replays.replay import Replay, replay
+from asyncsim.simulation.delays import delays
+from asyncsim.study.cell import meet
 
 RATE, CURVATURE, START = 0.05, np.linspace(0.1, 1.5, 11), np.linspace(-2, 1, 11)
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from asyncsim.errors import InputError
-from asyncsim.laws import (
+from asyncsim.clusters.laws import (
     LAWS,
     Constant,
     Empirical,
@@ -27,6 +26,7 @@ from asyncsim.laws import (
     as_law,
     parse,
 )
+from asyncsim.errors import InputError
 
 SAMPLES = 200_000
 
@@ -345,6 +345,6 @@ def test_as_law_names_its_argument(value):
 
 
 def test_laws_load_without_heavy_packages():
-    code = "import asyncsim.laws, sys; print({'jax', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules))"
+    code = "import asyncsim.clusters.laws, sys; print({'jax', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "set()"

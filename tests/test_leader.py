@@ -12,7 +12,7 @@ from test_catalogue import with_versions
 
 from asyncsim import Cluster, InputError, methods, prescribed, problems, simulate
 from asyncsim.methods import Applied, Method, gradient_steps
-from asyncsim.wave_replay import Replay, replay
+from asyncsim.replays.replay import Replay, replay
 
 STARTS = np.array([-1.2, 1.3, 0.9, -0.8])
 ROUNDS = 1000

@@ -11,9 +11,10 @@ import pytest
 from gem_results import make_run
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from asyncsim import InputError, look, study
-from asyncsim.finished import read
+from asyncsim import InputError, study
+from asyncsim.drawing import look
 from asyncsim.study import load_file, shipped
+from asyncsim.study.finished import read
 
 leaders = study.load("leaders")
 lsgd = load_file("asyncsim.figures.lsgd", shipped("figures") / "lsgd.py")

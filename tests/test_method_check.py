@@ -6,8 +6,8 @@ import optax
 import pytest
 
 from asyncsim import InputError, methods, problems
-from asyncsim.method_check import check_fields, check_method
 from asyncsim.methods import METHODS, Applied, add, gradient_steps, send_update
+from asyncsim.replays.method_check import check_fields, check_method
 
 PROBLEM = problems.digits(hidden=(3,))
 PARAMS = jax.eval_shape(PROBLEM.init, jax.random.key(0))

@@ -16,9 +16,9 @@ from event_loop import Memories, cast, deviation
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, simulate
-from asyncsim.cell import meet
 from asyncsim.methods import METHODS, Visit
-from asyncsim.wave_replay import Replay, replay
+from asyncsim.replays.replay import Replay, replay
+from asyncsim.study.cell import meet
 
 CASES = {
     **METHODS,

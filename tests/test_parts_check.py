@@ -9,7 +9,7 @@ from cases import make_problem, make_trace
 from asyncsim import replay
 from asyncsim.errors import InputError
 from asyncsim.methods import METHODS, Applied, Method, gradient_steps
-from asyncsim.parts_check import require_elementwise
+from asyncsim.replays.parts_check import require_elementwise
 
 pytestmark = pytest.mark.usefixtures("lenient")
 

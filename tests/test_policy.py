@@ -22,17 +22,17 @@ from asyncsim import (
     buffered,
     cancel_stale,
     discard_stale,
-    environment,
     first_of,
     rounds,
     simulate,
     theory,
 )
-from asyncsim.cluster_text import describe
-from asyncsim.expectations import queue_theory, staleness_theory
-from asyncsim.phases import phases
-from asyncsim.policy import POLICIES, Policy, parse_policy
-from asyncsim.trace import TAKEN_UP
+from asyncsim.clusters.cluster_text import describe
+from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
+from asyncsim.simulation import environment
+from asyncsim.theory.expectations import queue_theory, staleness_theory
+from asyncsim.traces.phases import phases
+from asyncsim.traces.trace import TAKEN_UP
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0

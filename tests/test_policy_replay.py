@@ -31,11 +31,11 @@ from asyncsim import (
     simulate,
     study,
 )
-from asyncsim.cell import meet
 from asyncsim.methods import Timing
-from asyncsim.plan import Plan
-from asyncsim.study_config import StudyConfig
-from asyncsim.waves import find_waves
+from asyncsim.replays.plan import Plan
+from asyncsim.replays.waves import find_waves
+from asyncsim.study.cell import meet
+from asyncsim.study.config import StudyConfig
 
 COMMITS = 400
 POLICIES = [

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture
 from asyncsim.errors import InputError
-from asyncsim.laws import Constant, Exponential, Gamma, Mixture
-from asyncsim.prescription import prescribed
+from asyncsim.traces.prescription import prescribed
 
 # Beyond 5 standard errors with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0

@@ -19,7 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_simulation import clusters
 
-import asyncsim.programs
+import asyncsim.replays.programs
 from asyncsim import (
     Cluster,
     asynchronous,
@@ -33,14 +33,14 @@ from asyncsim import (
     problems,
     rounds,
     simulate,
-    tuning,
 )
-from asyncsim.cell import meet
-from asyncsim.dispatched import Apart
-from asyncsim.halves import Halved
 from asyncsim.methods import Timing
-from asyncsim.replay_state import ReplayState
-from asyncsim.wave_replay import Replay
+from asyncsim.replays import tuning
+from asyncsim.replays.dispatched import Apart
+from asyncsim.replays.halves import Halved
+from asyncsim.replays.replay import Replay
+from asyncsim.replays.replay_state import ReplayState
+from asyncsim.study.cell import meet
 
 #: The state that a replay has in each way, and the sizes with which small problems are replayed so. The kernel has
 #: pieces of several commits for problems of up to ten parameters, and of one for the others.
@@ -87,7 +87,7 @@ class Combination(NamedTuple):
 
 @functools.cache
 def can_be(way, rule):
-    """Whether a method can be replayed in a way; what each needs is told in `asyncsim.ways`."""
+    """Whether a method can be replayed in a way; what each needs is told in `asyncsim.replays.ways`."""
     method = RULES[rule]()
     keeps = method.resume is not None or jax.tree.leaves(jax.eval_shape(method.optimizer.init, np.ones(2)))
     apart = not method.sees_memories and method.timing.read_blocks is None
@@ -151,9 +151,9 @@ def float64(lenient):
 @pytest.fixture(autouse=True)
 def anew():
     """Share no program with other tests, nor keep any: there are too many."""
-    asyncsim.programs._build.cache_clear()
+    asyncsim.replays.programs._build.cache_clear()
     yield
-    asyncsim.programs._build.cache_clear()
+    asyncsim.replays.programs._build.cache_clear()
     event_loop._COMPILED.clear()
 
 

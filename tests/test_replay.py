@@ -29,12 +29,13 @@ from cases import (
 )
 from event_loop import RECORDED, EventLoop, deviation, forced_deviation
 
-import asyncsim.plan
-from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, simulate, wave_replay
+import asyncsim.replays.plan
+from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, simulate
 from asyncsim.methods import Method, Timing, gradient_steps
 from asyncsim.methods.method import send_update
+from asyncsim.replays import replay as wave_replay
+from asyncsim.replays.replay import Replay, replay
 from asyncsim.threads import one_core_each
-from asyncsim.wave_replay import Replay, replay
 
 UNFORCED = 1e-10  # relative, after COMMITS commits of a method that does not amplify round-off
 
@@ -106,9 +107,9 @@ def test_replay_is_the_loop_teacher_forced(problem, method, protocol):
 @pytest.fixture
 def sizes(monkeypatch):
     """Sets the sizes of the tuning."""
-    usual = asyncsim.plan.tuning
+    usual = asyncsim.replays.plan.tuning
     return lambda **given: monkeypatch.setattr(
-        asyncsim.plan, "tuning", lambda *arguments: usual(*arguments)._replace(**given)
+        asyncsim.replays.plan, "tuning", lambda *arguments: usual(*arguments)._replace(**given)
     )
 
 

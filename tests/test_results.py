@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import InputError, results
+from asyncsim import InputError
+from asyncsim.files import read_table, write_csv, write_json, write_whole
+from asyncsim.study import results
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def everything() -> list[str]:
 
 
 def finish(folder: Path) -> None:
-    results.write_csv(folder / results.SUMMARY, pd.DataFrame({"a": [1]}))
+    write_csv(folder / results.SUMMARY, pd.DataFrame({"a": [1]}))
 
 
 def enter(out: str | None) -> None:
@@ -109,8 +111,8 @@ def test_folder_that_may_not_be_looked_at(monkeypatch):
 @pytest.mark.parametrize("out", ["deep/down", None])
 def test_nothing_finished_leaves_nothing(error, out):
     with pytest.raises(type(error)), results.new_folder(out, "toy") as folder:
-        results.write_json(folder / "config.json", {})
-        results.write_json(folder / "traces" / "one.json", {})
+        write_json(folder / "config.json", {})
+        write_json(folder / "traces" / "one.json", {})
         raise error
     assert everything() == []
 
@@ -118,7 +120,7 @@ def test_nothing_finished_leaves_nothing(error, out):
 def test_nothing_finished_leaves_the_users_own_empty_folder():
     Path("mine").mkdir()
     with pytest.raises(InputError, match=r"^bad$"), results.new_folder("mine", "toy") as folder:
-        results.write_json(folder / "config.json", {})
+        write_json(folder / "config.json", {})
         raise InputError("bad")
     assert everything() == ["mine"]
 
@@ -134,7 +136,7 @@ def test_finished_results_are_kept_and_told(error):
 
 def test_interruptions_of_what_can_be_resumed_say_how():
     with pytest.raises(KeyboardInterrupt) as new, results.new_folder("my own", "toy", resumable=True) as folder:
-        results.write_json(folder / "config.json", {"study": "toy"})
+        write_json(folder / "config.json", {"study": "toy"})
         finish(folder)
         raise KeyboardInterrupt
     go_on = "what was finished is in my own; go on with the same options and --resume 'my own'"
@@ -149,14 +151,14 @@ def test_interruptions_of_what_can_be_resumed_say_how():
 
 
 def test_full_disk_leaves_the_file_as_it_was():
-    path = results.write_json(Path("a/one.json"), {"x": 1})
+    path = write_json(Path("a/one.json"), {"x": 1})
 
     def half(partial):
         partial.write_text("ha")
         disk_full()
 
     with pytest.raises(InputError, match=r"'a/one.json': cannot be written: No space left on device"):
-        results.write_whole(path, half)
+        write_whole(path, half)
     assert json.loads(path.read_text()) == {"x": 1}
     assert everything() == ["a", "a/one.json"]
 
@@ -174,24 +176,22 @@ def test_other_errors_leave_nothing_half_written():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        results.write_whole(Path("one"), interrupted)
+        write_whole(Path("one"), interrupted)
     assert everything() == []
 
 
 def test_file_below_a_file():
     Path("file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        results.write_json(Path("file/one.json"), {})
+        write_json(Path("file/one.json"), {})
 
 
 def test_tables_come_back_as_they_were():
     numbers = np.random.default_rng(0).normal(size=5_000)
     table = pd.DataFrame({"method": ["null", "NA"] * 2_500, "loss": numbers, "norm": np.where(numbers > 0, 1, np.nan)})
-    pd.testing.assert_frame_equal(
-        results.read_table(results.write_csv(Path("table.csv"), table)), table, check_exact=True
-    )
+    pd.testing.assert_frame_equal(read_table(write_csv(Path("table.csv"), table)), table, check_exact=True)
 
 
 def test_numbers_come_back_as_they_were():
     table = pd.DataFrame({"x": [0.1 + 0.2, 1e-300, float("nan")], "n": [1, 2, 3]})
-    pd.testing.assert_frame_equal(pd.read_csv(results.write_csv(Path("t.csv"), table)), table, check_exact=True)
+    pd.testing.assert_frame_equal(pd.read_csv(write_csv(Path("t.csv"), table)), table, check_exact=True)

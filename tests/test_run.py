@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Run, methods, problems, replay, simulate
-from asyncsim.run import FORMAT
+from asyncsim.replays.run import FORMAT
 
 FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
 

@@ -8,8 +8,8 @@ from hypothesis import given, strategies
 
 from asyncsim import Cluster, simulate
 from asyncsim.methods import Visit
-from asyncsim.replay_state import Pieces, ReadsOfPiece
-from asyncsim.schedule import Clock, independent, plan_groups
+from asyncsim.replays.replay_state import Pieces, ReadsOfPiece
+from asyncsim.replays.schedule import Clock, independent, plan_groups
 
 
 def needed_by(workers):

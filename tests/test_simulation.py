@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from usual import follow, usual_model
 
-from asyncsim import environment
-from asyncsim.cluster import Cluster
-from asyncsim.delays import delays
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
 from asyncsim.errors import InputError
-from asyncsim.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
-from asyncsim.simulation import simulate
+from asyncsim.simulation import environment
+from asyncsim.simulation.delays import delays
+from asyncsim.simulation.simulate import simulate
 from asyncsim.streams import Streams
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.

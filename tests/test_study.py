@@ -18,14 +18,14 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Run, Trace, methods, problems, replay, simulate, study
-from asyncsim.law_text import name_of
-from asyncsim.laws import Gamma
+from asyncsim.clusters.law_text import name_of
+from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
-from asyncsim.outcome import averaged, outcome, outcome_table
 from asyncsim.problems import PROBLEMS
-from asyncsim.sweep import SweepConfig, sweep
+from asyncsim.study.outcome import averaged, outcome, outcome_table
+from asyncsim.study.sweep import SweepConfig, sweep
 
-ROOT = Path(study.__file__).resolve().parent.parent
+ROOT = study.shipped("studies").parent
 HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "simpy", "sklearn")
 #: Options that make any staleness study a matter of seconds.
 TOY = ("--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic", "--methods=downpour")
@@ -886,7 +886,7 @@ TWO = (*TOY[:3], "--problem=quadratic", "--methods=downpour,adaptive_staleness",
 
 def stop_at(monkeypatch, number: int, error: BaseException) -> None:
     """Let the replay of that number, from one, end with an error."""
-    from asyncsim import comparison
+    from asyncsim.study import comparison
 
     replay, calls = comparison.replay, []
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import gammainc
 
 from asyncsim import theory
-from asyncsim.errors import InputError
-from asyncsim.laws import (
+from asyncsim.clusters.laws import (
     Constant,
     Empirical,
     Exponential,
@@ -22,6 +21,7 @@ from asyncsim.laws import (
     Uniform,
     Weibull,
 )
+from asyncsim.errors import InputError
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from asyncsim import InputError, Trace, methods, prescribed, problems, theory
-from asyncsim.wave_replay import Replay
+from asyncsim.replays.replay import Replay
 
 STEPS = [0.1, 0.5, 1.0, 1.5, 1.9]
 

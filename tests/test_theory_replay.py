@@ -7,7 +7,7 @@ import pytest
 from event_loop import EventLoop
 
 from asyncsim import Cluster, Exponential, Gamma, methods, problems, simulate, theory
-from asyncsim.wave_replay import replay
+from asyncsim.replays.replay import replay
 
 WORKERS, STEP, COMMITS = 10, 0.2, 60
 SEEDS = 150

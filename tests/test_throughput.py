@@ -11,17 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, Constant, InputError, look, methods, problems, replay, simulate, study, tuning
+from asyncsim import Cluster, Constant, InputError, methods, problems, replay, simulate, study
+from asyncsim.benchmark import answer as answers
+from asyncsim.benchmark import bars, baselines, cases, gradients, machine, memory, tasks, turns
+from asyncsim.drawing import look
 from asyncsim.problems.mnist import mnist_from_arrays
+from asyncsim.replays import tuning
 from asyncsim.study import load_file, shipped
 
 throughput = study.load("throughput")
 figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py")
-private = throughput._private
-baselines, gradients, turns, machine, bars, memory, tasks, cases, answers = (
-    private(name)
-    for name in ("baselines", "gradients", "turns", "machine", "bars", "memory", "tasks", "cases", "answer")
-)
 Config = throughput.Config
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
@@ -84,7 +83,8 @@ def told(capsys):
 @pytest.mark.parametrize("task", PROBLEMS)
 def test_loops_in_jax_and_in_pytorch_compute_the_same(task, method):
     problem, cluster, commits = PROBLEMS[task](), Cluster(3, "gamma(1, 0.2)", service=0.0), 8
-    pytorch = private("pytorch")
+    from asyncsim.benchmark import pytorch
+
     central, losses, _ = baselines.UsualLoop(METHODS[method], problem).run(cluster, commits)
     theirs, their_losses = pytorch.TorchLoop(METHODS[method], problem).run(cluster, commits)
     # In float32; GEM divides by updates that may be as small as rounding, so a few elements may differ by the clip.
@@ -115,7 +115,9 @@ def test_usual_loop_can_record_what_a_replay_does(method):
 @pytest.mark.parametrize("task", PROBLEMS)
 def test_pytorchs_gradients_alone_are_at_the_initial_parameters(task):
     problem = PROBLEMS[task]()
-    losses = private("pytorch").TorchGradients(problem, workers=3).run(4)
+    from asyncsim.benchmark import pytorch
+
+    losses = pytorch.TorchGradients(problem, workers=3).run(4)
     _, expected, _ = baselines.UsualLoop(METHODS["downpour"], problem).run(Cluster(3, 1.0, service=0.0), 1)
     assert losses.shape == (4,) and losses[0] == pytest.approx(float(expected[0]), rel=1e-4)
 

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncsim.cluster import Cluster
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Gamma, Uniform
 from asyncsim.errors import InputError
-from asyncsim.laws import Gamma, Uniform
-from asyncsim.prescription import prescribed
-from asyncsim.simulation import simulate
-from asyncsim.trace import COLUMNS, Source, Trace
-from asyncsim.trace_file import FORMAT
+from asyncsim.simulation.simulate import simulate
+from asyncsim.traces.prescription import prescribed
+from asyncsim.traces.trace import COLUMNS, Source, Trace
+from asyncsim.traces.trace_file import FORMAT
 
 # compute 2 and 3 s, service 1 s; the second of the two arrives while the first is being served:
 #   worker 0: 2-3, 5-6, 8-9, ...      worker 1: waits 3-3, 3-4, 7-8, 11-12, ...

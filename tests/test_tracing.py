@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from asyncsim import InputError, problems, tracing
-from asyncsim.method_check import check_method
 from asyncsim.methods import Method, gradient_steps
+from asyncsim.replays.method_check import check_method
 from asyncsim.tracing import told
 
 X = np.zeros((20, 5), np.float32)

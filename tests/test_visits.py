@@ -8,7 +8,7 @@ import pytest
 
 import asyncsim
 from asyncsim import Cluster, InputError, Trace, recorded, simulate
-from asyncsim.bookkeeping import COMMIT_RECORD
+from asyncsim.traces.bookkeeping import COMMIT_RECORD
 
 PROTOCOLS = {
     "exchange": {},

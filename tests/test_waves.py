@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsim import Cluster, Constant, Exponential, Gamma, Pareto, Trace, barrier, prescribed, simulate
-from asyncsim.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
+from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 
 NO_READS = Reads(np.empty(0, int), np.empty(0, int))
 

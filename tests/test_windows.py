@@ -14,8 +14,8 @@ from test_catalogue import path_deviation
 from usual import follow, usual_model
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, proportional_windows, replay, simulate
-from asyncsim.cell import meet, same_gradients
-from asyncsim.study_config import StudyConfig
+from asyncsim.study.cell import meet, same_gradients
+from asyncsim.study.config import StudyConfig
 
 SECONDS = (0.58, 0.75, 1.51, 3.33)  # per step, of the workers of the authors' toy
 

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 import simpy
 
-from asyncsim.delays import delays
-from asyncsim.laws import Constant, Uniform
+from asyncsim.clusters.laws import Constant, Uniform
+from asyncsim.simulation.delays import delays
 
 
 class RandomResource(simpy.Resource):

@@ -6,7 +6,7 @@ it orders no more than who goes on when a version is made.
 
 import simpy
 
-from asyncsim.delays import delays
+from asyncsim.simulation.delays import delays
 
 APPLIED, BUFFERED, DISCARDED, CANCELLED = "applied", "buffered", "discarded", "cancelled"
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError, require_positive
-from asyncsim.policy import Policy, parse_policy
 
 
 def require_rate(argument: str, value: Any) -> None:

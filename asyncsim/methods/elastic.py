@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from asyncsim.clusters.policy import Policy
 from asyncsim.errors import require_choice, require_fraction, require_positive
 from asyncsim.methods.checks import require_policy, require_rate
 from asyncsim.methods.method import (
@@ -21,7 +22,6 @@ from asyncsim.methods.method import (
     gradient_steps,
     local_steps,
 )
-from asyncsim.policy import Policy
 
 _ORDERS = ("moved", "remembered")
 

@@ -2,12 +2,12 @@
 
 import optax
 
+from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import collect, empty_buffer
 from asyncsim.methods.checks import require_policy
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, local_steps
 from asyncsim.methods.outer import outer_optimizer, outer_step
-from asyncsim.policy import Policy
 
 
 def fedbuff(

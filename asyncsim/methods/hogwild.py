@@ -26,7 +26,7 @@ def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None 
     Notes
     -----
     That nobody waits and reads are torn is timing: the cluster's ``discipline="lock_free"`` and ``read_blocks``, see
-    `asyncsim.torn`; any method can be run on such a trace. The values are those of `asyncsim.methods.downpour`.
+    `asyncsim.traces.torn`; any method can be run on such a trace. The values are those of `asyncsim.methods.downpour`.
 
     The paper's gradients are sparse, and a worker reads and writes only what its examples touch; here they are as the
     problem has them, and all blocks are read. Each component is added to atomically, as in the paper: nothing is

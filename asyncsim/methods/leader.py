@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from asyncsim.clusters.policy import Policy
 from asyncsim.errors import require_count, require_fraction, require_share
 from asyncsim.methods.checks import require_policy
 from asyncsim.methods.method import (
@@ -20,7 +21,6 @@ from asyncsim.methods.method import (
     Visit,
     local_steps,
 )
-from asyncsim.policy import Policy
 
 
 class LeaderMemory(NamedTuple):

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from asyncsim.clusters.policy import Policy
 from asyncsim.errors import InputError
 from asyncsim.methods.checks import require_optimizer, require_rate
-from asyncsim.policy import Policy
 
 Array = jax.Array
 State = Any  #: any tree of arrays, ``()`` for none

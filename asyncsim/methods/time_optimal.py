@@ -1,10 +1,10 @@
 """Rennala and Ringmaster: plain averages and steps, once the timing has chosen which gradients count."""
 
+from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean, empty_buffer
 from asyncsim.methods.checks import require_policy, require_rate
 from asyncsim.methods.downpour import downpour
 from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, gradient_steps
-from asyncsim.policy import Policy
 
 
 def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "barrier()") -> Method:

@@ -24,13 +24,13 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.programs import Same, cast
 from asyncsim.real.computing import Computing
 from asyncsim.real.folder import STATES, Recorded
 from asyncsim.real.parameters import Parameters, State, load_state
-from asyncsim.replay_state import ReplayState
-from asyncsim.wave_replay import Replay
-from asyncsim.waves import find_waves
+from asyncsim.replays.programs import Same, cast
+from asyncsim.replays.replay import Replay
+from asyncsim.replays.replay_state import ReplayState
+from asyncsim.replays.waves import find_waves
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,7 +23,7 @@ import numpy as np
 
 from asyncsim.real.log import Event
 from asyncsim.real.processes import Processes
-from asyncsim.trace import COLUMNS, OUTCOMES, Source, Trace
+from asyncsim.traces.trace import COLUMNS, OUTCOMES, Source, Trace
 
 if TYPE_CHECKING:
     import pandas as pd

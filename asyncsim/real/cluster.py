@@ -59,7 +59,7 @@ def ray_cluster(address: str | None = None, cpus: float = 1.0) -> Iterator[Any]:
         Ray is not installed, or there is no cluster at the address.
     """
     module = ray()
-    from asyncsim.ray_executor import joined
+    from asyncsim.study.ray_executor import joined
 
     if address is not None and address.startswith("ray://"):
         raise InputError(f"address = {address!r}: the server writes to this machine; give HOST:PORT of the cluster")

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.errors import InputError
-from asyncsim.flat import flatten
-from asyncsim.local import Learner, LocalResult, build_local, from_vector
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.programs import Same, cast
-from asyncsim.running import problem_state, start
+from asyncsim.replays.flat import flatten
+from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
+from asyncsim.replays.programs import Same, cast
+from asyncsim.replays.running import problem_state, start
 
 
 class Job(NamedTuple):

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.errors import InputError
+from asyncsim.files import write_json, write_whole
 from asyncsim.real.book import Book
 from asyncsim.real.log import LOG, read_log
 from asyncsim.real.processes import Processes
-from asyncsim.results import write_json, write_whole
-from asyncsim.trace import Trace
+from asyncsim.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from tyro.conf import Suppress as Hidden
 
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.real.processes import Processes
-from asyncsim.study_config import LawLike, StudyConfig
+from asyncsim.study.config import LawLike, StudyConfig
 
 #: Options of clusters that say nothing of real processes, which take the time that they take.
 _OF_CLUSTERS = (

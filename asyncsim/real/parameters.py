@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.commits import build_visit
-from asyncsim.division import Division
-from asyncsim.local import Learner
+from asyncsim.files import write_whole
 from asyncsim.methods.method import Method, Visit
-from asyncsim.programs import Same
 from asyncsim.real.book import RECORDED, Account
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.log import Event
 from asyncsim.real.processes import Processes
-from asyncsim.replay_state import PROXY_MOMENTUM, Layout, WorkerRow
-from asyncsim.results import write_whole
+from asyncsim.replays.commits import build_visit
+from asyncsim.replays.division import Division
+from asyncsim.replays.local import Learner
+from asyncsim.replays.programs import Same
+from asyncsim.replays.replay_state import PROXY_MOMENTUM, Layout, WorkerRow
 
 
 class State(NamedTuple):

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from asyncsim.cluster import Cluster
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Constant, Law, as_law, parse
 from asyncsim.errors import InputError, require_choice, require_count
-from asyncsim.laws import Constant, Law, as_law, parse
 
 _NO_TIME = Constant(0.0)
 #: One visit at a time is served.
@@ -76,7 +76,7 @@ class Processes:
         return self.protocol == "read_then_write" and not self.exclusive
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that JSON can hold; laws as the text that `asyncsim.laws.parse` reads."""
+        """Return plain values that JSON can hold; laws as the text that `asyncsim.clusters.laws.parse` reads."""
         laws = [self.delay] if isinstance(self.delay, Law) else self.delay
         delay = " + ".join(f"[{text}]*{len(list(same))}" for text, same in itertools.groupby(map(str, laws)))
         own = {field.name: getattr(self, field.name) for field in fields(self)}

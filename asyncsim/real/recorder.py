@@ -134,9 +134,9 @@ def _header(method: Any, problem: Any, processes: Processes, commits: int, seed:
     """Return what is asked for; raise InputError if it cannot be done."""
     import jax
 
-    from asyncsim.method_check import check_method
     from asyncsim.real.computing import Computing
-    from asyncsim.recording import plain
+    from asyncsim.replays.method_check import check_method
+    from asyncsim.replays.recording import plain
 
     require_count("seed", seed, minimum=0)
     check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))

@@ -12,13 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncsim.delays import delays
 from asyncsim.real.book import Book
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.folder import CHECKPOINT, STATES, Header, write_trace
 from asyncsim.real.log import LOG, Event, Log, read_log
 from asyncsim.real.parameters import Parameters, load_state, save_state
-from asyncsim.station import waiting_room
+from asyncsim.simulation.delays import delays
+from asyncsim.simulation.station import waiting_room
 
 #: How much longer than at its last writing a recording is when its trace is written again: all of it each time.
 _GROWN = 1.2

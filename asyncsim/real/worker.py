@@ -3,10 +3,10 @@
 import time
 from typing import Any
 
-from asyncsim.delays import delays
 from asyncsim.real.computing import Computing
 from asyncsim.real.folder import Header
 from asyncsim.real.server import Update
+from asyncsim.simulation.delays import delays
 
 #: Calls from which the offset between two machines' clocks is found: the quickest counts.
 _CALLS = 10

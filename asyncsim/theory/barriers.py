@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law
 from asyncsim.errors import InputError, require_count
-from asyncsim.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law
 
 #: Nodes per panel, and panels between where the integrand begins to fall and where it ends.
 _NODES, _PANELS = 12, 400

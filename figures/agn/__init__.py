@@ -10,7 +10,7 @@ MNIST with its perceptron::
 
 import functools
 
-from asyncsim.paper import Drawing, Paper, Study
+from asyncsim.drawing.paper import Drawing, Paper, Study
 
 from . import collapse, grid
 

@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim import look
+from asyncsim.drawing import look
 from asyncsim.errors import InputError
-from asyncsim.finished import Finished
+from asyncsim.study.finished import Finished
 
 from . import published
 from .tables import is_thesis, published_grid, setting

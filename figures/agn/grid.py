@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from asyncsim import look
+from asyncsim.drawing import look
 from asyncsim.errors import InputError
-from asyncsim.finished import Finished
+from asyncsim.study.finished import Finished
 
 from . import published
 from .tables import is_thesis, published_grid, setting

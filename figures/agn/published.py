@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from asyncsim.paper import Task
+from asyncsim.drawing.paper import Task
 
 #: What the figures call them.
 SOURCE = "Hermans 2017, thesis"

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from asyncsim.finished import Finished
+from asyncsim.study.finished import Finished
 from asyncsim.wording import counted
 
 from . import published

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from asyncsim import look
-from asyncsim.finished import Finished
-from asyncsim.paper import Drawing, Paper, Study
-from asyncsim.results import write_csv
+from asyncsim.drawing import look
+from asyncsim.drawing.paper import Drawing, Paper, Study
+from asyncsim.files import write_csv
+from asyncsim.study.finished import Finished
 
 from . import energy, forensics, kappa, limits, losses, momentum, pace, published, queue, tensors
 from .panels import is_paper

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from asyncsim import look
-from asyncsim.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
+from asyncsim.drawing import look
+from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
 from asyncsim.errors import InputError
-from asyncsim.finished import Finished
-from asyncsim.outcome import energy_ratios
-from asyncsim.run import Run
+from asyncsim.replays.run import Run
+from asyncsim.study.finished import Finished
+from asyncsim.study.outcome import energy_ratios
 
 from .panels import (
     STEPS,

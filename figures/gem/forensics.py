@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim import look
-from asyncsim.curves import Curve
+from asyncsim.drawing import look
+from asyncsim.drawing.curves import Curve
 from asyncsim.errors import InputError
-from asyncsim.finished import Finished
+from asyncsim.study.finished import Finished
 
 from .losses import METHODS
 from .panels import (

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from matplotlib.figure import Figure
 
-from asyncsim import look
-from asyncsim.finished import Finished
+from asyncsim.drawing import look
+from asyncsim.study.finished import Finished
 
 from .panels import (
     LOSS,

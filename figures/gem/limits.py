@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim import look
-from asyncsim.finished import Finished
+from asyncsim.drawing import look
+from asyncsim.study.finished import Finished
 from asyncsim.wording import counted
 
 from .panels import finish, problem

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from asyncsim import look
-from asyncsim.curves import Curve, trace_length
+from asyncsim.drawing import look
+from asyncsim.drawing.curves import Curve, trace_length
 from asyncsim.errors import InputError
-from asyncsim.finished import Finished
-from asyncsim.run import Run
+from asyncsim.replays.run import Run
+from asyncsim.study.finished import Finished
 
 from . import published
 from .panels import (

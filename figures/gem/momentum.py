@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from asyncsim import look
-from asyncsim.finished import Finished
+from asyncsim.drawing import look
+from asyncsim.study.finished import Finished
 
 from .panels import finish, problem
 

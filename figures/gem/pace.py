@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from asyncsim import look
-from asyncsim.finished import Finished
+from asyncsim.drawing import look
+from asyncsim.study.finished import Finished
 
 from .panels import (
     LOSS,

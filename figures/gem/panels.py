@@ -8,11 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim import look
-from asyncsim.curves import DIVERGED, Curve, curve_of, diagnostic_curve, trace_length
+from asyncsim.drawing import look
+from asyncsim.drawing.curves import DIVERGED, Curve, curve_of, diagnostic_curve, trace_length
 from asyncsim.errors import InputError
-from asyncsim.finished import Finished
-from asyncsim.run import Run
+from asyncsim.replays.run import Run
+from asyncsim.study.finished import Finished
 from asyncsim.wording import counted, over_seeds
 
 from . import published

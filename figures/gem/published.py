@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.curves import Curve
-from asyncsim.paper import Task
+from asyncsim.drawing.curves import Curve
+from asyncsim.drawing.paper import Task
 
 #: The paper's name for figures and tables.
 SOURCE = "Hermans and Louppe 2018, arXiv 1805.08469"

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim import look
-from asyncsim.curves import Curve, draw_curves
-from asyncsim.finished import Finished
+from asyncsim.drawing import look
+from asyncsim.drawing.curves import Curve, draw_curves
+from asyncsim.study.finished import Finished
 
 from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, setting, values_of
 

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim import look
+from asyncsim.drawing import look
 from asyncsim.errors import InputError
-from asyncsim.finished import Finished
+from asyncsim.study.finished import Finished
 
 from .panels import chosen, finish, methods_of, setting, values_of
 

@@ -1,0 +1,313 @@
+"""From a trace to the cluster that could have made it: laws of its times, order of its server.
+
+::
+
+    cluster = asyncsim.calibrate(trace)
+    again = asyncsim.simulate(cluster, commits=len(trace))
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from asyncsim.calibration import dependence
+from asyncsim.calibration.fitting import FAMILIES, KINDS, Fit, fit, without
+from asyncsim.clusters.cluster import DISCIPLINES, Cluster
+from asyncsim.clusters.cluster_text import brief
+from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
+from asyncsim.errors import InputError, require_choice
+from asyncsim.traces.durations import Durations, choices, durations
+from asyncsim.traces.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: A law is not fitted to fewer durations than these.
+FEWEST = 20
+#: Who is served next where visits wait for one another.
+_QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
+
+
+class CalibrationWarning(UserWarning):
+    """A trace has what no cluster has: its calibration may predict it badly."""
+
+
+class Part(NamedTuple):
+    """Durations and the law fitted to them.
+
+    Attributes
+    ----------
+    name : str
+        ``"compute"``, ``"compute of worker 3"``, ``"service"``, ``"latency up"`` or ``"latency down"``.
+    durations : Float64[ndarray, "samples"]
+        Seconds, in the order of time; of ``steps`` local steps each.
+    fit : Fit
+    steps : int
+    """
+
+    name: str
+    durations: np.ndarray
+    fit: Fit
+    steps: int = 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A cluster fitted to a trace, and what it was fitted to.
+
+    Attributes
+    ----------
+    cluster : Cluster
+    parts : tuple of Part
+        Durations and laws: compute, of all workers or of each, then service and latencies.
+    notes : tuple of str
+        What the trace has that no cluster has, and how sure the discipline is.
+    durations : Durations
+        As they were recorded.
+    law : str
+        How the laws were chosen.
+    """
+
+    cluster: Cluster
+    parts: tuple[Part, ...] = field(repr=False)
+    notes: tuple[str, ...]
+    durations: Durations = field(repr=False)
+    law: str
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """One row per law.
+
+        ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few words, and its
+        ``law_mean`` and ``law_std`` (s); ``error``, the standard error of the mean (s), were the durations independent;
+        ``distance``, the largest difference of the distribution functions.
+        """
+        import pandas as pd
+
+        return pd.DataFrame([_row(part) for part in self.parts])
+
+    def resampled(self, generator: np.random.Generator) -> Cluster:
+        """Return the cluster fitted to durations drawn anew from these: how well they determine it.
+
+        Drawn are stretches of successive durations, of as many as the cube root of their number, so that their serial
+        dependence is kept, and the families are chosen anew.
+
+        References
+        ----------
+        Kuensch 1989, Annals of Statistics 17, 1217: the moving block bootstrap.
+        """
+        return _with_laws(self.cluster, [_resampled(part, generator, self.law) for part in self.parts])
+
+
+def calibrate(
+    trace: Trace,
+    *,
+    law: str = "best",
+    per_worker: bool | None = None,
+    latency_up: Law | float | str | None = None,
+    discipline: str | None = None,
+    warm_up: int | None = None,
+) -> Cluster:
+    """Return the cluster whose laws fit the durations of a trace, simulated or recorded.
+
+    A worker's way down is from ``read_time`` to ``start_time``, its computation with the way up from ``start_time`` to
+    ``arrive_time``, and a service from ``serve_time`` to ``commit_time``, or from ``read_serve_time`` to ``read_time``
+    where reads are visits of their own. If a visit waits although the server is free, as real ones do that need a while
+    to take it up, that is service as well. The time that messages take for their size is part of the latencies.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of an asynchronous server.
+    law : str
+        ``"best"``: of the named families the one with the least BIC, each at its largest likelihood; the durations
+        themselves if even that one is off by more than 0.1 somewhere in its distribution function, and by more than a
+        sample of this size is by chance, or by a tenth in its mean. ``"empirical"``: the durations themselves. Or the
+        name of a family, such as ``"gamma"``, for all that is not constant. With a window above one only exponential
+        and gamma laws can be told, of which the sum is known.
+    per_worker : bool, optional
+        Whether each worker gets a law of its own for computing; by default if their laws together have a smaller BIC
+        than one for all.
+    latency_up : Law, number or text, optional
+        The way up, which a trace does not show apart from computing: by default it counts as computing, and is zero.
+        ``"down"``: the law of the way down. What is given is taken out of the durations, a constant exactly, another
+        law by mean and variance. With separate read_then_write visits the default is the difference between the two
+        ways around the read and the way down, by mean and variance; where they hardly differ a constant,
+        with a warning.
+    discipline : str, optional
+        ``"fifo"``, ``"lowest_rank"`` or ``"random"``; by default the first that 95 % of the server's choices agree
+        with. What is given is checked against them.
+    warm_up : int, optional
+        Commits left out at the start; by default one per worker, at most half of all. Every worker's first computation
+        is always left out.
+
+    Returns
+    -------
+    Cluster
+
+    Raises
+    ------
+    InputError
+        The trace was prescribed, has a policy or lost computations; times are missing, negative or not finite; services
+        overlap; a law has fewer than 20 durations to be fitted to; or an argument contradicts the trace.
+
+    Warns
+    -----
+    CalibrationWarning
+        The durations are no independent draws: they drift, are correlated, or depend on how many compute at once.
+
+    Notes
+    -----
+    Computations that had not ended with the trace are not seen, so that of the last ones the short ones are: a bias of
+    the order of one computation in those of each worker.
+    """
+    found = examine(
+        trace, law=law, per_worker=per_worker, latency_up=latency_up, discipline=discipline, warm_up=warm_up
+    )
+    for note in found.notes:
+        warnings.warn(f"trace: {note}", CalibrationWarning, stacklevel=2)
+    return found.cluster
+
+
+def examine(
+    trace: Trace,
+    *,
+    law: str = "best",
+    per_worker: bool | None = None,
+    latency_up: Law | float | str | None = None,
+    discipline: str | None = None,
+    warm_up: int | None = None,
+) -> Calibration:
+    """Return what `calibrate` does, with the durations, how well the laws fit them, and notes in place of warnings."""
+    require_choice("law", law, (*KINDS, *FAMILIES))
+    found = durations(trace, warm_up)
+    down = _part("latency down", found.down, law)
+    up, computed, notes = _way_up(found, latency_up, down.fit.law, law)
+    compute = _compute(found, computed, trace, law, per_worker)
+    service = _part("service", found.service, law)
+    frame = Cluster(
+        workers=trace.workers,
+        compute=Constant(1.0),
+        window=trace.window,
+        protocol=trace.protocol,
+        exclusive=trace.protocol != "read_then_write" or not trace.source.separate_reads,
+        discipline=_discipline(trace, discipline),
+    )
+    parts = (*compute, service, up, down)
+    return Calibration(_with_laws(frame, parts), parts, (*dependence.told(found), *notes), found, law)
+
+
+def _part(name: str, values: np.ndarray, law: str, steps: int = 1) -> Part:
+    if len(values) < FEWEST:
+        raise InputError(
+            f"trace: {len(values)} durations for the law of {name} after the warm-up; record at least {FEWEST}, and "
+            "some hundred for a law that can be relied on"
+        )
+    return Part(name, values, fit(values, law, steps), steps)
+
+
+def _unfitted(name: str, law: Law) -> Part:
+    return Part(name, np.zeros(0), Fit(law, 0.0, 0, 0.0))
+
+
+def _way_up(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
+    """Return the law of the way up, the durations of computing without it, and what is to be known of it."""
+    if given is None and found.round_trip is not None:
+        ways, notes = _without_the_way_down(found.round_trip, down)
+        up = _part("latency up", ways, law)
+        return up, without("latency up", found.compute, up.fit.law), notes
+    if given is None:
+        return _unfitted("latency up", Constant(0.0)), found.compute, []
+    taken = down if given == "down" else as_law("latency_up", given)
+    return _unfitted("latency up", taken), without("latency_up", found.compute, taken), []
+
+
+def _without_the_way_down(round_trip: np.ndarray, down: Law) -> tuple[np.ndarray, list[str]]:
+    """Return the durations of both ways without the way down; a constant and a note where they cannot be told apart."""
+    try:
+        return without("latency down", round_trip, down), []
+    except InputError:  # what is left is less than the noise of what it is the difference of
+        mean = max(0.0, float(round_trip.mean()) - down.mean)
+        note = (
+            f"the way up is taken for a constant, {mean:.2g} s: it is too short beside the way down for its law to be "
+            "found; give latency_up"
+        )
+        return np.full(len(round_trip), mean), [note]
+
+
+def _compute(found: Durations, computed: np.ndarray, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
+    """Return the law of computing, one for all or one for each worker."""
+    together = _part("compute", computed, law, trace.window)
+    if together.durations.mean() <= 0:
+        raise InputError("trace: computations take no time; record start_time when a computation begins")
+    own = [computed[found.worker == worker] for worker in range(trace.workers)]
+    fewest = min(map(len, own))
+    if trace.workers == 1 or per_worker is False or (per_worker is None and fewest < FEWEST):
+        return [together]
+    each = [_part(f"compute of worker {i}", values, law, trace.window) for i, values in enumerate(own)]
+    different = sum(part.fit.bic(len(computed)) for part in each) < together.fit.bic(len(computed))
+    if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in each):
+        different = _different(own)
+    return each if per_worker or different else [together]
+
+
+def _different(own: Sequence[np.ndarray]) -> bool:
+    """Return whether samples come from different laws: Kruskal and Wallis' test of ranks, at the level 0.001."""
+    from scipy.stats import kruskal
+
+    values = np.concatenate(own)
+    return bool(np.ptp(values) > 0 and kruskal(*own).pvalue < 1e-3)
+
+
+def _discipline(trace: Trace, given: str | None) -> str:
+    found = choices(trace)
+    if given is None:
+        given = trace.discipline if trace.discipline in _QUEUES else found.discipline
+    require_choice("discipline", given, _QUEUES)
+    if not found.agree_with(given):
+        raise InputError(
+            f"discipline = {given!r}: the order of service says {found.discipline!r}: {found}; leave it out"
+        )
+    return given
+
+
+def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:
+    laws = {part.name: part.fit.law for part in parts}
+    compute = [law for name, law in laws.items() if name.startswith("compute")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # laws of their own may come out equal
+        return replace(
+            cluster,
+            compute=compute[0] if len(compute) == 1 else tuple(compute),
+            service=laws["service"],
+            latency=(laws["latency up"], laws["latency down"]),
+        )
+
+
+def _resampled(part: Part, generator: np.random.Generator, law: str) -> Part:
+    values = part.durations
+    if not len(values):
+        return part
+    length = max(1, round(len(values) ** (1 / 3)))
+    first = generator.integers(len(values) - length + 1, size=-(-len(values) // length))
+    drawn = values[(first[:, None] + np.arange(length)).ravel()[: len(values)]]
+    return part._replace(fit=fit(drawn, law, part.steps))
+
+
+def _row(part: Part) -> dict[str, Any]:
+    values, law = part.durations / part.steps, part.fit.law
+    known = len(values) > 0
+    return {
+        "what": part.name,
+        "samples": len(values),
+        "mean": float(values.mean()) if known else np.nan,
+        "std": float(values.std() * part.steps**0.5) if known else np.nan,
+        "law": brief(law),
+        "law_mean": law.mean,
+        "law_std": law.std,
+        "error": law.std / (len(values) * part.steps) ** 0.5 if known else np.nan,
+        "distance": part.fit.distance if known else np.nan,
+    }

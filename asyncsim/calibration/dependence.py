@@ -1,0 +1,156 @@
+"""What durations depend on that a cluster does not know: the time of day, the one before, how many compute at once.
+
+A `asyncsim.Cluster` draws its durations independently. Here is measured how far recorded ones are from that, and said
+in words where it matters.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from asyncsim.traces.durations import Durations
+
+#: What is neither this large, relative to the mean, nor this many standard errors is not told.
+_TOLD, _ERRORS = 0.05, 4.0
+#: A worker that is silent so many times longer than ever before has stopped.
+_SILENCE = 2.0
+#: Shorter waits are the clock's, seconds.
+_CLOCK = 1e-5
+#: Correlations below this are not told.
+_CORRELATION = 0.1
+#: Means over so many stretches of time give the standard errors, with the serial dependence in them.
+_STRETCHES = 10
+
+
+class Ratio(NamedTuple):
+    """How many times longer durations are than others, and the standard error of that."""
+
+    value: float
+    error: float
+
+    @property
+    def told(self) -> bool:
+        """Whether it matters, and is not chance."""
+        return abs(self.value - 1) > max(_TOLD, _ERRORS * self.error)
+
+
+def ratio(durations: np.ndarray, others: np.ndarray) -> Ratio | None:
+    """Return the ratio of two means, each of durations in the order of time; None without enough of them."""
+    if min(len(durations), len(others)) < 2 * _STRETCHES or not others.mean() > 0:
+        return None
+    value = float(durations.mean() / others.mean())
+    return Ratio(value, value * math.hypot(_error(durations), _error(others)))
+
+
+def per_worker(found: Durations) -> np.ndarray:
+    """Return the compute durations relative to their own worker's median: what is left is common to the workers."""
+    return relative_to(found, medians(found))
+
+
+def medians(found: Durations) -> dict[int, float]:
+    """Return each worker's median compute duration, seconds."""
+    return {int(worker): float(np.median(found.compute[found.worker == worker])) for worker in np.unique(found.worker)}
+
+
+def relative_to(found: Durations, scale: dict[int, float]) -> np.ndarray:
+    """Return the compute durations relative to a scale for each worker; of workers without one they are left out."""
+    known = np.isin(found.worker, list(scale))
+    scales = np.array([scale.get(worker, np.nan) for worker in range(int(found.worker.max(initial=0)) + 1)])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return found.compute[known] / scales[found.worker[known]]
+
+
+def told(found: Durations) -> list[str]:
+    """Return what is to be known before durations are taken for independent draws, a sentence each."""
+    said = []
+    idle, busy = float(found.idle.mean()), float(found.service.mean())
+    if idle > _TOLD * busy and idle > _CLOCK:
+        said.append(
+            f"messages wait {idle:.2g} s on average although the server is free; that is part of the {busy:.2g} s of "
+            "a service here"
+        )
+    stopped = _stopped(found)
+    if stopped:
+        said.append(
+            f"worker {stopped[0]} had stopped by the end, as {len(stopped)} of {len(medians(found))} had: fewer "
+            "compute there than the cluster has; end the trace when the first one stops"
+        )
+    relative = per_worker(found)
+    relative = relative[np.isfinite(relative)]
+    if len(relative) != len(found.compute) or len(relative) < 4 * _STRETCHES:
+        return said
+    half = len(relative) // 2
+    drift = ratio(relative[half:], relative[:half])
+    if drift is not None and drift.told:
+        said.append(
+            f"compute times drift: in the later half they are {drift.value:.2f} \u00b1 {drift.error:.2f} times as long "
+            "as in the earlier; leave out a longer warm_up, or record a steadier run"
+        )
+    serial = _serial_correlation(relative, found.worker)
+    if serial > max(_CORRELATION, _ERRORS / math.sqrt(len(relative))):
+        said.append(
+            f"a worker's successive compute times are correlated, by {serial:.2f}; a cluster draws them independently"
+        )
+    common = _common_correlation(relative, found)
+    if common > max(_CORRELATION, _ERRORS / math.sqrt(len(relative))):
+        said.append(
+            f"compute times of different workers at one time are correlated, by {common:.2f}: what slows one slows "
+            "all, and the order of commits, hence the staleness, is more regular than independent draws make it"
+        )
+    load = _correlation(relative, found.others)
+    slope = _slope(relative, found.others)
+    effect = abs(slope) * float(found.others.std())
+    if abs(load) > _ERRORS / math.sqrt(len(relative)) and effect > _TOLD / 2:
+        why = "; workers share what they compute with, or contend for the network" if slope > 0 else ""
+        said.append(
+            f"compute times depend on how many compute at once: {slope:+.0%} for each other at the start (correlation "
+            f"{load:.2f}){why}"
+        )
+    return said
+
+
+def _stopped(found: Durations) -> list[int]:
+    """Return the workers that are silent at the end for much longer than ever before."""
+    ends = found.begin + found.compute
+    silent = []
+    for worker in medians(found):
+        own = ends[found.worker == worker]
+        if len(own) > 1 and ends.max() - own[-1] > _SILENCE * np.diff(own).max():
+            silent.append(worker)
+    return silent
+
+
+def _serial_correlation(values: np.ndarray, worker: np.ndarray) -> float:
+    """Return the rank correlation of a worker's duration with its next one."""
+    order = np.argsort(worker, kind="stable")
+    same = worker[order][1:] == worker[order][:-1]
+    return _correlation(values[order][:-1][same], values[order][1:][same])
+
+
+def _common_correlation(values: np.ndarray, found: Durations) -> float:
+    """Return the rank correlation of a duration with the next one to begin, if that is another worker's."""
+    order = np.argsort(found.begin, kind="stable")
+    other = found.worker[order][1:] != found.worker[order][:-1]
+    return _correlation(values[order][:-1][other], values[order][1:][other])
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Return Spearman's rank correlation; 0 where one is constant."""
+    from scipy.stats import rankdata
+
+    ranks = rankdata(x), rankdata(y)
+    if len(x) < 3 or min(rank.std() for rank in ranks) == 0:
+        return 0.0
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _slope(y: np.ndarray, x: np.ndarray) -> float:
+    variance = float(x.var())
+    return float(np.mean((x - x.mean()) * (y - y.mean()))) / variance / float(y.mean()) if variance else 0.0
+
+
+def _error(values: np.ndarray) -> float:
+    """Return the standard error of a mean relative to it, with the serial dependence in it."""
+    means = np.array([part.mean() for part in np.array_split(values, _STRETCHES)])
+    return float(means.std(ddof=1) / math.sqrt(_STRETCHES) / max(means.mean(), 1e-300))

@@ -1,0 +1,333 @@
+"""What a cluster is: how long things take, who queues where, and what the server admits."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from asyncsim.clusters.laws import Constant, Law, as_law, parse
+from asyncsim.clusters.policy import POLICIES, Policy, asynchronous, form_of, parse_policy
+from asyncsim.errors import InputError, require_choice, require_count, require_positive
+
+PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
+DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
+_NO_TIME = Constant(0.0)
+#: Runs of equal laws that are written as a sum; Python reads no sum of thousands.
+_MOST_SUMMANDS = 100
+
+
+class HeterogeneityWarning(UserWarning):
+    """Different speeds were asked for, but all of them are equal."""
+
+
+_ASYNCHRONOUS = asynchronous()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers, one parameter server, and the network between them.
+
+    Laws may be given as a law, a number of seconds or a text such as ``"gamma(mean=1, cv=0.2)"``.
+
+    Attributes
+    ----------
+    workers : int
+        How many compute at once, each with one job in flight.
+    compute : Law or tuple of Law
+        Seconds per local step; a list gives one law per worker.
+    service : Law
+        Seconds the server is busy per visit.
+    latency : Law or tuple of two Law
+        Seconds one way; a pair gives the way up (to the server) and the way down.
+    bandwidth : float or None
+        Bytes per second, each way, for the messages that carry parameters; None: they take no time.
+        Requests to read and acknowledgements carry no parameters and take the latency alone.
+    message_bytes : float or None
+        Size of such a message; given together with ``bandwidth``.
+    shared_bandwidth : bool
+        Each direction of the server's link carries one message at a time, first come first served, and
+        the latency comes after it. Otherwise every worker has the bandwidth to itself.
+    window : int or tuple of int
+        Local steps per communication; a computation is the sum of that many compute times. A list gives one per worker
+        (`asyncsim.proportional_windows` makes one).
+    protocol : str
+        What a visit to the server is:
+
+        - ``"exchange"``: one atomic visit applies the message and reads back.
+        - ``"read_then_write"``: the worker's own read comes before its own write.
+        - ``"write_then_read"``: two visits; the request to read queues as soon as the write has been
+          served (same connection, no latency in between), so other commits may slip in.
+    exclusive : bool
+        With ``"read_then_write"``: True (GEM's algorithm 1 as printed), one atomic visit whose read is
+        the version before the worker's own commit. False, two visits: a read visit, its reply travels
+        down, the message is formed with what was read and travels up, a write visit, an acknowledgement
+        travels down; then the next computation starts on what the read visit returned.
+    discipline : str
+        Who is served next among those that wait: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
+        index, which starves the others under load) or ``"random"`` (each as likely as the others). With
+        ``"lock_free"`` nobody waits: any number of visits are served at once.
+    read_blocks : int
+        Above one, reads are torn: each is made in so many blocks of the parameters, spread evenly over its service, and
+        a block shows what was committed by then; see `Trace.block_versions`. With ``"lock_free"`` and
+        ``"write_then_read"``.
+    policy : Policy
+        What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
+        `asyncsim.clusters.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
+
+    Raises
+    ------
+    InputError
+        A value that cannot be used, or two that contradict each other.
+
+    Warns
+    -----
+    HeterogeneityWarning
+        One law per worker was given, and all are equal.
+    """
+
+    workers: int
+    compute: Law | tuple[Law, ...]
+    service: Law = _NO_TIME
+    latency: Law | tuple[Law, Law] = _NO_TIME
+    bandwidth: float | None = None
+    message_bytes: float | None = None
+    shared_bandwidth: bool = False
+    window: int | tuple[int, ...] = 1
+    protocol: str = "exchange"
+    exclusive: bool = True
+    discipline: str = "fifo"
+    read_blocks: int = 1
+    policy: Policy = _ASYNCHRONOUS
+
+    def __post_init__(self) -> None:
+        store = _setter(self)
+        _check_flag("shared_bandwidth", self.shared_bandwidth)
+        _check_flag("exclusive", self.exclusive)
+        store("workers", require_count("workers", self.workers))
+        store("window", _window(self.window, self.workers))
+        store("compute", _compute(self.compute, self.workers))
+        store("service", _finite("service", as_law("service", self.service)))
+        store("latency", _latency(self.latency))
+        _check_bandwidth(self, store)
+        require_choice("protocol", self.protocol, PROTOCOLS)
+        require_choice("discipline", self.discipline, DISCIPLINES)
+        store("read_blocks", require_count("read_blocks", self.read_blocks))
+        if self.read_blocks > 1 and (self.protocol, self.discipline) != ("write_then_read", "lock_free"):
+            raise InputError(
+                f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless protocol is "
+                "'write_then_read' and discipline 'lock_free'; give these two, or leave read_blocks out"
+            )
+        if not self.exclusive and self.protocol == "exchange":
+            raise InputError(
+                "exclusive = False: an exchange is always one atomic visit; leave exclusive out, or choose "
+                "protocol 'read_then_write'"
+            )
+        if self.protocol == "write_then_read":
+            store("exclusive", True)  # its visits are always separate
+        store("policy", _policy(self.policy))
+        _check_policy(self)
+
+    @property
+    def compute_laws(self) -> tuple[Law, ...]:
+        """The law of a local step of each worker, length ``workers``."""
+        if isinstance(self.compute, Law):
+            return (self.compute,) * self.workers
+        return self.compute
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each worker, length ``workers``."""
+        return (self.window,) * self.workers if isinstance(self.window, int) else self.window
+
+    @property
+    def mean_window(self) -> float:
+        """Local steps per commit on average, of workers that do nothing but compute."""
+        if isinstance(self.window, int):
+            return self.window
+        step_times = [law.mean for law in self.compute_laws]
+        commits = sum(1 / (time * window) for time, window in zip(step_times, self.window, strict=True))
+        return sum(1 / time for time in step_times) / commits
+
+    @property
+    def latency_up(self) -> Law:
+        """Seconds from a worker to the server."""
+        return self.latency if isinstance(self.latency, Law) else self.latency[0]
+
+    @property
+    def latency_down(self) -> Law:
+        """Seconds from the server to a worker."""
+        return self.latency if isinstance(self.latency, Law) else self.latency[1]
+
+    @property
+    def transfer_time(self) -> float:
+        """Seconds that the bandwidth adds to a message with parameters."""
+        if self.bandwidth is None or self.message_bytes is None:
+            return 0.0
+        return self.message_bytes / self.bandwidth
+
+    @property
+    def separate_reads(self) -> bool:
+        """Whether a worker visits the server twice per commit."""
+        return self.protocol == "write_then_read" or not self.exclusive
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can hold; laws as the text that `asyncsim.clusters.laws.parse` reads."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["compute"] = _as_text(self.compute)
+        values["service"] = str(self.service)
+        values["latency"] = _as_text(self.latency)
+        values["policy"] = self.policy.to_dict()
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Cluster":
+        """Return the cluster that `to_dict` described.
+
+        Raises
+        ------
+        InputError
+            An entry that a cluster does not have, or has to have.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            require_choice("cluster entry", name, known)
+        for name in ("workers", "compute"):
+            if name not in values:
+                raise InputError(f"cluster: the entry {name!r} is missing; add it")
+        policy = values.get("policy", {})
+        if isinstance(policy, Mapping):
+            for name in policy:
+                require_choice("policy entry", name, [field.name for field in fields(Policy)])
+        return cls(**{**values, "policy": Policy(**policy) if isinstance(policy, Mapping) else policy})
+
+
+def _setter(instance: Any) -> Any:
+    """Return what stores a checked value in a frozen dataclass."""
+
+    def store(name: str, value: Any) -> None:
+        object.__setattr__(instance, name, value)
+
+    return store
+
+
+def _read(argument: str, value: Any) -> Any:
+    """Return the law or the laws of a text, and anything else as it is."""
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except InputError as error:
+        raise InputError(f"{argument}: {error}") from None
+
+
+def _compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
+    value = _read("compute", value)
+    if not isinstance(value, list | tuple):
+        return _lasting("compute", as_law("compute", value))
+    laws = tuple(_lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value))
+    if len(laws) != workers:
+        raise InputError(
+            f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are {workers}; "
+            "give one law for all, or as many as workers"
+        )
+    if all(law == laws[0] for law in laws[1:]):
+        if workers > 1:
+            warnings.warn(
+                f"compute: one law per worker was given and all {workers} are {laws[0]}, which changes "
+                "nothing; give one law for all, or different ones",
+                HeterogeneityWarning,
+                stacklevel=4,
+            )
+        return laws[0]
+    return laws
+
+
+def _window(value: Any, workers: int) -> int | tuple[int, ...]:
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(value, list | tuple):
+        return require_count("window", value)
+    windows = tuple(require_count(f"window[{i}]", one) for i, one in enumerate(value))
+    if len(windows) != workers:
+        raise InputError(
+            f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
+            "or as many as workers"
+        )
+    return windows[0] if len(set(windows)) == 1 else windows
+
+
+def _latency(value: Any) -> Law | tuple[Law, Law]:
+    value = _read("latency", value)
+    if not isinstance(value, list | tuple):
+        return _finite("latency", as_law("latency", value))
+    if len(value) != 2:
+        raise InputError(
+            f"latency = a list of {len(value)} laws: must be one law, or a pair: the way up and the way down"
+        )
+    up, down = (_finite(f"latency[{i}]", as_law(f"latency[{i}]", law)) for i, law in enumerate(value))
+    return up if up == down else (up, down)
+
+
+def _check_bandwidth(cluster: Cluster, store: Any) -> None:
+    for given, missing in (("bandwidth", "message_bytes"), ("message_bytes", "bandwidth")):
+        value = getattr(cluster, given)
+        if value is None:
+            continue
+        store(given, require_positive(given, value, "bytes/s" if given == "bandwidth" else "bytes"))
+        if getattr(cluster, missing) is None:
+            raise InputError(f"{given} = {value!r}: says nothing without {missing}; give both or neither")
+    if cluster.shared_bandwidth and cluster.bandwidth is None:
+        raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
+
+
+def _policy(value: Any) -> Policy:
+    if isinstance(value, str):
+        return parse_policy(value)
+    if not isinstance(value, Policy):
+        called = any(value is one for one in POLICIES.values())
+        instead = f"call it, as in asyncsim.{form_of(value.__name__)}" if called else "write asyncsim.asynchronous()"
+        raise InputError(f"policy = {value!r}: must be a policy; {instead}")
+    return value
+
+
+def _check_policy(cluster: Cluster) -> None:
+    policy = cluster.policy
+    if cluster.protocol == "read_then_write" and policy.chooses_when_to_reply:
+        raise InputError(
+            f"policy = {policy}: the server chooses when to answer a read, but with protocol 'read_then_write' a "
+            "worker reads before the server has its message; choose the protocol 'exchange' or 'write_then_read'"
+        )
+    if policy.waits_for_version and policy.per_version(cluster.workers) > cluster.workers:
+        raise InputError(
+            f"policy = {policy}: its workers wait until so many have delivered, and there are {cluster.workers}; "
+            f"write {form_of(policy.name)} with a count of at most {cluster.workers}"
+        )
+
+
+def _check_flag(argument: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InputError(f"{argument} = {value!r}: must be True or False")
+
+
+def _finite(argument: str, law: Law) -> Law:
+    if not math.isfinite(law.mean):
+        raise InputError(f"{argument} = {law}: its mean is infinite; choose a law with a finite mean")
+    return law
+
+
+def _lasting(argument: str, law: Law) -> Law:
+    if _finite(argument, law).mean <= 0:
+        raise InputError(f"{argument} = {law}: a local step must take some time; give a mean above zero")
+    return law
+
+
+def _as_text(laws: Law | tuple[Law, ...]) -> str:
+    """Write a law, or a list of laws with its repetitions counted if it has few kinds of them."""
+    if isinstance(laws, Law):
+        return str(laws)
+    texts = [str(law) for law in laws]
+    runs = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+    if len(runs) > _MOST_SUMMANDS:
+        return f"[{', '.join(texts)}]"
+    return " + ".join(f"[{text}]*{count}" for text, count in runs)

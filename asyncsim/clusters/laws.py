@@ -1,0 +1,465 @@
+"""Laws of random durations: what each states about itself, how it is drawn and how it is written.
+
+A law is one value: ``gamma(mean=1, cv=0.2)`` on the command line, ``Gamma(mean=1, cv=0.2)`` in
+Python. Means and standard deviations are exact, so that samples can be checked against them.
+"""
+
+import functools
+import math
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncsim.clusters.law_text import as_float, form_of, name_of, read, shown, write
+from asyncsim.errors import InputError, require_nonnegative, require_positive
+
+#: Coefficients of variation outside cannot be told from a constant, or have no usable sample mean.
+_CV_RANGE = (1e-8, 1e3)
+#: Weibull shapes outside lose their standard deviation to rounding, or have no usable sample mean.
+_WEIBULL_SHAPE_RANGE = (0.05, 1e4)
+#: Samples that are shown, each of them.
+_SHOWN_SAMPLES = 8
+
+
+class Law(ABC):
+    """The law of a duration in seconds, zero or above.
+
+    ``str(law)`` is the law as written on the command line; ``parse`` reads it back to an equal law.
+
+    Attributes
+    ----------
+    mean : float
+        Exact mean, seconds; always finite.
+    std : float
+        Exact standard deviation, seconds; ``inf`` where the law has none (Pareto with shape 2 or less).
+    """
+
+    # Not at run time: a dataclass would take an inherited property for the default of a field `mean`.
+    if TYPE_CHECKING:
+
+        @property
+        def mean(self) -> float:
+            """Exact mean, seconds."""
+
+    @property
+    def std(self) -> float:
+        """Exact standard deviation, seconds; ``inf`` where there is none."""
+        return self._std()
+
+    def sample(self, generator: np.random.Generator, size: int | tuple[int, ...]) -> np.ndarray:
+        """Draw independent durations.
+
+        Parameters
+        ----------
+        generator : numpy.random.Generator
+            Where the randomness comes from; a constant law takes nothing from it.
+        size : int or tuple of int
+            Shape of the result.
+
+        Returns
+        -------
+        Float64[ndarray, "size"]
+            Seconds, zero or above.
+        """
+        return self._sample(generator, size)
+
+    def cdf(self, x: Any) -> Any:
+        """Return the probability of a duration of at most ``x`` seconds, in the shape of ``x``."""
+        x = np.asarray(x, np.float64)
+        return np.where(x < 0, 0.0, self._cdf(np.maximum(x, 0.0)))[()]
+
+    def __str__(self) -> str:
+        return write(self)
+
+    @abstractmethod
+    def _std(self) -> float: ...
+
+    @abstractmethod
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray: ...
+
+    @abstractmethod
+    def _cdf(self, x: np.ndarray) -> np.ndarray: ...
+
+    def _check(self, parameter: str, require: Any, unit: str = "") -> None:
+        """Store a checked parameter as a float."""
+        value = getattr(self, parameter)
+        object.__setattr__(self, parameter, _number(self, parameter, value, require, unit))
+
+    def _check_range(self, parameter: str, limits: tuple[float, float], remedy: str) -> None:
+        self._check(parameter, require_nonnegative)
+        value = getattr(self, parameter)
+        if not limits[0] <= value <= limits[1]:
+            raise InputError(
+                f"{name_of(type(self))}: {parameter} = {write(value)}: must be between {limits[0]:g} and "
+                f"{limits[1]:g}; {remedy}"
+            )
+
+
+@dataclass(frozen=True)
+class Constant(Law):
+    """Always the same duration: ``constant(value=0.005)``, or just the number."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        self._check("value", require_nonnegative, "seconds")
+
+    @property
+    def mean(self) -> float:
+        """Exact mean, seconds."""
+        return self.value
+
+    def _std(self) -> float:
+        return 0.0
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return np.full(size, self.value)
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        return (x >= self.value).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Exponential(Law):
+    """Memoryless durations: ``exponential(mean=1)``."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        self._check("mean", require_positive, "seconds")
+
+    def _std(self) -> float:
+        return self.mean
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return generator.exponential(self.mean, size)
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        return -np.expm1(-x / self.mean)
+
+
+@dataclass(frozen=True)
+class Gamma(Law):
+    """Gamma durations with standard deviation ``cv * mean``: ``gamma(mean=1, cv=0.2)``."""
+
+    mean: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        self._check("mean", require_positive, "seconds")
+        self._check_range("cv", _CV_RANGE, "for no spread write constant(...)")
+
+    @property
+    def shape(self) -> float:
+        """The shape parameter, ``1 / cv**2``: a sum of ``m`` such durations has ``m`` times this."""
+        return self.cv**-2
+
+    def _std(self) -> float:
+        return self.cv * self.mean
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return generator.gamma(self.shape, self.mean / self.shape, size)
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import gammainc
+
+        return gammainc(self.shape, x * (self.shape / self.mean))
+
+
+@dataclass(frozen=True)
+class LogNormal(Law):
+    """Log-normal durations with standard deviation ``cv * mean``: ``lognormal(mean=1, cv=0.5)``."""
+
+    mean: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        self._check("mean", require_positive, "seconds")
+        self._check_range("cv", _CV_RANGE, "for no spread write constant(...)")
+
+    @property
+    def _log_mean_std(self) -> tuple[float, float]:
+        variance = math.log1p(self.cv**2)
+        return math.log(self.mean) - variance / 2, math.sqrt(variance)
+
+    def _std(self) -> float:
+        return self.cv * self.mean
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return generator.lognormal(*self._log_mean_std, size)
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        from scipy.special import ndtr
+
+        mean, std = self._log_mean_std
+        with np.errstate(divide="ignore"):  # log(0) = -inf has probability zero, as it should
+            return ndtr((np.log(x) - mean) / std)
+
+
+@dataclass(frozen=True)
+class Uniform(Law):
+    """Durations spread evenly between two bounds: ``uniform(low=0.5, high=1.5)``."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        self._check("low", require_nonnegative, "seconds")
+        self._check("high", require_positive, "seconds")
+        if self.low >= self.high:
+            raise InputError(
+                f"uniform: high = {write(self.high)}: must be above low = {write(self.low)}; "
+                "for no spread write constant(...)"
+            )
+
+    @property
+    def mean(self) -> float:
+        """Exact mean, seconds."""
+        return self.low + (self.high - self.low) / 2
+
+    def _std(self) -> float:
+        return (self.high - self.low) / math.sqrt(12)
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return generator.uniform(self.low, self.high, size)
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        return np.clip((x - self.low) / (self.high - self.low), 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Weibull(Law):
+    """Weibull durations: ``weibull(mean=1, shape=2)``; below shape 1 the tail is heavier than exponential."""
+
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        self._check("mean", require_positive, "seconds")
+        self._check_range("shape", _WEIBULL_SHAPE_RANGE, "for no spread write constant(...)")
+
+    @property
+    def _scale(self) -> float:
+        return self.mean / math.gamma(1 + 1 / self.shape)
+
+    def _std(self) -> float:
+        log_ratio = math.lgamma(1 + 2 / self.shape) - 2 * math.lgamma(1 + 1 / self.shape)
+        return self.mean * math.sqrt(math.expm1(log_ratio))
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return self._scale * generator.weibull(self.shape, size)
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # exp(-inf) = 0 is meant
+            return -np.expm1(-((x / self._scale) ** self.shape))
+
+
+@dataclass(frozen=True)
+class Pareto(Law):
+    """Classical Pareto durations, never below ``mean * (shape - 1) / shape``: ``pareto(mean=1, shape=2.5)``.
+
+    The mean needs a shape above 1; up to shape 2 the variance is infinite and ``std`` is ``inf``.
+    """
+
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        self._check("mean", require_positive, "seconds")
+        self._check("shape", require_positive)
+        if self.shape <= 1:
+            raise InputError(f"pareto: shape = {write(self.shape)}: the mean is infinite; the shape must be above 1")
+
+    @property
+    def minimum(self) -> float:
+        """The shortest possible duration, seconds."""
+        return self.mean * ((self.shape - 1) / self.shape)
+
+    def _std(self) -> float:
+        if self.shape <= 2:
+            return math.inf
+        return self.mean / math.sqrt(self.shape) / math.sqrt(self.shape - 2)
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return self.minimum * (1 + generator.pareto(self.shape, size))
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        return 1 - (self.minimum / np.maximum(x, self.minimum)) ** self.shape
+
+
+@dataclass(frozen=True)
+class Empirical(Law):
+    """One of the given durations, each as likely as the others: ``empirical(samples=[0.9, 1, 1.4])``."""
+
+    samples: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        samples = _sequence(self, "samples", self.samples)
+        checked = (_number(self, f"samples[{i}]", x, require_nonnegative, "seconds") for i, x in enumerate(samples))
+        object.__setattr__(self, "samples", tuple(checked))
+        if not math.isfinite(sum(self.samples)):
+            raise InputError(f"empirical: samples up to {max(self.samples):g}: too large; their sum must be finite")
+
+    def __repr__(self) -> str:
+        """Return what makes the law; of many samples, as `asyncsim.calibrate` finds them, what they are like."""
+        if len(self.samples) <= _SHOWN_SAMPLES:
+            return f"Empirical(samples={self.samples})"
+        least, most = min(self.samples), max(self.samples)
+        return f"<Empirical: {len(self.samples):,} samples from {least:g} to {most:g} s, mean {self.mean:g} s>"
+
+    @functools.cached_property
+    def _sorted(self) -> np.ndarray:
+        return np.sort(self.samples)
+
+    @property
+    def mean(self) -> float:
+        """Exact mean, seconds."""
+        return math.fsum(self.samples) / len(self.samples)
+
+    def _std(self) -> float:
+        return float(np.std(self._sorted))
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        return self._sorted[generator.integers(len(self._sorted), size=size)]
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._sorted, x, side="right") / len(self._sorted)
+
+
+@dataclass(frozen=True)
+class Mixture(Law):
+    """Each duration from one of several laws: ``mixture(laws=[gamma(1, 0.2), 9], weights=[0.9, 0.1])``.
+
+    For stragglers, say. The weights are relative: only their ratios count.
+    """
+
+    laws: tuple[Law, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        laws = _sequence(self, "laws", self.laws)
+        weights = _sequence(self, "weights", self.weights)
+        if len(laws) != len(weights):
+            raise InputError(
+                f"mixture: weights = {write(weights)}: {len(weights)} for {len(laws)} laws; give one per law"
+            )
+        object.__setattr__(self, "laws", tuple(as_law(f"mixture: laws[{i}]", x) for i, x in enumerate(laws)))
+        checked = (_number(self, f"weights[{i}]", x, require_positive) for i, x in enumerate(weights))
+        object.__setattr__(self, "weights", tuple(checked))
+
+    @functools.cached_property
+    def _shares(self) -> np.ndarray:
+        weights = np.asarray(self.weights) / max(self.weights)  # the sum cannot overflow
+        return weights / weights.sum()
+
+    @property
+    def mean(self) -> float:
+        """Exact mean, seconds."""
+        return float(self._shares @ [law.mean for law in self.laws])
+
+    def _std(self) -> float:
+        variances = [law.std**2 + (law.mean - self.mean) ** 2 for law in self.laws]
+        return math.sqrt(self._shares @ variances)
+
+    def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
+        which = np.searchsorted(np.cumsum(self._shares)[:-1], generator.random(size), side="right")
+        durations = np.empty(which.shape)
+        for i, law in enumerate(self.laws):
+            mine = which == i
+            durations[mine] = law.sample(generator, int(np.count_nonzero(mine)))
+        return durations
+
+    def _cdf(self, x: np.ndarray) -> np.ndarray:
+        total = np.tensordot(self._shares, [law.cdf(x) for law in self.laws], axes=1)
+        return np.minimum(total, 1.0)
+
+
+#: The laws by the name they have on the command line.
+LAWS: dict[str, type[Law]] = {
+    "constant": Constant,
+    "exponential": Exponential,
+    "gamma": Gamma,
+    "lognormal": LogNormal,
+    "uniform": Uniform,
+    "weibull": Weibull,
+    "pareto": Pareto,
+    "empirical": Empirical,
+    "mixture": Mixture,
+}
+
+
+def parse(text: str) -> Law | list[Law]:
+    """Read a law, or a list of laws, from its command-line form.
+
+    Parameters
+    ----------
+    text : str
+        ``"gamma(mean=1, cv=0.2)"``; a number of seconds for a constant, ``"0.005"``; or one law per
+        worker, ``"[gamma(mean=1, cv=0.2)] * 90 + [constant(3)] * 10"``. Parameters may be given in
+        order, without their names. Nothing is evaluated but these forms.
+
+    Returns
+    -------
+    Law or list of Law
+
+    Raises
+    ------
+    InputError
+        Naming the law, the parameter, the value and what to write instead.
+    """
+    value = read(text, LAWS)
+    if isinstance(value, list):
+        told = shown(text)
+        return [as_law(f"{told}: entry {i}", entry) for i, entry in enumerate(value)]
+    return value if isinstance(value, Law) else Constant(value)
+
+
+def as_law(argument: str, value: Any) -> Law:
+    """Return one law from a law, a number of seconds or a text.
+
+    Parameters
+    ----------
+    argument : str
+        What the law is for; begins the message of an error.
+    value : Law, float or str
+
+    Raises
+    ------
+    InputError
+        If the value is none of these, is a list, or is not a law.
+    """
+    if isinstance(value, Law):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
+        raise InputError(
+            f"{argument} = {value!r}: must be one law, such as gamma(mean=1, cv=0.2), or a number of seconds"
+        )
+    try:
+        # A real number of any type: Constant checks it and makes it a float.
+        law = parse(value) if isinstance(value, str) else Constant(value)  # type: ignore[arg-type]
+    except InputError as error:
+        raise InputError(f"{argument}: {error}") from None
+    if not isinstance(law, Law):
+        raise InputError(f"{argument} = {value!r}: must be one law, not a list of {len(law)}")
+    return law
+
+
+def _number(law: Law, parameter: str, value: Any, require: Any, unit: str = "") -> float:
+    argument = f"{name_of(type(law))}: {parameter}"
+    if isinstance(value, numbers.Real) and not math.isfinite(as_float(value)):
+        raise InputError(f"{argument} = {write(value)}: must be a finite number")
+    return require(argument, value, unit)
+
+
+def _sequence(law: Law, parameter: str, value: Any) -> list:
+    kind = type(law)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InputError(f"{name_of(kind)}: {parameter} = {value!r}: must be a list; write {form_of(kind)}")
+    entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    if not entries:
+        raise InputError(f"{name_of(kind)}: {parameter} = []: must hold at least one entry")
+    return entries

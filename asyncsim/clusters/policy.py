@@ -1,0 +1,306 @@
+"""Timing policies: which messages the server takes up, when it makes a version, and when workers go on.
+
+All decisions look at versions, counts and clocks, never at values, so they are taken in the simulation and are part
+of the trace. What the server does with the values of the messages it takes up is the method's.
+
+A *version* is made by the message that completes it, at the end of that message's service. The messages that went
+into it before are buffered. A worker whose message is discarded, or whose computation is stopped, reads again and
+computes anew, from other examples.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncsim.clusters.law_text import shown
+from asyncsim.errors import InputError, choices_like, require_choice, require_count
+
+#: The parameters of each policy and the least value that each may have.
+_PARAMETERS: dict[str, dict[str, int]] = {
+    "asynchronous": {},
+    "bounded_staleness": {"bound": 0},
+    "buffered": {"count": 1},
+    "first_of": {"count": 1},
+    "barrier": {"count": 1},
+    "discard_stale": {"limit": 1, "count": 1},
+    "cancel_stale": {"limit": 1, "count": 1},
+    "rounds": {},
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the server takes up and whom it lets go on; made by the function of the same name.
+
+    Attributes
+    ----------
+    name : str
+    bound : int or None
+        Most commits that a worker may be ahead of the slowest.
+    count : int or None
+        Messages per version; None for one, and with a barrier for one of each worker.
+    limit : int or None
+        Staleness (versions) from which on nothing is taken up.
+    """
+
+    name: str = "asynchronous"
+    bound: int | None = None
+    count: int | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        least = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
+        for parameter in ("bound", "count", "limit"):
+            value = getattr(self, parameter)
+            if parameter not in least:
+                if value is not None:
+                    raise InputError(f"policy {self.name}: {parameter} = {value!r}: it has no such parameter")
+            elif value is not None or (self.name, parameter) != ("barrier", "count"):
+                checked = require_count(f"policy {self.name}: {parameter}", value, least[parameter])
+                object.__setattr__(self, parameter, checked)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{parameter}={value}' for parameter, value in self._given().items())})"
+
+    @property
+    def waits_for_version(self) -> bool:
+        """Whether a worker whose message is buffered waits for the version that the message goes into."""
+        return self.name in ("first_of", "barrier")
+
+    @property
+    def stops_computations(self) -> bool:
+        """Whether computations that would not be taken up any more are stopped."""
+        return self.name in ("barrier", "cancel_stale")
+
+    @property
+    def staleness_limit(self) -> int | None:
+        """Staleness from which on messages are discarded."""
+        return 1 if self.name == "barrier" else self.limit
+
+    @property
+    def chooses_when_to_reply(self) -> bool:
+        """Whether the server lets workers wait, or sends them what they did not ask for."""
+        return self.bound is not None or self.waits_for_version or self.stops_computations
+
+    def per_version(self, workers: int) -> int:
+        """Return how many messages make a version, where that is fixed."""
+        return workers if self.name == "barrier" and self.count is None else self.count or 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: the name, and the parameters that were given."""
+        return {"name": self.name, **self._given()}
+
+    def _given(self) -> dict[str, int]:
+        values = {parameter: getattr(self, parameter) for parameter in _PARAMETERS[self.name]}
+        return {parameter: value for parameter, value in values.items() if value is not None}
+
+
+def asynchronous() -> Policy:
+    """Return the policy that applies every message as soon as it is served, whatever its staleness."""
+    return Policy("asynchronous")
+
+
+def bounded_staleness(bound: int) -> Policy:
+    """Return stale synchronous parallel: no worker is more than ``bound`` commits ahead of the slowest.
+
+    Every message is applied and makes a version. A worker's clock counts its commits. After a commit it goes on if its
+    clock is at most ``bound`` ahead of the lowest of all workers; else it waits until that is so, and only then is its
+    read answered (an exchange) or queued (write_then_read). Clocks are thus never more than ``bound + 1`` apart. With
+    0 all workers do one computation between two barriers, and each commit is a version of its own.
+
+    Raises
+    ------
+    InputError
+        For a bound that is not a whole number of at least zero.
+
+    Notes
+    -----
+    Ho et al. let a worker use what it has cached while the bound allows it, and answer reads from several servers;
+    here every commit is followed by a read, of the newest version.
+
+    References
+    ----------
+    Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter server", section 2.
+    """
+    return Policy("bounded_staleness", bound=bound)
+
+
+def buffered(count: int) -> Policy:
+    """Return the policy under which ``count`` messages of any workers make one version; workers go on at once.
+
+    K-batch-async (Dutta et al.), FedBuff, and n-softsync with ``count = workers // n``. A worker may contribute
+    several messages to a version. Its next read is of the newest version there is, which its own message may not be
+    part of yet.
+
+    Raises
+    ------
+    InputError
+        For a count that is not a whole number of at least one.
+
+    References
+    ----------
+    Zhang, Gupta, Lian and Liu 2016, arXiv 1511.05950; Dutta et al. 2018, arXiv 1803.01113; Nguyen et al. 2022,
+    arXiv 2106.06639, algorithm 1.
+    """
+    return Policy("buffered", count=count)
+
+
+def first_of(count: int) -> Policy:
+    """Return K-async: the first ``count`` workers to deliver make one version, and wait for it; the others compute on.
+
+    Raises
+    ------
+    InputError
+        For a count that is not a whole number of at least one; in a cluster, for one above the number of workers.
+
+    References
+    ----------
+    Dutta et al. 2018, "Slow and stale gradients can win the race", arXiv 1803.01113.
+    """
+    return Policy("first_of", count=count)
+
+
+def barrier(count: int | None = None) -> Policy:
+    """Return K-sync: all start from one version, the first ``count`` make the next, the others are stopped.
+
+    Without a count the server waits for all workers: synchronous SGD. With one this is also synchronous SGD with
+    ``workers - count`` backup workers. When a version is made, computations from the one before are stopped at that
+    instant ("cancelled") and their workers are sent the new version, as are those that wait in the buffer; a
+    computation that would start from an outdated version because its reply travelled for long is stopped at its
+    start. A message that is already on its way, queued or in service is served and "discarded".
+
+    Raises
+    ------
+    InputError
+        For a count that is not a whole number of at least one; in a cluster, for one above the number of workers.
+
+    Notes
+    -----
+    The order to stop takes no time; the new version that follows it takes the way down like every reply.
+
+    References
+    ----------
+    Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv 1604.00981; Dutta et al. 2018, arXiv 1803.01113.
+    """
+    return Policy("barrier", count=count)
+
+
+def discard_stale(limit: int, count: int = 1) -> Policy:
+    """Return the policy that discards what is ``limit`` or more versions stale; ``count`` others make a version.
+
+    Rennala SGD is ``discard_stale(1, batch)``, Ringmaster ASGD without stops ``discard_stale(limit)``. A worker whose
+    message was discarded reads the newest version and goes on.
+
+    Raises
+    ------
+    InputError
+        For a limit or a count that is not a whole number of at least one.
+
+    References
+    ----------
+    Tyurin and Richtarik 2023, arXiv 2305.12387 (Rennala); Maranjyan, Tyurin and Richtarik 2025, arXiv 2501.16168
+    (Ringmaster, the variant that ignores old gradients).
+    """
+    return Policy("discard_stale", limit=limit, count=count)
+
+
+def cancel_stale(limit: int, count: int = 1) -> Policy:
+    """Return `discard_stale` with stops: a computation whose delay reaches ``limit`` is stopped at that instant.
+
+    Ringmaster ASGD with stops is ``cancel_stale(limit)``; K-batch-sync (Dutta et al.) and the preemptive form of
+    Rennala are ``cancel_stale(1, count)``. What is stopped when, see `barrier`.
+
+    Raises
+    ------
+    InputError
+        For a limit or a count that is not a whole number of at least one.
+
+    References
+    ----------
+    Maranjyan, Tyurin and Richtarik 2025, arXiv 2501.16168 (Ringmaster, the variant that stops computations).
+    """
+    return Policy("cancel_stale", limit=limit, count=count)
+
+
+def rounds() -> Policy:
+    """Return Ringleader's rounds: every worker makes one version in each, once there is a message of each.
+
+    A round first collects: messages are buffered until there is at least one of every worker, and the message that
+    completes the table makes the round's first version. Then each other worker's next message makes one; further
+    messages of workers that have made theirs are buffered for the next round. When all have made one, the next round
+    collects what is still missing. Workers go on at once with the newest version.
+
+    References
+    ----------
+    Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860, algorithm 1.
+    """
+    return Policy("rounds")
+
+
+#: The policies by their names on the command line.
+POLICIES: Mapping[str, Callable[..., Policy]] = {
+    policy.__name__: policy
+    for policy in (
+        asynchronous,
+        bounded_staleness,
+        buffered,
+        first_of,
+        barrier,
+        discard_stale,
+        cancel_stale,
+        rounds,
+    )
+}
+
+
+def parse_policy(text: str) -> Policy:
+    """Return the policy that a text stands for: ``"bounded_staleness(3)"``, ``"discard_stale(limit=4, count=2)"``.
+
+    ``str(policy)`` is such a text. Brackets without parameters may be left out.
+
+    Raises
+    ------
+    InputError
+        If the text is anything else, or the policy refuses its parameters.
+    """
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        node = ast.Constant(None)
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    name = call.func.id if isinstance(call.func, ast.Name) else text.partition("(")[0].strip()
+    if name not in POLICIES:
+        raise InputError(f"policy = {shown(text)}: unknown; {choices_like(name, map(form_of, POLICIES))}")
+    if not isinstance(call.func, ast.Name):
+        raise InputError(f"policy = {shown(text)}: cannot be read; write {form_of(name)}")
+    return _called(name, call, f"policy = {shown(text)}")
+
+
+def _called(name: str, call: ast.Call, told: str) -> Policy:
+    """Return a policy with the parameters of a call, named in messages as told."""
+    try:
+        positional = [ast.literal_eval(value) for value in call.args]
+        keywords = [(keyword.arg or "**", ast.literal_eval(keyword.value)) for keyword in call.keywords]
+    except (TypeError, ValueError):
+        raise InputError(f"{told}: its parameters must be written as whole numbers; write {form_of(name)}") from None
+    named = dict(keywords)
+    if len(named) < len(keywords):
+        raise InputError(f"{told}: a parameter is given twice; write {form_of(name)}")
+    parameters = inspect.signature(POLICIES[name])
+    try:
+        parameters.bind_partial(*positional, **named)  # which names what is unknown before what is missing
+        parameters.bind(*positional, **named)
+    except TypeError as error:
+        raise InputError(f"{told}: {error}; write {form_of(name)}") from None
+    return POLICIES[name](*positional, **named)
+
+
+def form_of(name: str) -> str:
+    """Return how a policy is written, for messages: ``discard_stale(limit, count=1)``."""
+    return f"{name}({', '.join(_form(one) for one in inspect.signature(POLICIES[name]).parameters.values())})"
+
+
+def _form(parameter: inspect.Parameter) -> str:
+    return f"{parameter.name}={parameter.default}" if isinstance(parameter.default, int) else parameter.name

@@ -1,0 +1,273 @@
+"""Curves of runs: a quantity of every commit, binned, averaged over the seeds and drawn with its range."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
+
+from asyncsim.drawing.look import looks
+from asyncsim.replays.run import Run
+
+#: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
+_BINS = 100
+#: Losses above so many times the first are cut off: a run that diverges would flatten all others.
+_CUT = 100.0
+#: A logarithmic axis shows bands down to such a part of the least mean; one seed that collapses would flatten the rest.
+_DEPTH = 1e-3
+#: The smallest and the largest value that a logarithmic axis shows: its ticks lie outside, and must be numbers, too.
+_SMALLEST, _LARGEST = 1e-280, 1e280
+#: The mark where a run diverged.
+DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
+
+
+class Curve(NamedTuple):
+    """A quantity of one method over its runs, binned: shape ``[bins]``; nan where no run has a value.
+
+    ``low`` and ``high`` are the least and the most of the seeds; ``mean`` is over those that have not diverged by then.
+    ``ends`` are time, step and last value of the runs that diverged.
+    """
+
+    time: np.ndarray
+    step: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    ends: list[tuple[float, float, float]]
+
+
+def bins(commits: int, workers: int) -> int:
+    """Return how many points the curve of a trace has."""
+    return min(_BINS, max(10, commits // workers), commits)
+
+
+def trace_length(runs: Sequence[Run]) -> int:
+    """Return how many commits the traces of some runs have; a run that diverged has fewer."""
+    return max(int(run.config.get("commits", len(run.commits))) for run in runs)
+
+
+def curve_of(
+    runs: Sequence[Run],
+    quantity: Callable[[pd.DataFrame], np.ndarray],
+    average: str,
+    workers: int,
+    bin_steps: float | None = None,
+) -> Curve:
+    """Bin a quantity by commits, and average the bins over the runs of one method.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        One per seed.
+    quantity : function
+        From `Run.commits` to one value per commit; values that are not finite are left out.
+    average : {"mean", "median"}
+        Of the commits of a bin.
+    workers : int
+        Commits that count as one worker step.
+    bin_steps : float, optional
+        Worker steps of a bin, the last of which may be shorter; by default as many as make `bins` of them.
+    """
+    tables = [run.commits[["commit", "commit_time"]].assign(value=quantity(run.commits)) for run in runs]
+    return _curve(runs, tables, average, workers, bin_steps)
+
+
+def diagnostic_curve(
+    runs: Sequence[Run],
+    quantity: str,
+    workers: int,
+    bin_steps: float | None = None,
+    tensor: str = "",
+    quantile: float | None = 0.5,
+) -> Curve:
+    """Bin a recorded diagnostic by commits, and average the bins over the runs of one method.
+
+    Parameters
+    ----------
+    runs, workers, bin_steps
+        As `curve_of` has them.
+    quantity, tensor : str
+        As `Run.diagnostics` has them; no tensor for all parameters.
+    quantile : float, optional
+        None for a share or a sum.
+    """
+    tables = []
+    for run in runs:
+        table = run.diagnostics
+        chosen = (table["quantity"] == quantity) & (table["tensor"] == tensor)
+        chosen &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
+        tables.append(table.loc[chosen, ["commit", "commit_time", "value"]])
+    return _curve(runs, tables, "mean", workers, bin_steps)
+
+
+def curve_over_seeds(
+    time: ArrayLike, step: ArrayLike, values: pd.DataFrame, ends: list[tuple[float, float, float]]
+) -> Curve:
+    """Return the curve of some points: their values have a column for each seed, NaN where that has none."""
+    with np.errstate(over="ignore"):  # a mean of losses near the largest number is infinite
+        mean = values.mean(axis=1).to_numpy()
+    low, high = values.min(axis=1).to_numpy(), values.max(axis=1).to_numpy()
+    return Curve(np.asarray(time), np.asarray(step), mean, low, high, ends)
+
+
+def draw_curves(
+    axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str, until: float | None = None
+) -> None:
+    """Draw mean and range of each method, and a cross where a run diverged.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        With its final limits of the vertical axis: a cross beyond them is drawn at their edge.
+    curves, labels : mapping
+        By the names of the methods.
+    against : {"time", "step"}
+        What the horizontal axis shows.
+    until : float, optional
+        Where it ends; a cross beyond that is not drawn.
+    """
+    for name, look in looks(curves).items():
+        curve = curves[name]
+        # Only where there is something: a line would break at every bin that is empty.
+        known = np.isfinite(curve.mean)
+        x = _along(curve, against)[known]
+        axes.fill_between(x, curve.low[known], curve.high[known], color=look.color, alpha=0.2, linewidth=0)
+        style: dict[str, Any] = {"marker": "." if len(x) == 1 else ""}  # a line of one point is none
+        axes.plot(x, curve.mean[known], color=look.color, linestyle=look.line, label=labels[name], **style)
+        for time, step, value in curve.ends:
+            end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
+            if until is None or end <= until:
+                axes.plot(end, height, color=look.color, clip_on=False, zorder=4, **DIVERGED)
+    axes.set_xlim(0, until)
+    axes.set_xlabel("simulated time (s)" if against == "time" else "worker steps (commits per worker)")
+
+
+def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
+    """Return scale and limits of losses, cut off far above the first: logarithmic unless a mean is not above zero.
+
+    Bands are in view as far as they are not much lower than the means; `mark_below` tells how far others go.
+    """
+    curves = list(curves)
+    means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves])
+    if not len(means):
+        return "linear", 0.0, 1.0
+    first = [abs(curve.mean[0]) for curve in curves if np.isfinite(curve.mean[0]) and curve.mean[0] != 0]
+    least, most = means.min(), min(means.max(), _CUT * min(first, default=np.inf))
+    if least > 0:
+        low, high = log_limits(curves, room=1.3)
+        return "log", low, min(high, max(most, least, low) * 1.3)
+    height = (most - least) or 1.0
+    lowest = max(min(curve.low[np.isfinite(curve.low)].min(initial=least) for curve in curves), least - height)
+    return "linear", lowest - 0.05 * height, most + 0.05 * height
+
+
+def log_limits(curves: Iterable[Curve], among: Sequence[float] = (), room: float = 1.0) -> tuple[float, float]:
+    """Return the limits of a logarithmic axis that shows the means of some curves, and their bands below them.
+
+    Parameters
+    ----------
+    curves : iterable of Curve
+        Their means above zero are in view, and their bands as far as they are not much lower; `mark_below` tells how
+        far others go.
+    among : sequence of float
+        Further values to be shown; one at least, if no mean may be above zero.
+    room : float
+        How many times further the axis goes.
+    """
+    curves = list(curves)
+    means = _above_zero([np.asarray(among), *(curve.mean for curve in curves)])
+    low = max(_above_zero([means, *(curve.low for curve in curves)]).min(), _DEPTH * means.min())
+    bottom = max(low / room, _SMALLEST)
+    return bottom, max(min(means.max() * room, _LARGEST), 1.1 * bottom)
+
+
+def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
+    """Return seconds per worker step, and the time of step zero, if they are the same all along for all methods.
+
+    The two horizontal axes then say the same: no point is further from its place than a hundredth of the axis.
+    """
+    known = [curve.time[np.isfinite(curve.time)] for curve in curves.values()]
+    steps = [curve.step[np.isfinite(curve.time)] for curve in curves.values()]
+    time, step = np.concatenate(known), np.concatenate(steps)
+    if np.ptp(time) == 0 or np.ptp(step) == 0:
+        return None
+    each, zero = (float(value) for value in np.polyfit(step, time, 1))
+    return (each, zero) if np.abs(zero + each * step - time).max() < 0.01 * time.max() else None
+
+
+def mark_beyond(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
+    """Say of each curve that leaves the axes at the top how far it goes, as far as it is between their sides."""
+    (begin, end), top, told = axes.get_xlim(), axes.get_ylim()[1], 0
+    for name, look in looks(curves).items():
+        x, mean = _along(curves[name], against), curves[name].mean
+        beyond = (mean > top) & (begin <= x) & (x <= end)
+        if not beyond.any():
+            continue
+        text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
+        # Towards the middle, so that the text stays inside.
+        side, aside = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
+        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": look.color}
+        axes.annotate(text, (last, top), (aside, -4 - 9 * told), textcoords="offset points", **style)
+        told += 1
+
+
+def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
+    """Say of each band that leaves the axes at the bottom how far it goes; to zero on a logarithmic axis, say.
+
+    As `mark_beyond` it looks only between the sides of the axes.
+    """
+    (begin, end), bottom, told = axes.get_xlim(), axes.get_ylim()[0], 0
+    for name, look in looks(curves).items():
+        x = _along(curves[name], against)
+        least = np.nanmin(curves[name].low[(begin <= x) & (x <= end)], initial=np.inf)
+        if least >= bottom:
+            continue
+        text = f"\u2193 {labels[name]}, some seed down to {least:.0e}".replace(" 0e+00", " 0")
+        style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": look.color}
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        axes.annotate(text, (0, 0), (3, 2 + 9 * told), **place, **style)
+        told += 1
+
+
+def _along(curve: Curve, against: str) -> np.ndarray:
+    """Return what the horizontal axis shows of a curve, ``against`` time or worker steps."""
+    return curve.time if against == "time" else curve.step
+
+
+def _above_zero(values: Sequence[np.ndarray]) -> np.ndarray:
+    together = np.concatenate(values)
+    return together[np.isfinite(together) & (together > 0)]
+
+
+def _curve(
+    runs: Sequence[Run], tables: Sequence[pd.DataFrame], average: str, workers: int, bin_steps: float | None
+) -> Curve:
+    commits = trace_length(runs)
+    if bin_steps is None:
+        edges = np.linspace(0, commits, bins(commits, workers) + 1)
+    else:
+        edges = np.append(np.arange(0, commits, bin_steps * workers), commits)
+    binned = [_binned(table, average, edges) for table in tables]
+    times, values = (pd.concat([table[name] for table in binned], axis=1) for name in ("time", "value"))
+    ends = [_end(run, table, workers) for run, table in zip(runs, binned, strict=True) if run.diverged_at is not None]
+    return curve_over_seeds(times.mean(axis=1), (edges[1:] + edges[:-1]) / 2 / workers, values, ends)
+
+
+def _binned(table: pd.DataFrame, average: str, edges: np.ndarray) -> pd.DataFrame:
+    """Return ``time`` and ``value`` of each bin; nan for those after the end of a run that diverged."""
+    values = table["value"].to_numpy(np.float64)
+    finite = pd.DataFrame(
+        {"time": table["commit_time"].to_numpy(), "value": np.where(np.isfinite(values), values, np.nan)}
+    )
+    place = np.searchsorted(edges, table["commit"].to_numpy(), side="right") - 1
+    with np.errstate(over="ignore"):  # a mean of losses near the largest number is infinite
+        return finite.groupby(place).agg({"time": "mean", "value": average}).reindex(range(len(edges) - 1))
+
+
+def _end(run: Run, binned: pd.DataFrame, workers: int) -> tuple[float, float, float]:
+    """Return time, step and value at which a run diverged; an infinite value if there was no other."""
+    known = binned["value"].dropna()
+    time = float(run.commits["commit_time"].iloc[-1])
+    return time, len(run.commits) / workers, float(known.iloc[-1]) if len(known) else np.inf

@@ -1,0 +1,248 @@
+"""One look for all figures: sizes, colours, the table from methods to looks, and writing a figure.
+
+Colours are Okabe and Ito's, which the colour-blind can tell apart; methods differ in their lines as well. Sizes are
+those of a paper's columns, at which everything stays readable::
+
+    with look.style():
+        figure, (axes,) = look.new_figure(look.SINGLE, 2.5)
+        plots.staleness_histogram(axes, trace)
+        look.save(figure, "staleness")
+"""
+
+import math
+import os
+import textwrap
+import warnings
+import zlib
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from asyncsim.files import write_whole
+
+#: Widths of a paper's single and double column (inches).
+SINGLE, DOUBLE = 3.4, 7.0
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
+
+#: Characters of a title across a single column, and how the title of a figure is set.
+_TITLE_WIDTH = 50
+_TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
+
+_STYLE = {
+    "axes.axisbelow": True,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 8,
+    "figure.dpi": 150,
+    "font.size": 8,
+    "legend.borderaxespad": 0.2,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "lines.linewidth": 1.2,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
+    "xtick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.labelsize": 7,
+    "ytick.major.width": 0.6,
+    "ytick.minor.width": 0.4,
+}
+
+
+class Look(NamedTuple):
+    """How a method is drawn.
+
+    Attributes
+    ----------
+    color, line : str
+        As matplotlib has them.
+    label : str
+        For legends.
+    """
+
+    color: str
+    line: Any
+    label: str
+
+
+#: The one table from a method's name to its look: a family has a colour, its members have lines.
+METHOD_LOOKS = {
+    "gem": Look(BLUE, "-", "GEM"),
+    "async_local_sgd": Look(BLUE, "--", "async local SGD"),
+    "delayed_nesterov": Look(BLUE, ":", "delayed Nesterov"),
+    "downpour": Look(VERMILLION, "--", "DOWNPOUR"),
+    "fedasync": Look(VERMILLION, "-.", "FedAsync"),
+    "fedbuff": Look(VERMILLION, ":", "FedBuff"),
+    "hogwild": Look(VERMILLION, "-", "Hogwild"),
+    "adaptive_staleness": Look(GREEN, "-.", "adaptive staleness"),
+    "damping": Look(GREEN, "--", "damping"),
+    "dynsgd": Look(GREEN, ":", "DynSGD"),
+    "softsync": Look(GREEN, "-", "softsync"),
+    "adag": Look(ORANGE, "--", "ADAG"),
+    "agn": Look(ORANGE, "-", "AGN"),
+    "delay_adaptive": Look(ORANGE, "-.", "delay-adaptive"),
+    "aeasgd": Look(PURPLE, "-", "AEASGD"),
+    "eamsgd": Look(PURPLE, "--", "EAMSGD"),
+    "easgd": Look(PURPLE, ":", "EASGD"),
+    "dana_slim": Look(SKY, ":", "DANA-Slim"),
+    "dana_zero": Look(SKY, "-.", "DANA-Zero"),
+    "dc_asgd": Look(SKY, "-", "DC-ASGD"),
+    "gap_aware": Look(SKY, "--", "Gap-Aware"),
+    "ringleader": Look(GREY, "-", "Ringleader"),
+    "lsgd": Look(GREY, "--", "LSGD"),
+    "lgd": Look(GREY, ":", "LGD"),
+    "batch_sgd": Look(BLACK, "-", "batch SGD"),
+    "averaging": Look(BLACK, (0, (5, 1, 1, 1, 1, 1)), "model averaging"),
+    "rennala": Look(BLACK, "--", "Rennala"),
+    "ringmaster": Look(BLACK, "-.", "Ringmaster"),
+    "sgd": Look(BLACK, ":", "SGD with momentum"),
+}
+#: Colours and lines left for methods that the table does not know.
+_COLORS = (ORANGE, PURPLE, SKY, GREY)
+_LINES = ((0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (2.5, 1)))
+# The first four differ in both: those who cannot see the colours see the lines.
+_FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in enumerate(_COLORS)]
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Return the look of each method, all different up to twelve that the table does not know.
+
+    Such a method's name chooses its colour, and the next one if another in ``names`` has that already, as long as there
+    are free ones.
+    """
+    names = list(names)
+    found = {name: METHOD_LOOKS[name] for name in names if name in METHOD_LOOKS}
+    known = {one.color for one in found.values()}
+    taken: set[int] = set()
+    for name in sorted(set(names) - set(found)):
+        wanted = zlib.crc32(name.encode()) % 4
+        places = sorted([*range(wanted, len(_FREE)), *range(wanted)], key=lambda place: _FREE[place][0] in known)
+        place = next((place for place in places if place not in taken), wanted)
+        taken.add(place)
+        found[name] = Look(*_FREE[place], name.replace("_", " "))
+    return {name: found[name] for name in names}
+
+
+class Shade(NamedTuple):
+    """How a value in a row of them is drawn, a number of workers say: a colour and a marker."""
+
+    color: str
+    marker: str
+
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+#: Of the map of colours, what is dark enough on white.
+_DARK = (0.0, 0.83)
+
+
+def shades(values: Iterable[Hashable]) -> dict[Any, Shade]:
+    """Return a look for each of some values in their order, from dark to light, so that grey print keeps the order.
+
+    The markers differ up to ten.
+    """
+    values = list(values)
+    colors = matplotlib.colormaps["viridis"](np.linspace(*_DARK, max(2, len(values))))
+    return {value: Shade(to_hex(colors[i]), _MARKERS[i % len(_MARKERS)]) for i, value in enumerate(values)}
+
+
+def style() -> AbstractContextManager[Any]:
+    """Return the context in which figures have the house look, whatever the user's own settings."""
+    return matplotlib.style.context(["default", _STYLE])
+
+
+def new_figure(
+    width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of this size (inches) and its axes row by row; ``options`` go to ``Figure.subplots``."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+#: Rows of a legend that every figure has room for.
+_LEGEND_ROWS = 3
+#: Height of each row that comes on top (inches).
+_LEGEND_ROW_HEIGHT = 0.15
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+    """Add a legend below all axes; a figure whose legend has many rows gets taller, so that its axes do not shrink."""
+    more = math.ceil(len(labels) / columns) - _LEGEND_ROWS
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * max(0, more))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def plain_logs(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 if it spans less than two and a half decades."""
+    low, high = axis.get_view_interval()
+    if np.log10(high / low) < 2.5:
+        axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def title(figure: Any, text: str, width: float | None = None) -> None:
+    """Set the title of a figure, or of a part of one that is so wide (inches), in as few lines as fit."""
+    inches = figure.get_figwidth() if width is None else width
+    figure.suptitle(wrapped(text, _TITLE_WIDTH * inches / SINGLE), **_TITLE)
+
+
+def wrapped(text: str, width: float = _TITLE_WIDTH) -> str:
+    """Break a text into as few lines as fit, of about the same length; ``width`` in characters."""
+    lines = _lines(text, int(width))
+    even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
+    return "\n".join(next((found for found in even if len(found) == len(lines)), lines))
+
+
+def _lines(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
+    """Write a figure as ``path.png`` and ``path.pdf``: no dates inside, so the same figure gives the same bytes.
+
+    Raises
+    ------
+    InputError
+        A file cannot be written.
+    """
+    nothing: dict[str, dict[str, Any]] = {
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }
+    written = []
+    _without_empty_logarithms(figure)
+    for kind, metadata in nothing.items():
+        target = Path(path).with_name(f"{Path(path).name}.{kind}")
+
+        def write(partial: Path, kind: str = kind, metadata: dict[str, Any] = metadata) -> None:
+            with style():
+                figure.savefig(partial, format=kind, metadata=metadata)
+
+        written.append(write_whole(target, write))
+    return written
+
+
+def _without_empty_logarithms(figure: Figure) -> None:
+    """Make axes linear that are logarithmic and have no value above zero: matplotlib does not draw them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Data has no positive values")  # while one axis still has none
+        for axes in figure.axes:
+            if axes.get_xscale() == "log" and not np.isfinite(axes.dataLim.minposx):
+                axes.set_xscale("linear")
+            if axes.get_yscale() == "log" and not np.isfinite(axes.dataLim.minposy):
+                axes.set_yscale("linear")

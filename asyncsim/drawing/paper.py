@@ -1,0 +1,226 @@
+"""The figures of a paper: a table of them, the studies that they are drawn from, and the command line that draws them.
+
+A paper is a module or a package in ``figures/`` that says which figures it has; everything else is here::
+
+    PAPER = Paper("gem", "Figures of ...", STUDIES, FIGURES)
+    draw, draw_study, main = PAPER.draw, PAPER.draw_study, PAPER.main
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncsim.drawing import look
+from asyncsim.drawing.command import told
+from asyncsim.errors import InputError, require_choice
+from asyncsim.notes import note
+from asyncsim.study.config import split_names
+from asyncsim.study.finished import Finished, read
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+#: A column that every summary has.
+_NEEDED = "seed"
+
+
+class Study(NamedTuple):
+    """Where results come from.
+
+    Attributes
+    ----------
+    name : str
+        Of the study.
+    cost : str
+        Of its run, on two cores.
+    options : str
+        Of its command, if the results are not those of ``--scale``.
+    """
+
+    name: str
+    cost: str
+    options: str = "--scale small|paper"
+
+
+class Task(NamedTuple):
+    """What a paper's numbers were measured on: only beside results of the same task are they drawn.
+
+    Attributes
+    ----------
+    problem : str
+        Its name.
+    network : str
+        As its config names it; a problem that names none may have this one.
+    """
+
+    problem: str
+    network: str
+
+    def is_that_of(self, results: Finished) -> bool:
+        """Return whether results are of this task, as far as is known."""
+        return self.is_posed_by(results.config.get("problem"), results.config.get("problem_config", {}))
+
+    def is_posed_by(self, problem: object, config: Mapping[str, Any]) -> bool:
+        """Return whether a problem of that name and config is this one."""
+        return problem == self.problem and config.get("network", self.network) == self.network
+
+
+class Drawing(NamedTuple):
+    """A figure.
+
+    Attributes
+    ----------
+    folder : str
+        Of the results; see `Paper`.
+    shows : str
+    draw : function
+        From the results to the figure.
+    measure : function, optional
+        From the results to rows that say how far they are from the published ones; none if they are of another task.
+    """
+
+    folder: str
+    shows: str
+    draw: "Callable[[Finished], Figure]"
+    measure: Callable[[Finished], Sequence[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The figures of a paper.
+
+    Attributes
+    ----------
+    name : str
+        Of the module in ``figures/``, and of the folder of figures inside that of the results.
+    about : str
+        One line.
+    studies : Mapping[str, Study]
+        By the folders of their results.
+    figures : Mapping[str, Drawing]
+        By their names.
+    keep : function, optional
+        From what the figures measured, and the folder of the figures, to the file that it wrote.
+    """
+
+    name: str
+    about: str
+    studies: Mapping[str, Study]
+    figures: Mapping[str, Drawing]
+    keep: Callable[[Sequence[Any], Path], Path] | None = None
+
+    def draw(self, results: Path, out: Path | None = None, only: Iterable[str] = ()) -> list[Path]:
+        """Draw figures from a folder of results; those without results are named with what makes them.
+
+        Parameters
+        ----------
+        results : Path
+            Holds a folder for each study.
+        out : Path, optional
+            Where to draw; by default one with the paper's name in the folder of results.
+        only : iterable of str, optional
+            Names of figures; by default all.
+
+        Returns
+        -------
+        list of Path
+            A PNG and a PDF of each figure, and the table of what was measured if there is one.
+
+        Raises
+        ------
+        InputError
+            A figure that there is not, or nothing that could be drawn.
+        """
+        names = [require_choice("only", name, self.figures) for name in only] or list(self.figures)
+        out = results / self.name if out is None else out
+        folders = {folder: results / folder for folder in self.studies}
+        written, missing = self._draw(names, folders, out, lambda error, name: f"{error}; {self.remedy(name)}")
+        if not written:
+            raise InputError("\n".join(["nothing could be drawn", *missing]))
+        for why in missing:
+            print(f"missing: {why}", file=sys.stderr)
+        return written
+
+    def draw_study(self, study: str, folder: Path) -> list[Path]:
+        """Draw the figures of a study into the folder of its results, as far as they have what these need.
+
+        Parameters
+        ----------
+        study : str
+            One of the paper's by its folder; of others nothing is drawn.
+        folder : Path
+
+        Returns
+        -------
+        list of Path
+            As `draw` returns them.
+        """
+        names = [name for name, drawing in self.figures.items() if drawing.folder == study]
+        # Without a remedy: what is not there was not asked for, or failed and has been told.
+        written, missing = self._draw(names, {study: Path(folder)}, Path(folder), lambda error, _: str(error))
+        for why in missing:
+            note(f"not drawn: {why}")
+        return written
+
+    def remedy(self, figure: str) -> str:
+        """Return how to make the results of a figure, and what that costs."""
+        folder = self.figures[figure].folder
+        study = self.studies[folder]
+        command = f"python -m asyncsim.study {study.name} {study.options} --out RESULTS/{folder}"
+        return f"make them with: {command} ({study.cost})"
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Draw figures from the command line; return the exit code (2 for bad input, or if nothing could be drawn)."""
+        width = max(map(len, self.figures))
+        listed = [f"  {name:<{width}}  {one.shows} (results/{one.folder})" for name, one in self.figures.items()]
+        parser = argparse.ArgumentParser(
+            prog=f"python -m figures {self.name}",
+            description=self.about,
+            epilog="\n".join(["figures:", *listed]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("--only", help="names of figures with commas between them; all otherwise", metavar="NAMES")
+        parser.add_argument("--results", type=Path, default=Path("results"), help="holds a folder for each study")
+        parser.add_argument("--out", type=Path, help=f"where to draw; {self.name} in the folder of results otherwise")
+        given = parser.parse_args(arguments)
+        return told(lambda: self.draw(given.results, given.out, split_names(given.only or "")))
+
+    def _draw(
+        self, names: Sequence[str], folders: dict[str, Path], out: Path, tell: Callable[[InputError, str], str]
+    ) -> tuple[list[Path], list[str]]:
+        """Draw figures; return what was written, and of each figure that could not be drawn why, as it is to be told.
+
+        ``tell`` goes from the error and the figure's name to the text; figures of one text are told together.
+        """
+        written: list[Path] = []
+        missing: dict[str, list[str]] = {}
+        measured: list[Any] = []
+        with look.style():
+            for name in names:
+                drawing = self.figures[name]
+                try:
+                    results = _read(folders[drawing.folder], self.studies[drawing.folder].name)
+                    figure = drawing.draw(results)
+                    found = drawing.measure(results) if drawing.measure else []
+                except InputError as error:
+                    missing.setdefault(tell(error, name), []).append(name)
+                    continue
+                written += look.save(figure, out / name)
+                measured += found
+        if measured and self.keep is not None:
+            written.append(self.keep(measured, out))
+        return written, [f"{', '.join(figures)}: {why}" for why, figures in missing.items()]
+
+
+def _read(folder: Path, study: str) -> Finished:
+    """Read results; the message of a folder that is not there is made short, as many figures may lack it."""
+    if not folder.is_dir():
+        raise InputError(f"no results in {folder}")
+    results = read(folder, study)
+    if _NEEDED not in results.summary:
+        raise InputError(f"folder = {str(folder)!r}: its summary.csv lacks {_NEEDED}; copy it again")
+    return results

@@ -1,0 +1,53 @@
+"""Files that are whole or not there, and tables that keep every digit."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncsim.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
+    """Write a file under a temporary name and rename it when it is whole; create its folder if needed.
+
+    Raises
+    ------
+    InputError
+        It cannot be written (a full disk, a missing permission); nothing is left behind then.
+    """
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(partial)
+        os.replace(partial, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError):
+            raise InputError(f"{str(path)!r}: cannot be written: {error.strerror or error}") from error
+        raise
+    return path
+
+
+def write_json(path: Path, values: Any) -> Path:
+    """Write plain values as an indented JSON file."""
+    text = json.dumps(values, indent=1) + "\n"
+    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def write_csv(path: Path, table: "pd.DataFrame") -> Path:
+    """Write a table, numbers with all their digits."""
+    return write_whole(path, lambda partial: table.to_csv(partial, index=False))
+
+
+def read_table(path: Path) -> "pd.DataFrame":
+    """Read what `write_csv` wrote: the same numbers to the last bit, and no text taken for a missing number."""
+    import pandas as pd
+
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])

@@ -1,0 +1,232 @@
+"""Ensembles: seeds and hyper-parameter values that share a trace, replayed together."""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.methods.method import Method
+from asyncsim.problems.problem import Problem
+from asyncsim.replays.members import Members
+from asyncsim.replays.plan import Plan
+from asyncsim.replays.programs import compiled_ensemble
+from asyncsim.replays.recording import Recording
+from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, replay, run_to_the_end
+from asyncsim.replays.replay_state import PROXY_MOMENTUM
+from asyncsim.replays.run import Run
+from asyncsim.replays.running import Running, problem_state, start, tensor_names
+from asyncsim.replays.tuning import backend, batches_members, current_devices
+from asyncsim.traces.trace import Trace
+
+
+def replay_ensemble(
+    trace: Trace,
+    factory: Callable[..., Method],
+    problem: Problem,
+    *,
+    seeds: Iterable[int] = (0,),
+    precision: str = "float32",
+    evaluate_every: int | None = None,
+    diagnose_every: int = 5,
+    proxy_momentum: float = PROXY_MOMENTUM,
+    progress: bool | None = None,
+    batched: bool | None = None,
+    **hyperparameters: Any,
+) -> list[Run]:
+    """Replay a trace once for every seed and every combination of hyper-parameter values.
+
+    Parameters
+    ----------
+    trace : Trace
+    factory : function
+        Makes the method from its hyper-parameters, `asyncsim.methods.gem` say.
+    problem : Problem
+    seeds : iterable of int
+    precision, evaluate_every, diagnose_every, proxy_momentum, progress
+        As in `asyncsim.replay`.
+    batched : bool, optional
+        Whether all runs are computed as one, in batches over them; by default where that is faster: on accelerators,
+        and on a CPU for problems of few parameters. Else they run one after the other.
+    **hyperparameters
+        Of the factory. A list, tuple or array holds the values to combine; any other value is the same for all. If
+        batched, values to combine are numbers that the factory passes on to arithmetic alone.
+
+    Returns
+    -------
+    list of Run
+        Seeds vary slowest, the hyper-parameter named last fastest. Each is the run that `replay` would give, up to the
+        order of floating-point sums. A run that diverges ends there, and the others go on.
+
+    Raises
+    ------
+    InputError
+        As `replay` does; a factory that is no function or takes no such hyper-parameter; no seeds or values; values to
+        batch that are not numbers.
+
+    Examples
+    --------
+    >>> from asyncsim import Cluster, Gamma, methods, problems, replay_ensemble, simulate
+    >>> trace = simulate(Cluster(workers=4, compute=Gamma(mean=1.0, cv=0.2)), commits=40)
+    >>> problem = problems.quadratic(curvature=[0.1, 1.0])
+    >>> runs = replay_ensemble(trace, methods.gem, problem, seeds=range(2), learning_rate=[0.05, 0.1, 0.2])
+    >>> len(runs)
+    6
+    """
+    if not isinstance(seeds, Iterable):
+        raise InputError(f"seeds = {seeds!r}: must be several, [0, 1, 2] say, or range(3)")
+    _check_factory(factory, hyperparameters)
+    grid = _grid(factory, list(seeds), hyperparameters)
+    diagnostics = [check_replay(trace, method, problem, diagnose_every, proxy_momentum) for method in grid.methods]
+    if batched is None:
+        batched = batches_members(backend(), problem.parameter_count) and grid.can_be_batched
+    if not batched:
+        # One object for each method, so that its seeds share what is compiled.
+        return [
+            replay(
+                trace,
+                method,
+                problem,
+                seed,
+                precision=precision,
+                evaluate_every=evaluate_every,
+                diagnose_every=diagnose_every,
+                proxy_momentum=proxy_momentum,
+                progress=progress,
+            )
+            for seed, method in grid.runs()
+        ]
+    grid.members(jnp.float32)  # values that are no numbers are told one by one
+    if not grid.can_be_batched:
+        names = " or ".join(grid.combinations[0])
+        raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
+    with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
+        trace = trace.taken_up
+        stops = evaluation_stops(trace, evaluate_every)
+        diagnosed = diagnose_every if any(diagnostics) else 0
+        running = _running(trace, grid, problem, jnp.dtype(precision), stops, diagnosed, float(proxy_momentum))
+        run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)
+        config = {"precision": precision, "proxy_momentum": proxy_momentum}
+        return [
+            recording.run(method, problem, params, {"seed": seed, **config})
+            for (seed, method), recording, params in zip(grid.runs(), running.recordings, running.params(), strict=True)
+        ]
+
+
+class _Grid(NamedTuple):
+    """The runs of an ensemble.
+
+    Attributes
+    ----------
+    factory : function
+        With the hyper-parameters that all share.
+    seeds : list of int
+    combinations : list of dict
+        The hyper-parameters that differ, by name.
+    methods : list of Method
+        One for each combination.
+    """
+
+    factory: Callable[..., Method]
+    seeds: list[int]
+    combinations: list[dict[str, Any]]
+    methods: list[Method]
+
+    def runs(self) -> list[tuple[int, Method]]:
+        return list(itertools.product(self.seeds, self.methods))
+
+    def members(self, dtype: Any) -> Members:
+        """Return the combinations, once for each seed, as arrays of shape ``[members]``.
+
+        Raises
+        ------
+        InputError
+            Values that are no numbers.
+        """
+        differing = {}
+        for name in self.combinations[0]:
+            values = [combination[name] for combination in self.combinations]
+            # A bool is for a choice, which cannot be one for all members.
+            if any(isinstance(value, bool) or not isinstance(value, int | float | np.number) for value in values):
+                raise InputError(
+                    f"{name} = {values!r}: values of one batch must be numbers; run them with batched=False"
+                )
+            differing[name] = jnp.tile(jnp.asarray(values, dtype), len(self.seeds))
+        return Members(self.factory, differing)
+
+    @property
+    def can_be_batched(self) -> bool:
+        """Whether the factory takes values that are known only when the method runs: no counts, no choices."""
+
+        def made(values: Any) -> int:
+            members.make(**values)
+            return 0
+
+        if not self.combinations[0]:
+            return True
+        try:
+            members = self.members(jnp.float32)
+            jax.eval_shape(jax.vmap(made), dict(members.differing))
+        except (TypeError, InputError):
+            return False
+        return True
+
+
+def _check_factory(factory: Any, hyperparameters: dict[str, Any]) -> None:
+    if not callable(factory):
+        hint = "; give the function that makes it, methods.gem without brackets" if isinstance(factory, Method) else ""
+        raise InputError(f"factory: is a {type(factory).__name__}, must be a function{hint}")
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # a built-in without one
+        return
+    try:
+        signature.bind(**hyperparameters)
+    except TypeError as error:
+        raise InputError(f"hyperparameters: {error}; the factory takes {', '.join(signature.parameters)}") from None
+
+
+def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dict[str, Any]) -> _Grid:
+    if not seeds:
+        raise InputError("seeds: none given; give at least one")
+    seeds = [require_count("seeds", seed, minimum=0) for seed in seeds]
+    differing = {name: list(value) for name, value in hyperparameters.items() if _is_many(value)}
+    for name, values in differing.items():
+        if not values:
+            raise InputError(f"{name}: no values given; give at least one")
+    shared = {name: value for name, value in hyperparameters.items() if name not in differing}
+    combinations = [dict(zip(differing, values, strict=True)) for values in itertools.product(*differing.values())]
+    factory = functools.partial(factory, **shared)
+    return _Grid(factory, seeds, combinations, [factory(**combination) for combination in combinations])
+
+
+def _is_many(value: Any) -> bool:
+    return (isinstance(value, Sequence) and not isinstance(value, str)) or getattr(value, "ndim", 0) == 1
+
+
+def _running(
+    trace: Trace, grid: _Grid, problem: Problem, dtype: Any, stops: np.ndarray, diagnose_every: int, momentum: float
+) -> Running:
+    """Return the replay of all members at its start."""
+    device = current_devices(problem.parameter_count, trace.workers, divided=False)[0]
+    runs = grid.runs()
+    plan = Plan(trace, problem, [seed for seed, _ in runs], stops, diagnose_every, dtype, devices=1)
+    layout = plan.layout(grid.methods[0], problem, momentum)
+    program = compiled_ensemble(grid.members(dtype), grid.methods[0], problem, layout, dtype, device)
+    starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
+    key = jnp.stack([starts[seed][1] for seed, _ in runs])
+    state = program.initial_state(
+        params,
+        problem_state(problem, dtype),
+        slots=plan.waves.slots,
+        form_slots=plan.waves.form_slots,
+        workers=trace.workers,
+    )
+    names = tensor_names(starts[grid.seeds[0]][0])
+    return Running(problem, plan, program, state, key, dtype, [Recording(trace, names) for _ in runs])

@@ -1,0 +1,82 @@
+"""The members of an ensemble as one method on ``[members, parameters]``: what differs is batched, the rest shared."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
+from asyncsim.problems.problem import Problem
+from asyncsim.replays.flat import Flat
+from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
+from asyncsim.replays.replay_state import Layout, ReplayState, WorkerRow, initial_state
+
+
+class Members(NamedTuple):
+    """Methods of one kind that differ in some hyper-parameters.
+
+    Attributes
+    ----------
+    make : function
+        From the hyper-parameters that differ, by name, to a Method.
+    differing : Mapping[str, Array]
+        Their values, each of shape ``[members]``.
+    """
+
+    make: Callable[..., Method]
+    differing: Mapping[str, Array]
+
+
+def batched_method(members: Members, one: Method) -> Method:
+    """Return the members' method, all but its optimizer; ``one`` is any of them."""
+
+    def over(name: str) -> Any:
+        found = getattr(one, name)
+        # The defaults work with any axes, and are recognised as such.
+        if found in (None, send_update, add):
+            return found
+
+        def function(*arguments: Any) -> Any:
+            return jax.vmap(
+                lambda values, *arguments: getattr(members.make(**values), name)(*arguments),
+                in_axes=(0, *map(_axis, arguments)),
+            )(dict(members.differing), *arguments)
+
+        return function
+
+    return one._replace(**{name: over(name) for name in ("message", "apply", "reply", "resume", "origin", "proxy")})
+
+
+def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat) -> Callable[..., LocalResult]:
+    """Return that of `asyncsim.replays.local.from_vector` for all members, each with its key and its examples."""
+
+    def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
+        def one(values: Any, key: Array, start: Array, learner: Learner, rows: Array) -> LocalResult:
+            of_one = build_local(members.make(**values), problem, layout.window, layout.windows_differ)
+            return from_vector(of_one, flat)(data, key, start, learner, visit, job, rows)
+
+        return jax.vmap(one)(dict(members.differing), keys, start, learner, rows)
+
+    return local
+
+
+def _axis(argument: Any) -> Any:
+    """Return where an argument of a method's function has its axis of members; of a visit only the loss has one."""
+    shared: Any = None
+    if isinstance(argument, Visit):
+        axes: Any = [0 if name == "loss" else shared for name in Visit._fields]
+        return Visit(*axes)
+    return Memories(rows=1, newer=1, worker=shared) if isinstance(argument, Memories) else 0
+
+
+#: Where the axis of members is: rows of workers and slots stay the leading axis.
+_AXES: Any = {"central": 0, "server": 0, "read": 1, "form": 1, "workers": WorkerRow(1, 1, 1, 1)}
+
+
+def batched_state(members: Members, flat: Flat, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
+    """Return the state at version zero; the parameters have a leading axis of members, the problem's state has none."""
+
+    def one(values: Any, params: Any) -> ReplayState:
+        return initial_state(members.make(**values), flat, params, problem_state, **sizes)
+
+    return jax.vmap(one, out_axes=ReplayState(**_AXES))(dict(members.differing), params)

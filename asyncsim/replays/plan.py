@@ -1,0 +1,198 @@
+"""The plan of a replay: a trace cut into pieces, as the arrays that the kernel runs over."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncsim.errors import InputError
+from asyncsim.methods.method import Method, Visit
+from asyncsim.problems.problem import Problem
+from asyncsim.replays.division import Division
+from asyncsim.replays.replay_state import Layout, Pieces, ReadsOfPiece
+from asyncsim.replays.tuning import backend, tuning
+from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
+from asyncsim.traces.trace import Trace
+
+
+class Plan:
+    """The whole trace cut into pieces, and their arrays chunk by chunk.
+
+    ``seed`` is that of the minibatches; the members of an ensemble have one each. ``way`` is as in `Layout`.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        problem: Problem,
+        seed: int | Sequence[int],
+        stops: np.ndarray,
+        diagnose_every: int,
+        dtype: Any,
+        devices: int,
+        way: str = "kernel",
+    ):
+        self.waves = find_waves(trace)
+        commits = len(trace)
+        self.diagnosed = np.zeros(commits, bool)
+        if diagnose_every:
+            # One commit further each time: workers that are nearly in step take turns, and every n-th commit would
+            # always be of the same one.
+            self.diagnosed[:: diagnose_every * trace.workers + (trace.workers > 1)] = True
+        starts = np.concatenate([np.flatnonzero(self.diagnosed), stops[stops < commits]])
+        empty = Reads(np.empty(0, int), np.empty(0, int))
+        waves = self.waves
+        read = waves.read if waves.blocks is None else waves.blocks
+        self._reads = separate_reads(read, waves.slot) if waves.reads == "separate" else empty
+        self._blocks = trace.read_blocks
+        self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
+        kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
+        self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
+        self._way = way
+        self._devices = devices
+        self._tuning = tuning(backend(), problem.parameter_count, self._devices)
+        if way != "kernel":
+            self._tuning = self._tuning._replace(piece_sizes=(1,))
+        self.piece_size, self._cuts = self._best_cut(kinds, starts)
+        self.stops = stops
+        between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
+        # A power of two, so that short traces that differ by a few pieces share what is compiled.
+        self._chunk = min(self._tuning.chunk, 1 << (int(between.max()) - 1).bit_length())
+        seeds = [seed] if isinstance(seed, int) else seed
+        self.members = None if isinstance(seed, int) else len(seed)
+        self._batches = [problem.batch_indices(one, trace.workers) for one in seeds]
+        self._columns = {
+            name: trace.frame[name].to_numpy()
+            for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
+        }
+        self._columns["worker_step"] = trace.worker_step
+        self._columns["completes"] = np.diff(trace.frame["version"].to_numpy(), prepend=0) > 0
+        self._workers = trace.workers
+        self._dtype = dtype
+        self._window = trace.window
+        self._windows_differ = trace.windows_differ
+
+    def layout(self, method: Method, problem: Problem, proxy_momentum: float, diagnose_energy: bool = False) -> Layout:
+        """Return what the compiled program has to know; raise InputError if the method's reply cannot be exact."""
+        if method.reply is not None and self.waves.reads == "separate":
+            raise InputError(
+                f"method = {method.name!r}: replies to its workers with more than the central variable, and not every "
+                "read of this trace belongs to a commit; simulate one with Cluster(protocol='exchange')"
+            )
+        lanes = self.piece_size // self._devices
+        one_is_quicker = problem.map_on_cpu and backend() == "cpu"
+        return Layout(
+            division=Division(
+                devices=self._devices,
+                lanes=lanes,
+                parameters=problem.parameter_count,
+                # The blocks of torn reads are not those that devices would hold.
+                by_parameters=method.elementwise and self._devices > 1 and self._blocks == 1,
+            ),
+            in_turn=self._tuning.in_turn or one_is_quicker or lanes == 1,
+            reads_size=self._room(self._reads),
+            form_reads_size=self._room(self._form_reads),
+            reads=self.waves.reads,
+            separate_forms=self.waves.separate_forms,
+            window=self._window,
+            proxy_momentum=proxy_momentum,
+            diagnose_energy=diagnose_energy,
+            members=self.members,
+            read_blocks=self._blocks,
+            windows_differ=self._windows_differ,
+            way=self._way,
+        )
+
+    def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
+        """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays.
+
+        Commits to be diagnosed are the first of a chunk.
+        """
+        first, last = np.searchsorted(self._cuts, (start, stop))
+        diagnosed = first + 1 + np.flatnonzero(self.diagnosed[self._cuts[first + 1 : last]])
+        for begin, end in itertools.pairwise([first, *diagnosed.tolist(), last]):
+            for at in range(begin, end, self._chunk):
+                starts = self._cuts[at : min(at + self._chunk, end) + 1]
+                yield starts, self._pieces(starts)
+
+    def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray) -> tuple[int, np.ndarray]:
+        """Choose the size of pieces by the trace alone, so that what is recorded changes no result; then cut."""
+        nowhere = np.empty(0, int)
+
+        def cost(size: int) -> float:
+            pieces = len(cut(self.waves, size, kinds, self._reads_of(size), nowhere)) - 1
+            return pieces * (size + self._tuning.piece_overhead)
+
+        sizes = self._tuning.piece_sizes
+        size = min(sizes, key=cost) if len(sizes) > 1 else sizes[0]
+        return size, cut(self.waves, size, kinds, self._reads_of(size), starts)
+
+    def _reads_of(self, size: int) -> int:
+        """Return the room for separate reads in a piece of this size."""
+        return max(size * self._blocks, self._most)
+
+    def _room(self, reads: Reads) -> int:
+        return self._reads_of(self.piece_size) if len(reads.position) else 0
+
+    def _pieces(self, starts: np.ndarray) -> Pieces:
+        """Fill in the arrays of consecutive pieces, padded to a whole chunk."""
+        sizes: Any = np.zeros(self._chunk, np.int32)
+        sizes[: len(starts) - 1] = np.diff(starts)
+        begin = np.full(self._chunk, starts[-1])
+        begin[: len(starts) - 1] = starts[:-1]
+        valid = np.arange(self.piece_size) < sizes[:, None]
+        member = np.where(valid, begin[:, None] + np.arange(self.piece_size), 0)
+
+        def column(name: str, dtype: Any = np.int32) -> Any:
+            return self._columns[name][member].astype(dtype)
+
+        workers: Any = np.full(member.shape, self._workers, np.int32)
+        visit = Visit(
+            staleness=column("staleness"),
+            worker=column("worker"),
+            worker_step=column("worker_step"),
+            commit=column("commit"),
+            time=column("commit_time", self._dtype),
+            local_steps=column("local_steps"),
+            completes=column("completes", np.bool_),
+            workers=workers,
+        )
+        waves: Any = self.waves
+        return Pieces(
+            size=sizes,
+            slot=waves.slot[member].astype(np.int32),
+            form_slot=waves.form_slot[member].astype(np.int32),
+            form_offset=np.maximum(waves.form[member] - begin[:, None], -1).astype(np.int32),
+            visit=visit,
+            job=column("job"),
+            rows=self._rows(member, valid),
+            reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
+            form_reads=_reads_of_pieces(self._form_reads, begin, sizes, self._room(self._form_reads)),
+        )
+
+    def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
+        """Return the examples of each commit's minibatches, see `Pieces`."""
+        commits = member[valid]
+        worker, job, steps = (self._columns[name][commits] for name in ("worker", "job", "local_steps"))
+        none = np.zeros((len(commits), self._window, 0), np.int32)
+        rows = np.stack(
+            [none if one is None else one.rows(worker, job, self._window, steps) for one in self._batches], 1
+        )
+        if self.members is None:
+            rows = rows[:, 0]
+        padded = np.zeros((*member.shape, *rows.shape[1:]), np.int32)
+        padded[valid] = rows
+        return padded
+
+
+def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: int) -> Any:
+    """Return the separate reads of each piece, ``[pieces, room]``."""
+    first = np.searchsorted(reads.position, begin, side="right")
+    last = np.searchsorted(reads.position, begin + sizes, side="right")
+    index = np.minimum(first[:, None] + np.arange(room), max(len(reads.position) - 1, 0))
+    slot = reads.slot[index] if room else index
+    offset = reads.position[index] - begin[:, None] if room else index
+    made = (last - first).astype(np.int32)
+    block: Any = () if reads.block is None else reads.block[index].astype(np.int32)
+    return ReadsOfPiece(made, slot.astype(np.int32), np.maximum(offset, 0).astype(np.int32), block)

@@ -1,0 +1,169 @@
+"""The loop of a replay on the host: plan a chunk of pieces, start it on the devices, record the one before."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.errors import InputError
+from asyncsim.problems.problem import Problem
+from asyncsim.replays.plan import Plan
+from asyncsim.replays.programs import Program, cast, on_devices
+from asyncsim.replays.recording import Recording
+from asyncsim.replays.replay_state import Records, ReplayState
+from asyncsim.streams import stream_key
+from asyncsim.threads import require_wanted
+
+
+class Running:
+    """A replay, of one run or of the members of an ensemble, that can be stopped at the plan's stops.
+
+    Attributes
+    ----------
+    position : int
+    recordings : list of Recording
+        One for each member.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        program: Program,
+        state: Any,
+        key: jax.Array,
+        dtype: Any,
+        recordings: Sequence[Recording],
+    ):
+        self.trace, self._state, self.recordings = recordings[0].trace, state, recordings
+        self.position = 0
+        self._problem, self._plan, self._program, self._key = problem, plan, program, key
+        self._train, self._test = on_devices(problem, dtype, program.devices)
+        self._batched = plan.members is not None
+
+    @property
+    def state(self) -> ReplayState:
+        """The replay after ``position`` commits."""
+        return self._program.whole(self._held)
+
+    @property
+    def _held(self) -> Any:
+        """The program's own kind of state, unless commits were interrupted: nobody knows which of them it has."""
+        if self._state is None:
+            raise InputError("replay: was interrupted amid its commits, and cannot go on; make a new one")
+        return self._state
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left that is finite."""
+        return all(recording.diverged_at is not None for recording in self.recordings)
+
+    def advance(self, stop: int) -> None:
+        """Replay up to ``stop`` commits, or until no member is finite.
+
+        Raises
+        ------
+        InputError
+            It cannot stop there, or was interrupted amid its commits.
+        """
+        if stop not in self._plan.stops:
+            raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
+        # Given back at the end: whatever ends this early leaves commits that are made and not recorded.
+        held, self._state = self._held, None
+        pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
+        chunks = self._plan.chunks(self.position, stop)
+        ahead = self._program.looks_ahead
+        chunk = next(chunks, None)
+        while chunk is not None and not self.over:
+            require_wanted()
+            starts, pieces = chunk
+            following = next(chunks, None) if ahead else None
+            told = (following and following[1],) if ahead else ()
+            formed = self._program.before(held, pieces) if self._plan.diagnosed[starts[0]] else None
+            held, records, first = self._program.advance(
+                held, self._train, self._key, pieces, np.int32(len(starts) - 1), *told
+            )
+            # While the devices work on a chunk, the host plans the next and looks at the one before. Then only the
+            # diagnostics: if there are several CPU devices, starting these waits for the chunk.
+            chunk = following if ahead else next(chunks, None)
+            if pending is not None:
+                self._take(*pending)
+            diagnostics = {} if formed is None else self._program.diagnose(formed, first, pieces, records.loss)
+            pending = (starts, records, diagnostics)
+        if pending is not None:
+            self._take(*pending)
+        self._state = held
+
+    def evaluate(self) -> list[dict[str, float]]:
+        """Evaluate the central variables on the training and the test data; return a row for each finite member."""
+        first = self._program.devices[0]
+        # On one device: the same program there for any number of them.
+        central, state, train, test = jax.device_put(
+            (self._held.central, self._mean_problem_state(), self._train, self._test), first
+        )
+        values = self._program.evaluate(central, state, train, test)
+        return [
+            recording.evaluated({name: float(value) for name, value in own.items()})
+            for recording, own in zip(self.recordings, self._of_members(values), strict=True)
+            if recording.diverged_at is None
+        ]
+
+    def params(self) -> list[Any]:
+        """Return the members' central variables in the problem's own tree, as numpy arrays."""
+        central = jax.device_put(self._held.central, self._program.devices[0])
+        return [jax.tree.map(np.asarray, self._program.flat.unravel(own)) for own in self._of_members(central)]
+
+    def wait(self) -> None:
+        """Wait until the devices have made all commits so far."""
+        jax.block_until_ready(self._held)
+
+    def put_state(self, state: ReplayState) -> None:
+        """Go on from a state that a single device holds; raise InputError if there are several."""
+        if len(self._program.devices) > 1:
+            raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
+        self._state = self._program.from_whole(state)
+
+    def _take(self, starts: np.ndarray, records: Records, diagnostics: dict[str, Any]) -> None:
+        records = jax.tree.map(np.asarray, records)
+        if self._batched:  # members first
+            records = jax.tree.map(lambda leaf: np.moveaxis(leaf, -1, 0), records)
+        own = zip(self._of_members(records), self._of_members(diagnostics), self.recordings, strict=True)
+        for own_records, own_diagnostics, recording in own:
+            if recording.diverged_at is None:
+                recording.take(starts, own_records, own_diagnostics)
+        self.position = max(recording.position for recording in self.recordings)
+
+    def _of_members(self, tree: Any) -> list[Any]:
+        """Return each member's part of arrays with a leading axis of members."""
+        if not self._batched:
+            return [tree]
+        arrays = jax.tree.map(np.asarray, tree)
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], arrays) for i in range(len(self.recordings))]
+
+    def _mean_problem_state(self) -> Any:
+        """Return the mean over the workers of the problem's non-trained state (None without one)."""
+        if self._problem.init_state is None:
+            return None
+        return jax.tree.map(
+            lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
+            self._program.problem_states(self._held),
+        )
+
+
+def start(problem: Problem, seed: int, dtype: Any) -> tuple[Any, jax.Array]:
+    """Return a seed's initial parameters and the key of the problem's own randomness."""
+    key = jax.random.wrap_key_data(jnp.asarray(stream_key(seed, "problem").view(np.uint32)[:2]))
+    init_key, key = jax.random.split(key)
+    return cast(problem.init(init_key), dtype), key
+
+
+def problem_state(problem: Problem, dtype: Any) -> Any:
+    """Return the problem's non-trained state at the start; ``()`` without one."""
+    return cast(problem.init_state(), dtype) if problem.init_state else ()
+
+
+def tensor_names(params: Any) -> list[str]:
+    """Return the names of the tensors of a tree of parameters."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(params)]

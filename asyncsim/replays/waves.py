@@ -1,0 +1,196 @@
+"""Cutting a trace into pieces whose gradients can be computed at once, exactly.
+
+A commit can be computed at position ``a`` of the trace if the read that its gradient comes from, and its worker's
+commit before, both lie before ``a``. A *wave* is the longest run of such commits; a *piece* is as much of the wave from
+its own start as ``piece_size`` allows, and the unit that the replay computes. Positions count commits: a read at
+position ``p`` sees the central variable after the first ``p`` commits.
+
+Reads come in three kinds. After each commit, atomic with it (the exchange); before each commit, atomic with it
+(read, then write); and separate ones, which fall anywhere between two commits. What was read waits in a *slot*
+until the last commit that uses it: the worker's own for the atomic kinds, else any that is free then.
+"""
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+from asyncsim.traces.trace import Trace
+
+
+class Waves(NamedTuple):
+    """How a trace's commits depend on its reads. Arrays of shape ``[commits]`` unless said otherwise.
+
+    Attributes
+    ----------
+    read, form : int array
+        Positions of the read that the gradient comes from, and of the one that the message is formed with.
+    slot, form_slot : int array
+        Where these reads wait.
+    slots, form_slots : int
+    reads : {"after", "before", "separate"}
+        See the module's text.
+    separate_forms : bool
+        Whether messages are formed with the central variable of a visit before the commit's own.
+    depends_on : int array
+        Running maximum of the first position at which the commit can be computed; never decreases.
+    blocks : int array, shape ``[commits, blocks]``, or None
+        Positions of the blocks of reads that are torn; the last of each is ``read``.
+    """
+
+    read: np.ndarray
+    form: np.ndarray
+    slot: np.ndarray
+    form_slot: np.ndarray
+    slots: int
+    form_slots: int
+    reads: str
+    separate_forms: bool
+    depends_on: np.ndarray
+    blocks: np.ndarray | None = None
+
+
+class Reads(NamedTuple):
+    """Separate reads in the order of their positions, shape ``[reads]``; of torn ones each block is a read.
+
+    Of several that see the same, as after a barrier, there is one.
+    """
+
+    position: np.ndarray
+    slot: np.ndarray
+    block: np.ndarray | None = None
+
+
+def find_waves(trace: Trace) -> Waves:
+    """Find what each commit of a trace depends on."""
+    columns = {name: trace.frame[name].to_numpy() for name in ("worker", "read_version", "form_version", "version")}
+    commits = np.arange(len(trace))
+    # With server buffers several commits share a version: a read is as new as the commit that made its version.
+    read = _first_position(columns["read_version"], columns["version"])
+    form = _first_position(columns["form_version"], columns["version"])
+    separate_forms = bool(np.any(columns["form_version"] != np.r_[0, columns["version"][:-1]]))
+    previous = _previous_commit(columns["worker"])
+    blocks = None
+    if trace.read_blocks > 1:
+        blocks = _first_position(trace.block_versions(), columns["version"])
+    reads = "separate" if blocks is not None else _kind_of_reads(read, previous)
+    if reads == "separate":
+        slot, slots = _share_slots(read if blocks is None else blocks)
+    else:
+        slot, slots = columns["worker"], trace.workers
+    form_slot, form_slots = _share_slots(form) if separate_forms else (np.zeros_like(commits), 0)
+    depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
+    return Waves(read, form, slot, form_slot, slots, form_slots, reads, separate_forms, depends_on, blocks)
+
+
+def mean_wave(trace: Trace) -> float:
+    """Return how many commits a wave has on average."""
+    nowhere = np.empty(0, int)
+    return len(trace) / (len(cut(find_waves(trace), len(trace), (), 0, nowhere)) - 1)
+
+
+def separate_reads(position: np.ndarray, slot: np.ndarray) -> Reads:
+    """Return the reads that the replay has to make, in order; those of version zero are there from the start.
+
+    ``position`` has shape ``[commits]``, or ``[commits, blocks]`` for torn reads.
+    """
+    _, first = np.unique(position, axis=0, return_index=True)
+    position, slot, block = position[first], slot[first], None
+    if position.ndim == 2:
+        commits, blocks = position.shape
+        position, slot, block = position.ravel(), np.repeat(slot, blocks), np.tile(np.arange(blocks), commits)
+    order = np.argsort(position, kind="stable")
+    order = order[position[order] > 0]
+    return Reads(position[order], slot[order], None if block is None else block[order])
+
+
+def cut(
+    waves: Waves,
+    piece_size: int,
+    reads: tuple[Reads, ...],
+    reads_size: int,
+    starts: np.ndarray,
+) -> np.ndarray:
+    """Cut the trace into pieces, greedily.
+
+    Parameters
+    ----------
+    piece_size : int
+        Most commits of a piece.
+    reads : tuple of Reads
+    reads_size : int
+        Most separate reads of each tuple's entry in a piece.
+    starts : int array
+        Positions at which a piece has to start.
+
+    Returns
+    -------
+    int array, shape ``[pieces + 1]``
+        The positions at which pieces start; the last is the number of commits.
+    """
+    commits = len(waves.depends_on)
+    position = np.arange(commits)
+    end = np.minimum(np.searchsorted(waves.depends_on, position, side="right"), position + piece_size)
+    forced = np.r_[np.unique(starts), commits]
+    end = np.minimum(end, forced[np.searchsorted(forced, position, side="right")])
+    for kind in reads:
+        made = np.searchsorted(kind.position, position, side="right")
+        padded = np.r_[kind.position, np.full(reads_size + 1, commits + 1)]
+        end = np.minimum(end, padded[made + reads_size] - 1)
+    following = end.tolist()
+    cuts, at = [0], 0
+    while at < commits:
+        at = following[at]
+        cuts.append(at)
+    return np.array(cuts)
+
+
+def most_at_one_position(reads: Reads) -> int:
+    """Return how many reads at most see the same state: a piece must have room for them."""
+    return int(np.bincount(reads.position).max()) if len(reads.position) else 0
+
+
+def _first_position(version: np.ndarray, version_after: np.ndarray) -> np.ndarray:
+    return np.where(version > 0, np.searchsorted(version_after, version, side="left") + 1, 0)
+
+
+def _previous_commit(worker: np.ndarray) -> np.ndarray:
+    """Return the position of the same worker's commit before, -1 for the first."""
+    order = np.argsort(worker, kind="stable")
+    same = worker[order][1:] == worker[order][:-1]
+    previous = np.full(len(worker), -1)
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
+
+
+def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
+    later = previous >= 0
+    if not np.any(read[~later]):
+        if np.array_equal(read[later], previous[later] + 1):
+            return "after"
+        if np.array_equal(read[later], previous[later]):
+            return "before"
+    return "separate"
+
+
+def _share_slots(read: np.ndarray) -> tuple[np.ndarray, int]:
+    """Give what each commit has read a slot until the last commit that has read the same, using as few as possible.
+
+    ``read`` has shape ``[commits]``, or ``[commits, blocks]`` with the oldest block first.
+    """
+    distinct, which = np.unique(read, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    made = (distinct if distinct.ndim == 1 else distinct[:, 0]).tolist()
+    last = np.zeros(len(made), int)
+    last[which] = np.arange(len(read))  # of equal ones, the assignment that comes last stays
+    slot = np.empty(len(made), int)
+    busy: list[tuple[int, int]] = []  # (commit that frees the slot, slot)
+    slots = 0
+    for row, freed in enumerate(last.tolist()):
+        if busy and busy[0][0] < made[row]:
+            free = heapq.heappop(busy)[1]
+        else:
+            free, slots = slots, slots + 1
+        slot[row] = free
+        heapq.heappush(busy, (freed, free))
+    return slot[which], slots

@@ -1,0 +1,166 @@
+"""The event engine: who visits the server when.
+
+SimPy's environment is the event engine: each end of a computation, of a journey and of a service is
+one event in its queue. A worker waits for one thing at a time, so it *is* its next event, used again
+and again: no process and no request object, and two events per visit when the network takes no time.
+
+What a worker does is a chain of steps. A step is a function that sets a worker going and knows the
+step that follows; the protocols are ways to chain them. Where every message is applied, versions are not
+followed during the run: `asyncsim.traces.bookkeeping` counts them from its record.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from simpy.events import NORMAL
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Constant, Law
+from asyncsim.simulation.delays import delays
+from asyncsim.simulation.environment import environment
+from asyncsim.simulation.station import OpenStation, Station, Step, Worker, waiting_room
+from asyncsim.traces.bookkeeping import COMMIT_RECORD
+
+#: Commits between two updates of the progress bar: a fraction of a second.
+_BLOCK = 20_000
+
+
+class Simulation:
+    """One run: the record of its visits, and the steps that write it.
+
+    Attributes
+    ----------
+    commits, reads : list of float
+        Visits in the order in which their services ended, entry by entry: those of ``commit_record``, and those of
+        `asyncsim.traces.bookkeeping.READ_RECORD`.
+    commit_record : tuple of str
+        What is recorded of each commit.
+    """
+
+    commit_record: tuple[str, ...] = COMMIT_RECORD
+
+    def __init__(self, cluster: Cluster, seed: int):
+        self.cluster = cluster
+        self.seed = seed
+        self.commits: list[float] = []
+        self.reads: list[float] = []
+        self.env = environment(cluster)
+        service = self._delays(cluster.service, "service")
+        self.server: Station | OpenStation = (
+            OpenStation(self.env, cluster.workers, service)
+            if cluster.discipline == "lock_free"
+            else self._station(service, waiting_room(cluster.discipline, seed))
+        )
+        self.start_time = array("d", [0.0]) * cluster.workers
+
+    def run(self, commits: int, told: Callable[[int], None]) -> None:
+        """Go on until so many messages have been taken up, telling how many there are now and then."""
+        start = self._round()
+        for index in range(self.cluster.workers):
+            start(Worker(self.env, index))
+        step, (record, width) = self.env.step, self._taken_up()
+        for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
+            length = stop * width
+            while len(record) < length:
+                step()
+            told(stop)
+
+    def present(self) -> dict[str, np.ndarray]:
+        """Return who waits at the server or is served, and since when."""
+        server = self.server
+        served = [] if server.serving is None else [server.serving]
+        worker = np.array(sorted(worker.index for worker in [*server.waiting, *served]), np.int64)
+        return {"worker": worker, "arrive_time": np.array(server.arrive_time)[worker]}
+
+    def _taken_up(self) -> tuple[list[float], int]:
+        """Return a list, and by how much it grows with each message that is taken up."""
+        return self.commits, len(COMMIT_RECORD)
+
+    def _round(self) -> Step:
+        """Chain a worker's steps from one computation to the next, and return the computation."""
+        computed: list[Callable[[Any], None]] = []
+        compute = self._compute(computed)
+        up, down = self._way("up", self.cluster.latency_up), self._way("down", self.cluster.latency_down)
+        visit, commit, read = self.server.visit, self._commit, self._read
+        if not self.cluster.separate_reads:
+            first = up(visit(self._atomic(down(compute))))
+        elif self.cluster.protocol == "write_then_read":
+            first = up(visit(commit(visit(read(down(compute))))))
+        else:
+            acknowledged = down(compute, loaded=False)
+            first = up(visit(read(down(up(visit(commit(acknowledged)))))), loaded=False)
+        computed.append(first)
+        return compute
+
+    def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
+        cluster, env, start_time = self.cluster, self.env, self.start_time
+        duration = delays(cluster.compute_laws, self.seed, "compute", cluster.windows)
+
+        def compute(worker: Worker) -> None:
+            index = worker.index
+            start_time[index] = env._now
+            worker.callbacks = computed
+            env.schedule(worker, NORMAL, duration(index))
+
+        return compute
+
+    def _way(self, direction: str, law: Law) -> Callable[..., Step]:
+        """Return the function that puts a journey before a step."""
+        env, cluster = self.env, self.cluster
+        latency = self._delays(law, f"latency {direction}")
+        transfer = cluster.transfer_time
+        link = self._station(lambda worker: transfer, deque()) if cluster.shared_bandwidth else None
+
+        def travel(then: Step, extra: float) -> Step:
+            if extra == 0 and law == Constant(0.0):
+                return then
+            arrived = [then]
+
+            def depart(worker: Worker) -> None:
+                worker.callbacks = arrived
+                env.schedule(worker, NORMAL, latency(worker.index) + extra)
+
+            return depart
+
+        def way(then: Step, loaded: bool = True) -> Step:
+            if loaded and link is not None:
+                return link.visit(travel(then, 0.0))
+            return travel(then, transfer if loaded else 0.0)
+
+        return way
+
+    def _atomic(self, then: Step) -> Step:
+        """Return the step of a visit that both commits and reads; versions tell what it read."""
+        return self._commit(then)
+
+    def _commit(self, then: Step) -> Step:
+        env, server, record = self.env, self.server, self.commits.extend
+        start_time, arrive_time = self.start_time, self.server.arrive_time
+
+        def commit(worker: Worker) -> None:
+            index = worker.index
+            record((index, start_time[index], arrive_time[index], server.serve_time, env._now))
+            then(worker)
+
+        return commit
+
+    def _read(self, then: Step) -> Step:
+        env, server, record = self.env, self.server, self.reads.extend
+        commits, width = self.commits, len(COMMIT_RECORD)
+
+        def read(worker: Worker) -> None:
+            index = worker.index
+            version = len(commits) // width
+            record((index, version, server.arrive_time[index], server.serve_time, env._now))
+            then(worker)
+
+        return read
+
+    def _delays(self, law: Law, purpose: str) -> Callable[[int], float]:
+        return delays([law] * self.cluster.workers, self.seed, purpose)
+
+    def _station(self, busy: Callable[[int], float], waiting: Any) -> Station:
+        return Station(self.env, self.cluster.workers, busy, waiting)

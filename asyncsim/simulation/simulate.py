@@ -1,0 +1,109 @@
+"""From a cluster to a trace: when every worker visits the server, and how stale it is by then.
+
+The events are `asyncsim.simulation.engine`'s, under a timing policy `asyncsim.simulation.policy_engine`'s;
+`asyncsim.traces.bookkeeping` makes the rows of the trace from their record.
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.policy import asynchronous
+from asyncsim.errors import InputError, require_count, require_memory
+from asyncsim.simulation.engine import Simulation
+from asyncsim.simulation.policy_engine import PolicySimulation
+from asyncsim.threads import require_wanted
+from asyncsim.traces.bookkeeping import READ_RECORD, trace_of
+
+if TYPE_CHECKING:
+    from asyncsim.traces.trace import Trace
+
+
+#: Memory (bytes) that a commit and a worker take at the least: the record and the columns; the durations drawn ahead.
+_BYTES = {"commit": 400, "worker": 1_000}
+
+
+def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> "Trace":
+    """Run a cluster until the server has taken up so many messages.
+
+    Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
+    happen in the order in which they were scheduled, exactly as in a SimPy model with a process per
+    worker and a `simpy.Resource` for the server.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        How long things take and who queues where.
+    commits : int
+        Messages taken up, that is applied or buffered: traces of all policies hold the same number of useful
+        gradients. Discarded messages and cancelled computations come on top. A longer trace starts like a shorter one.
+    seed : int
+        Names the random numbers. Every worker draws its own: adding a worker, or changing the
+        discipline or another worker's law, leaves the durations that a worker draws as they are.
+    progress : bool, optional
+        Show a progress bar on standard error; by default if that is a terminal.
+
+    Returns
+    -------
+    Trace
+        One row per message or cancelled computation.
+
+    Raises
+    ------
+    InputError
+        A value that cannot be used, or a trace that does not fit into the memory of this machine.
+    """
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
+    commits = require_count("commits", commits)
+    seed = require_count("seed", seed, minimum=0)
+    needed = commits * _BYTES["commit"] + cluster.workers * _BYTES["worker"]
+    require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", needed)
+    with _no_garbage_collection(), _progress(commits, progress) as told:
+        simulation = (Simulation if cluster.policy == asynchronous() else PolicySimulation)(cluster, seed)
+        simulation.run(commits, told)
+    return trace_of(
+        cluster,
+        seed,
+        commits=_columns(simulation.commit_record, simulation.commits),
+        reads=_columns(READ_RECORD, simulation.reads),
+        present=simulation.present(),
+    )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare a run the collector: it makes no cycles, and all workers would be searched again and again."""
+    enabled = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]]:
+    """Yield what is told how many commits there are; a bar on standard error, if wanted."""
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda done: require_wanted()
+        return
+    from tqdm import tqdm
+
+    def told(done: int) -> None:
+        require_wanted()
+        bar.update(done - bar.n)
+
+    with tqdm(total=commits, desc="simulate", unit="commit", leave=False) as bar:
+        yield told
+
+
+def _columns(names: tuple[str, ...], record: list[float]) -> dict[str, np.ndarray]:
+    table = np.fromiter(record, np.float64, len(record)).reshape(-1, len(names))
+    return {name: table[:, i] for i, name in enumerate(names)}

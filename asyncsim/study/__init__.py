@@ -1,0 +1,22 @@
+"""Studies: what all of them share, and the command line that runs them.
+
+``python -m asyncsim.study NAME [options]`` runs a study, `load` imports one for Python. A study of one cluster has a
+`config`, whose methods and problem `factories` makes; `comparison` runs methods side by side, `sweep` those of a
+grid, `tabulation` other measurements, on an `executor`, into a folder of `results`. `finished` reads them again.
+"""
+
+from asyncsim.study.command import INTERRUPTED, configure, main, overview, set_up_jax
+from asyncsim.study.loading import hidden, load, load_file, shipped, studies
+
+__all__ = [
+    "INTERRUPTED",
+    "configure",
+    "hidden",
+    "load",
+    "load_file",
+    "main",
+    "overview",
+    "set_up_jax",
+    "shipped",
+    "studies",
+]

@@ -1,0 +1,171 @@
+"""The command line: ``python -m asyncsim.study NAME [options]``.
+
+A study whose Config has a field ``scale`` may have a table ``SCALES`` of configs by name: ``--scale`` then chooses the
+defaults of all other options.
+"""
+
+import ast
+import itertools
+import os
+import re
+import shutil
+import sys
+import textwrap
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from asyncsim.errors import InputError, require_path
+from asyncsim.interruption import interruptible
+from asyncsim.notes import note
+from asyncsim.study.loading import hidden, load, studies, told_in_a_line
+
+INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
+_COMMAND = "python -m asyncsim.study"
+#: Numbers with commas between them, with or without the option's name.
+_NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
+_NO_CACHE = "--no-compilation-cache"
+_USAGE = f"""usage: {_COMMAND} NAME [options]
+       {_COMMAND} NAME --help
+
+Compiled programs are kept in the user's cache folder, so that the next start need not compile;
+{_NO_CACHE} keeps none. JAX's own environment variables come first.
+
+studies:"""
+
+
+def overview() -> str:
+    """Return the list of studies, one line each, without importing them."""
+    found = studies()
+    width = max(map(len, found), default=0)
+    lines = [f"  {name:<{width}}  {_first_line(path)}" for name, path in sorted(found.items())]
+    return "\n".join([_USAGE, *lines])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a study from the command line; return the exit code (2 for bad input)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = [argument for argument in given if argument != _NO_CACHE]
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(overview())
+            _warn_of(hidden())
+        else:
+            with interruptible():
+                _run(*arguments, keep_compiled=_NO_CACHE not in given)
+    except InputError as error:
+        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as interruption:
+        print(": ".join(["interrupted", *map(str, interruption.args)]), file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _run(name: str, *options: str, keep_compiled: bool) -> None:
+    _warn_of({own: path for own, path in hidden().items() if own == name})
+    study, config = configure(name, options)
+    set_up_jax(keep_compiled)
+    study.run(config)
+
+
+def set_up_jax(keep_compiled: bool = True) -> None:
+    """Give JAX two devices on a CPU of several cores, and a folder of the user's cache to keep what it compiles.
+
+    It is told by its environment variables, so call this before JAX is imported; those that are set already stay.
+    """
+    if (os.cpu_count() or 1) > 1:
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+    if not keep_compiled:
+        return
+    import pooch
+
+    for name, value in (
+        ("JAX_COMPILATION_CACHE_DIR", str(Path(pooch.os_cache("asyncsim")) / "compiled")),
+        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
+        ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
+    """Return a study and its config as the command line would make it; options that cannot be read end the program.
+
+    Raises
+    ------
+    InputError
+        There is no study of that name, or its file is not one; or a path is an empty text.
+    """
+    study = load(name)
+    options = _split_numbers(options)
+    import tyro
+
+    scale = _scale(study, options)
+    config = tyro.cli(
+        study.Config,
+        **({} if scale is None else {"default": scale}),
+        prog=f"{_COMMAND} {name}",
+        description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
+        args=options,
+    )
+    _refuse_empty_paths(config, options)
+    return study, config
+
+
+def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
+    """Raise InputError for a path of which an empty text was given: by now it is the working folder's."""
+    for option, following in itertools.pairwise([*options, "-"]):
+        name, given, value = option.partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        if getattr(config, field, None) == Path() and not (value if given else following):
+            require_path(field, "")
+
+
+def _split_numbers(options: Sequence[str]) -> list[str]:
+    """Split numbers that were given with commas between them, as names may be."""
+    split: list[str] = []
+    for option in options:
+        found = _NUMBERS.fullmatch(option)
+        name, values = found.groups() if found else ("", option)
+        split += [name] if name else []
+        split += values.split(",") if found else [values]
+    return split
+
+
+def _scale(study: ModuleType, options: Sequence[str]) -> Any:
+    """Return the config of the scale that the options ask for, whose values are then the defaults; or None."""
+    scale = ""
+    for option, following in itertools.pairwise([*options, ""]):
+        name, _, value = option.partition("=")
+        if name == "--scale":
+            scale = value or following
+    # One that there is not is refused when the options are read.
+    return getattr(study, "SCALES", {}).get(scale)
+
+
+def _warn_of(files: dict[str, Path]) -> None:
+    for name, path in files.items():
+        note(f"{path} is not used: a shipped study is called {name}; rename yours")
+
+
+def _first_line(path: Path) -> str:
+    """Return the first line of a study's docstring, or what is wrong with the file."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's own code; they show when it is imported
+            docstring = ast.get_docstring(ast.parse(path.read_bytes()))
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"(cannot be read: {told_in_a_line(error, path)})"
+    return docstring.partition("\n")[0] if docstring else "(no docstring)"
+
+
+def _wrapped(text: str) -> str:
+    """Break paragraphs at the terminal's width, which tyro leaves as they are."""
+    width = shutil.get_terminal_size().columns - 2
+    # Only lines that are indented stay lines: tyro joins the others again.
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    return "\n\n".join(textwrap.fill(text, width, subsequent_indent="  ") for text in paragraphs if text)

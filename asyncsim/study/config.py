@@ -1,0 +1,401 @@
+"""What every study lets its user choose: cluster, methods, problem and output, as one dataclass.
+
+The command line is made from it. Building methods and problems imports JAX; making a config does not.
+"""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning
+from asyncsim.clusters.laws import Law, parse
+from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.clusters.windows import proportional_windows
+from asyncsim.errors import InputError, require_count, require_fraction
+from asyncsim.notes import note
+from asyncsim.study import executor
+
+if TYPE_CHECKING:
+    from asyncsim.methods import Method
+    from asyncsim.problems import Problem
+
+    LawLike = str | float | Law | Sequence[str | float | Law]
+    PolicyLike = str | Policy
+    MethodLike = str | Method
+    ProblemLike = str | Problem
+else:
+    # What the command line offers; tyro makes its options from these.
+    LawLike = PolicyLike = MethodLike = ProblemLike = str
+
+
+Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
+#: Options on which no result depends.
+_ELSEWHERE = {"out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"}
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Options that all studies share, those of one cluster and those of several; see each study for its own."""
+
+    #: Shown with the help of each study: what does not fit into the line of an option.
+    help_notes: ClassVar[str] = """
+Laws of times: a number of seconds, constant(value), exponential(mean), gamma(mean, cv), lognormal(mean, cv),
+uniform(low, high), weibull(mean, shape), pareto(mean, shape), empirical([s, s, ...]), mixture([law, law], [weight,
+weight]). Times are in seconds of the simulated clock.
+
+Protocols: exchange, one visit applies the update and takes the result back; read_then_write, the worker reads before
+its own update is applied; write_then_read, two visits, between which others are served.
+
+Policies: asynchronous; bounded_staleness(bound), nobody is further ahead of the slowest; buffered(count), so many
+messages make a version; first_of(count), and their workers wait for it; barrier(count), and the others are stopped, all
+workers without a count; discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit,
+count=1), and computations that become so are stopped; rounds, a version by every worker in turn.
+"""
+
+    #: 0 for studies that have another option for how long they are, which counts where ``steps`` is 0.
+    fewest_steps: ClassVar[int] = 1
+
+    workers: int | tuple[int, ...] = 100
+    """Workers of the cluster."""
+    steps: int = 200
+    """Commits per worker, on average; a trace has steps * workers commits."""
+    methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
+    """Methods to compare: adag, adaptive_staleness, aeasgd, agn, async_local_sgd, averaging, batch_sgd, damping,
+    dana_slim, dana_zero, dc_asgd, delay_adaptive, delayed_nesterov, downpour, dynsgd, eamsgd, easgd, fedasync, fedbuff,
+    gap_aware, gem, hogwild, lgd, lsgd, rennala, ringleader, ringmaster, sgd, softsync, or your own as FILE.py:FUNCTION
+    (see the README)."""
+    seeds: int = 3
+    """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
+
+    compute: LawLike = "gamma(mean=1, cv=0.2)"
+    """Law of the time of a local step (s); "[constant(1)]*90 + [constant(3)]*10" gives one per worker."""
+    service: LawLike = "constant(0.005)"
+    """Law of the time that the server is busy with a visit (s)."""
+    latency: LawLike = "constant(0)"
+    """Law of the time of a message one way (s); "[up, down]" for two."""
+    bandwidth: float | None = None
+    """Bytes per second each way for messages with parameters, whose size is the problem's. None: unlimited."""
+    shared_bandwidth: bool = False
+    """The workers share the server's bandwidth, one message at a time; else each has it to itself."""
+    window: int = 1
+    """Local steps per communication."""
+    dynamic_window: bool = False
+    """The window is that of the fastest workers; the others take fewer local steps, in proportion to their speed."""
+    protocol: Literal["exchange", "read_then_write", "write_then_read"] = "exchange"
+    """What a visit to the server is; see above."""
+    exclusive: bool = True
+    """With read_then_write: nobody comes between a read and its write; --no-exclusive lets others."""
+    discipline: Discipline = "fifo"
+    """Who is served next of those that wait: the first to come, the lowest worker index, or any; lock_free: nobody
+    waits."""
+    read_blocks: int = 1
+    """With lock_free and write_then_read: blocks of the parameters that a read sees one after the other."""
+
+    policy: PolicyLike = "asynchronous"
+    """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
+
+    problem: ProblemLike = "digits"
+    """digits, characters (bundled), mnist, cifar10 (downloaded once), quadratic, least_squares or logistic (synthetic),
+    or your own as FILE.py:FUNCTION (see the README). From Python also a Problem object."""
+    batch_size: int | None = None
+    """Examples per gradient. None: 64 for mnist and cifar10, 32 for the others; quadratic has no examples."""
+    sharded: bool = False
+    """Each worker sees only its own share of the training set; else all of it (least_squares and logistic always)."""
+    network: str | None = None
+    """cnn or mlp (mnist); small, resnet20 or alexnet (cifar10). None: the first of these."""
+    dropout: float | None = None
+    """Probability that a channel is dropped, from 0 to below 1 (mnist's cnn). None: 0.5."""
+    data_dir: Path | None = None
+    """Folder that holds mnist/ or cifar10/ (mnist, cifar10). None: that of ASYNCSIM_DATA, else a download is cached."""
+    text: Path | None = None
+    """Text file in UTF-8 (characters). None: the bundled one."""
+    heterogeneity: float = 0.0
+    """How far the workers' own optima lie apart, 0 or above (least_squares, logistic)."""
+    curvature: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03)
+    """Eigenvalues of the Hessian (quadratic)."""
+    noise: float = 0.1
+    """Standard deviation of each gradient coordinate (quadratic)."""
+
+    learning_rate: float = 0.05
+    """Step size of a gradient, for all methods; one of your own keeps its own default unless this is another."""
+    optimizer: str | None = None
+    """Local optimizer of the workers by its name in optax, adam say, with the learning rate for its own (all methods
+    whose messages are made of local steps). None: plain gradient steps."""
+    alpha: float | None = None
+    """Elastic step of each worker (aeasgd, eamsgd, easgd). None: 0.9 divided by the workers."""
+    momentum: float = 0.9
+    """Momentum of the methods that have one, and of the proxy whose energy all are compared with; from 0 to below 1."""
+    kappa: float = 1.0
+    """Energy of the proxy relative to momentum SGD (gem)."""
+    pi_max: float | None = 5.0
+    """Upper end of the clip of pi (gem). None: no clip."""
+    variant: Literal["program", "paper"] = "program"
+    """Which published form to follow, the authors' program or the paper (gem)."""
+
+    evaluate_every: int | None = None
+    """Worker steps between evaluations on all data, of which three examples take as long as the gradient of one. None:
+    20 evaluations in all."""
+    diagnose_every: int = 5
+    """Worker steps, and one commit, between recordings of the methods' costly diagnostics; 0 for none."""
+    diagnose_energy: bool = False
+    """Record also the energies of each tensor, and the distribution of their ratio over the weights."""
+    x64: bool = False
+    """Compute in float64 instead of float32."""
+    device: Literal["default", "cpu", "gpu", "tpu"] = "default"
+    """Where to compute; default leaves it to JAX."""
+    out: Path | None = None
+    """Folder for the results, new or empty. None: the first free one of results/STUDY, results/STUDY-2, ..."""
+    resume: Path | None = None
+    """Folder of the same study that was interrupted, or of which runs failed: what is missing there is computed."""
+    executor: Literal["local", "ray"] = "local"
+    """Where independent runs are computed: local, in this process, several at a time if each keeps one core busy; ray,
+    on all cores or machines of a Ray cluster."""
+    address: str | None = None
+    """Of a running Ray cluster: auto, or HOST:PORT. None: one is started on this machine (ray)."""
+    cpus_per_run: int = 1
+    """Cores that each run reserves (ray)."""
+    accelerators_per_run: float = 0.0
+    """GPUs, with --device tpu TPUs, that each run reserves; a fraction shares one (ray)."""
+
+    @property
+    def precision(self) -> str:
+        """``"float64"`` or ``"float32"``."""
+        return "float64" if self.x64 else "float32"
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Size of a parameter in a message."""
+        return 8 if self.x64 else 4
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count or a law that cannot be used.
+        """
+        require_count("seeds", self.seeds)
+        require_count("diagnose_every", self.diagnose_every, minimum=0)
+        if self.evaluate_every is not None:
+            require_count("evaluate_every", self.evaluate_every)
+        require_count("steps", self.steps, minimum=self.fewest_steps)
+        # Also that of the proxy, whose name for it nobody has typed.
+        require_fraction("momentum", self.momentum)
+        if self.shared_bandwidth and self.bandwidth is None:
+            raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
+        if self.out is not None and self.resume is not None:
+            raise InputError(f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it out")
+        self.check_executor()
+
+    def check_executor(self) -> None:
+        """Check the options of the executor; raise InputError for those that cannot be used."""
+        executor.check(self)
+
+    def make_methods(self, swept: Collection[str] = ()) -> "list[Method]":
+        """Return the methods, saying aloud which changed options some of them ignore.
+
+        Parameters
+        ----------
+        swept : collection of str
+            Options that set a study's cells apart, the columns of its summary: functions of the user's own get these,
+            too, where they are the default.
+
+        Raises
+        ------
+        InputError
+            An unknown method, one asked for twice, or a hyper-parameter outside its range; a function of the user's
+            own that makes none.
+        """
+        from asyncsim.study.factories import make_methods
+
+        return make_methods(self, swept)
+
+    def make_problem(self, swept: Collection[str] = ()) -> "Problem":
+        """Return the problem, saying aloud which changed options it ignores; ``swept`` as in `make_methods`.
+
+        Raises
+        ------
+        InputError
+            An unknown problem, an option outside its range, or data that cannot be had; a function of the user's own
+            that makes none.
+        """
+        from asyncsim.study.factories import make_problem
+
+        return make_problem(self, swept)
+
+    def computing_device(self) -> contextlib.AbstractContextManager[None]:
+        """Let JAX compute on the chosen kind of device; see `computing_device`."""
+        return computing_device(self.device)
+
+    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
+        """Return what the results depend on, as values that JSON can hold; where they are computed is left out.
+
+        Options of methods and problems stand where they count: in ``hyperparameters`` of each method and in
+        ``problem_config``, as these very objects have them; of their functions and data there are fingerprints.
+        """
+        import jax
+        import optax
+
+        from asyncsim.study.factories import factory_options
+        from asyncsim.study.fingerprint import fingerprint
+        from asyncsim.traces.trace import package_versions
+
+        elsewhere = set.union(*factory_options()) | _ELSEWHERE
+        elsewhere -= {"workers"}  # the cluster's, too
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            **{name: _plain(value) for name, value in own.items() if name not in elsewhere},
+            "proxy_momentum": self.momentum,
+            "methods": [method.name for method in methods],
+            "hyperparameters": {method.name: _plain(method.hyperparameters) for method in methods},
+            "problem": problem.name,
+            "problem_config": _plain(problem.config),
+            **{f"code of {method.name}": fingerprint(method) for method in methods},
+            f"code and data of {problem.name}": fingerprint(problem),
+            "versions": {**package_versions(), "jax": jax.__version__, "optax": optax.__version__},
+        }
+
+    def changed(self, option: str) -> bool:
+        """Return whether an option is another than its default."""
+        default = {field.name: field.default for field in dataclasses.fields(self)}[option]
+        return bool(getattr(self, option) != default)
+
+    def say_ignored(self, options: Iterable[str], where: str) -> None:
+        """Say aloud which of some options were changed although they change nothing there."""
+        for option in options:
+            if self.changed(option):
+                note(f"--{option.replace('_', '-')} changes nothing {where}")
+
+
+@dataclass(frozen=True)
+class StudyConfig(StudyOptions):
+    """Options of a study of one cluster."""
+
+    workers: int = 100
+    """Workers of the cluster."""
+
+    @property
+    def commits(self) -> int:
+        """Commits of a trace."""
+        return require_count("steps", self.steps) * require_count("workers", self.workers)
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count or a law that cannot be used.
+        """
+        super().check()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HeterogeneityWarning)  # told when the cluster is made in earnest
+            self._cluster(message_bytes=1.0)
+
+    def at(self, **values: Any) -> "StudyConfig":
+        """Return these options but for some values."""
+        return dataclasses.replace(self, **values)
+
+    def make_cluster(self, message_bytes: float | None = None) -> Cluster:
+        """Return the cluster, saying aloud which options change nothing.
+
+        Parameters
+        ----------
+        message_bytes : float, optional
+            Size of a message with parameters; needed with a bandwidth.
+
+        Raises
+        ------
+        InputError
+            A value that no cluster can have.
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", HeterogeneityWarning)
+            cluster = self._cluster(message_bytes)
+        for warning in caught:
+            note(str(warning.message))
+        if not self.exclusive and cluster.protocol == "write_then_read":
+            note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
+        if self.dynamic_window and set(cluster.windows) == {self.window}:
+            note(f"--dynamic-window changes nothing with a window of {self.window}: all workers have it")
+        return cluster
+
+    def _cluster(self, message_bytes: float | None) -> Cluster:
+        compute = self._law("compute")
+        window: int | tuple[int, ...] = self.window
+        if self.dynamic_window and isinstance(compute, list | tuple):  # else all are equally fast
+            window = proportional_windows(compute, self.window)
+        return Cluster(
+            workers=self.workers,
+            compute=compute,
+            service=self._law("service"),
+            latency=self._law("latency"),
+            bandwidth=self.bandwidth,
+            message_bytes=message_bytes if self.bandwidth is not None else None,
+            shared_bandwidth=self.shared_bandwidth,
+            window=window,
+            protocol=self.protocol,
+            exclusive=self.exclusive,
+            discipline=self.discipline,
+            read_blocks=self.read_blocks,
+            policy=parse_policy(self.policy) if isinstance(self.policy, str) else self.policy,
+        )
+
+    def _law(self, option: str) -> Any:
+        """Return the law or the laws of an option; the laws' own errors do not know which option they came from."""
+        value = getattr(self, option)
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except InputError as error:
+            raise InputError(f"{option} = {value!r}: {error}") from None
+
+
+@contextlib.contextmanager
+def computing_device(kind: str) -> Iterator[None]:
+    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves it to JAX.
+
+    Raises
+    ------
+    InputError
+        JAX finds no such device.
+    """
+    import jax
+
+    if kind == "default":
+        yield
+        return
+    try:
+        device = jax.devices(kind)[0]
+    except RuntimeError:
+        raise InputError(
+            f"device = {kind!r}: JAX finds none here; choose default, which is {jax.default_backend()}"
+        ) from None
+    with jax.default_device(device):
+        yield
+
+
+def split_names(names: Iterable[Any]) -> list[Any]:
+    """Split names that were given with commas between them; leave all that is not text as it is."""
+    entries: list[Any] = []
+    for entry in [names] if isinstance(names, str) else names:
+        entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
+    return entries
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path | Law | Policy):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if hasattr(value, "tolist"):  # arrays, and NumPy's numbers
+        return value.tolist()
+    if callable(value):
+        return f"function {getattr(value, '__name__', type(value).__name__)}"
+    return value if isinstance(value, str | int | float | None) else repr(value)

@@ -1,0 +1,128 @@
+"""The results of a study as they lie in its folder, and what it prints and draws of them."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncsim.errors import InputError
+from asyncsim.files import read_table
+from asyncsim.study import load_file, results, shipped
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.replays.run import Run
+    from asyncsim.traces.trace import Trace
+
+
+class Finished(NamedTuple):
+    """The results of a study, as they lie in its folder.
+
+    Attributes
+    ----------
+    folder : Path
+    config : dict
+        What ``config.json`` holds.
+    summary : pandas.DataFrame
+        One row per cell, method and seed.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    summary: "pd.DataFrame"
+
+    def rows(self, **values: Any) -> "pd.DataFrame":
+        """Return the rows of the summary that have these values: ``rows(method="gem", workers=5)``."""
+        found = self.summary
+        for name, value in values.items():
+            found = found[found[name] == value]
+        return found
+
+    def runs(self, **values: Any) -> "list[Run]":
+        """Load the runs of the rows that have these values."""
+        return [self.run(name) for name in self.rows(**values)["run_folder"]]
+
+    def run(self, run_folder: str) -> "Run":
+        """Load the run of a row."""
+        from asyncsim.replays.run import Run
+
+        return Run.load(self.folder / run_folder)
+
+    def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
+        """Read a table that the study wrote beside its summary.
+
+        Raises
+        ------
+        InputError
+            There is none, or it lacks some of the columns, or has no rows.
+        """
+        path = self.folder / name
+        try:
+            table = read_table(path)
+        except FileNotFoundError as error:
+            raise InputError(f"folder = {str(self.folder)!r}: no {name} there") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{str(path)!r}: cannot be read ({error}); make it again") from error
+        missing = [column for column in columns if column not in table]
+        if missing or table.empty:
+            what = f"lacks {', '.join(missing)}; make it again" if missing else "has no rows"
+            raise InputError(f"{str(path)!r}: {what}")
+        return table
+
+    def trace(self, trace_file: str) -> "Trace":
+        """Load the trace of a row."""
+        from asyncsim.traces.trace import Trace
+
+        return Trace.load(self.folder / trace_file)
+
+
+def read(folder: str | os.PathLike, study: str) -> Finished:
+    """Read the results of a study.
+
+    Raises
+    ------
+    InputError
+        There are none in that folder, or they are another study's.
+    """
+    folder = Path(folder)
+    remedy = f"make some with: python -m asyncsim.study {study} --out FOLDER"
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        summary = results.read_summary(folder)
+        found = config["study"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"folder = {str(folder)!r}: no results of the study {study} ({error}); {remedy}") from error
+    if found != study:
+        raise InputError(f"folder = {str(folder)!r}: holds the study {found}, not {study}; {remedy}")
+    return Finished(folder, config, summary)
+
+
+def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str], tables: Sequence[str] = ()) -> None:
+    """Print how the runs of each cell ended on which problem, draw the study's figures, and say what was written.
+
+    Parameters
+    ----------
+    study : str
+    folder : Path
+    summary : pandas.DataFrame
+    by : sequence of str
+        Columns that set the lines of the table apart.
+    tables : sequence of str
+        Names of the study's own files in the folder.
+    """
+    from asyncsim.study.outcome import averaged, outcome_table
+
+    problem = read(folder, study).config["problem"]
+    print(f"{problem}, {averaged(summary, by)}\n{outcome_table(summary, by)}")
+    files = [name for name in tables if (folder / name).exists()]
+    written = [results.SUMMARY, *files, *(path.name for path in draw(study, folder))]
+    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join(written)}")
+
+
+def draw(study: str, folder: Path, paper: str = "gem") -> list[Path]:
+    """Draw the figures that a paper has of a study, of which there may be none, into its folder."""
+    path = shipped("figures") / paper / "__init__.py"
+    path = path if path.exists() else path.parent.with_suffix(".py")
+    return load_file(f"asyncsim.figures.{paper}", path).draw_study(study, folder)

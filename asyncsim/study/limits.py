@@ -1,0 +1,214 @@
+"""The largest number of workers, and the largest learning rate, with which a method still learns: by bisection."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from asyncsim.clusters.law_text import write
+from asyncsim.files import write_csv
+from asyncsim.notes import tell
+from asyncsim.replays.replay import replay
+from asyncsim.simulation.simulate import simulate
+from asyncsim.study.cell import meet, same_gradients
+from asyncsim.study.executor import Failure, Failures, map_kept
+from asyncsim.study.outcome import FINAL_SHARE
+from asyncsim.table_text import number_text
+from asyncsim.wording import counted
+
+if TYPE_CHECKING:
+    from asyncsim.replays.run import Run
+    from asyncsim.study.cell import Cell
+    from asyncsim.study.executor import Executor
+
+
+#: What stands in the printed table for a value that there is not, and what it means.
+_SIGNS = {
+    ">": "> x: stable up to x, the largest that was tried",
+    "none": "none: not even the least that was tried is stable",
+    "failed": "failed: the search ended with an error, which limits.csv has",
+    "-": "-: not known, for that reason",
+}
+
+
+def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:
+    """Return the last of some ascending values up to which something holds, and the first at which it does not.
+
+    Correct if there is only one change, from holding to not holding; None stands for a value beyond the ends. ``holds``
+    is called once if it holds at the last value, as for a method that is stable with any number of workers, else about
+    ``log2(len(values)) + 1`` times.
+    """
+    if holds(values[-1]):
+        return values[-1], None
+    held, failed = -1, len(values) - 1
+    while failed - held > 1:
+        middle = (held + failed) // 2
+        if holds(values[middle]):
+            held = middle
+        else:
+            failed = middle
+    return values[held] if held >= 0 else None, values[failed]
+
+
+class Search(NamedTuple):
+    """What one bisection is to find: the largest stable number of workers, or learning rate, of a method.
+
+    Attributes
+    ----------
+    method, question : str
+        ``question`` is what the values are of, ``workers`` or ``learning_rate``.
+    at : float
+        The other of the two.
+    values : tuple
+        Those that may be tried, ascending.
+    cells : tuple of Cell
+        One for each value, with only this method.
+    """
+
+    method: str
+    question: str
+    at: float
+    values: tuple[Any, ...]
+    cells: "tuple[Cell, ...]"
+
+
+def searches(
+    cells: "Mapping[tuple[int, float], Cell]", counts: Sequence[int], rates: Sequence[float], **at: Sequence[Any]
+) -> list[Search]:
+    """Return the bisections over ``counts`` of workers ``at`` each ``learning_rate``, then those over ``rates``.
+
+    Parameters
+    ----------
+    cells : mapping
+        From workers and learning rate to the cell, for all that may be tried.
+    counts : sequence of int
+    rates : sequence of float
+    **at : sequences
+        ``learning_rate`` and ``workers`` at which the other is looked for.
+    """
+    lines: list[tuple[str, float, Sequence[Any], list[Cell]]] = [
+        *(("workers", rate, counts, [cells[n, rate] for n in counts]) for rate in at["learning_rate"]),
+        *(("learning_rate", n, rates, [cells[n, rate] for rate in rates]) for n in at["workers"]),
+    ]
+    return [
+        Search(method.name, question, one, tuple(values), tuple(_only(cell, place) for cell in own))
+        for question, one, values, own in lines
+        for place, method in enumerate(own[0].methods)
+    ]
+
+
+def _only(cell: "Cell", place: int) -> "Cell":
+    return cell._replace(methods=[cell.methods[place]])
+
+
+def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "Executor") -> None:
+    """Write ``limits.csv``, and the runs that they follow from to ``limit_runs.csv``, as the searches end.
+
+    A search that fails has no limits, and the error in the place of them. Each that has ended has a file in ``parts``,
+    and is not made again if that is there.
+    """
+    found: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+    failures = Failures()
+    files = [folder / "parts" / f"{one.method}-{one.question}-at-{write(one.at)}.json" for one in searched]
+    for place, value in map_kept(executor, limits_of, [(search, fraction) for search in searched], files):
+        search = searched[place]
+        row = {"method": search.method, "question": search.question, "at": search.at}
+        other = "workers" if search.question == "learning_rate" else "learning rate"
+        told = f"[limits] {search.method}, {search.question.replace('_', ' ')} with {other} {search.at:.4g}"
+        if isinstance(value, Failure):
+            failures.tell(told, value)
+            found[place] = {**row, "error": value.error}, []
+        else:
+            (largest, smallest), tried = value
+            # Nothing is stable: values may also be too low to learn in so few steps.
+            smallest = None if largest is None else smallest
+            seeds = search.cells[0].config.seeds
+            found[place] = {**row, "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}, tried
+            outcome = "nothing stable" if largest is None else f"stable up to {largest:.4g}"
+            tell(f"{told}: {outcome}, {counted(len(tried), 'run')}")
+        rows, runs = zip(*(found[place] for place in sorted(found)), strict=True)
+        write_csv(folder / "limits.csv", pd.DataFrame(list(rows)))
+        write_csv(folder / "limit_runs.csv", pd.DataFrame([run for own in runs for run in own]))
+
+
+def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
+    """Return the limits that a search finds, and a row for each run that it made.
+
+    Parameters
+    ----------
+    search : Search
+    fraction : float
+        A run is stable if its final minibatch loss is below this fraction of its first.
+    """
+    cells = dict(zip(search.values, search.cells, strict=True))
+    tried: list[dict[str, Any]] = []
+
+    def stable(value: Any) -> bool:
+        # In every seed; those after the first that is not are not run.
+        for seed in range(cells[value].config.seeds):
+            tried.append(_try(cells[value], seed, fraction))
+            if not tried[-1]["stable"]:
+                return False
+        return True
+
+    return bisect(search.values, stable), tried
+
+
+def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
+    config, (method,) = cell.config, cell.methods
+    cluster = meet(cell.cluster, method.timing)
+    trace = simulate(cluster, same_gradients(config.commits, cell.cluster, cluster), seed)
+    with config.computing_device():
+        run = replay(
+            trace,
+            method,
+            cell.problem,
+            seed,
+            precision=config.precision,
+            evaluate_every=len(trace),  # nothing but the losses of the minibatches is looked at
+            diagnose_every=0,
+            proxy_momentum=config.momentum,
+        )
+    first, last = first_and_last(run, len(trace))
+    stable = run.status == "finished" and last < fraction * first
+    row = {"method": method.name, **cell.values, "seed": seed, "status": run.status}
+    where = f"workers {cluster.workers}, learning rate {config.learning_rate:.3g}"
+    told = f"{method.name}, {where}, seed {seed}: {'stable' if stable else 'not stable'}"
+    tell(f"[limits] {told}, {run.status}, loss {first:.3g} to {last:.3g}")
+    return {**row, "first_loss": first, "final_loss": last, "stable": stable}
+
+
+def report(problem: str, table: pd.DataFrame) -> str:
+    """Return ``limits.csv`` as the study prints it, with what its signs mean in a line of their own."""
+    shown = pd.DataFrame([_told(row) for row in table.to_dict("records")])
+    seeds = table.get("seeds", pd.Series(dtype=float)).dropna()  # a search that failed has none
+    told = f", {counted(int(seeds.max()), 'seed')}" if len(seeds) else ""
+    cells = [*shown["largest stable"], *shown["smallest unstable"]]
+    signs = [meaning for sign, meaning in _SIGNS.items() if any(text.startswith(sign) for text in cells)]
+    lines = [f"limits of stability, {problem}{told}", shown.to_string(index=False), "; ".join(signs)]
+    return "\n".join(filter(None, lines))
+
+
+def _told(row: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the texts of a row of ``limits.csv``; none of the missing values stands for another."""
+
+    def text(value: Any) -> str:
+        return f"{value:,.0f}" if row["question"] == "workers" else number_text(value)
+
+    largest, smallest = row.get("largest_stable"), row.get("smallest_unstable")
+    if pd.isna(largest):
+        ends = "none" if pd.isna(row.get("error")) else "failed", "-"
+    else:
+        ends = text(largest), f"> {text(largest)}" if pd.isna(smallest) else text(smallest)
+    question = row["question"].replace("_", " ")
+    at = f"{row['at']:,.0f}" if row["question"] == "learning_rate" else f"{row['at']:g}"
+    names = ("method", "question", "at", "largest stable", "smallest unstable")
+    return dict(zip(names, (row["method"], question, at, *ends), strict=True))
+
+
+def first_and_last(run: "Run", commits: int) -> tuple[float, float]:
+    """Return the mean minibatch loss of the workers' first steps, and of the last tenth of a trace."""
+    loss = run.commits["loss"]
+    first = loss[run.commits["worker_step"] == 0].mean()
+    return float(first), float(loss.tail(max(1, round(FINAL_SHARE * commits))).mean())

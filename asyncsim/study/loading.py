@@ -1,0 +1,96 @@
+"""Studies as files: which there are, and how they and others that users name are imported.
+
+A study is a Python file with a docstring, a dataclass ``Config`` and a function ``run(config)``. The shipped ones are
+in ``studies/`` beside the package (in a clone) or inside it (when installed); a user's own are in ``studies/`` of the
+working folder. From Python::
+
+    staleness = asyncsim.study.load("staleness")
+    result = staleness.run(staleness.Config(workers=20))
+"""
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from asyncsim.errors import InputError, require_choice
+
+
+def studies() -> dict[str, Path]:
+    """Return the file of every study, by name: the shipped ones, then the working folder's own.
+
+    A user's file never takes the place of a shipped study; see `hidden`.
+    """
+    return {**_own(), **_files(shipped("studies"))}
+
+
+def hidden() -> dict[str, Path]:
+    """Return the working folder's files that are not listed because a shipped study has their name."""
+    ours = _files(shipped("studies"))
+    return {name: path for name, path in _own().items() if name in ours and not path.samefile(ours[name])}
+
+
+def shipped(name: str) -> Path:
+    """Return the folder of the shipped ``studies`` or ``figures``: inside the installed package, or beside it."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
+
+
+def load(name: str) -> ModuleType:
+    """Import a study.
+
+    Raises
+    ------
+    InputError
+        There is no study of that name, or its file cannot be imported or is not a study.
+    """
+    found = studies()
+    path = found[require_choice("study", name, found)]
+    try:
+        module = load_file(f"asyncsim.studies.{name}", path)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"study = {name!r}: {path} cannot be imported: {told_in_a_line(error, path)}") from error
+    missing = [needed for needed in ("Config", "run") if not callable(getattr(module, needed, None))]
+    if missing:
+        raise InputError(
+            f"study = {name!r}: {path} has no {' and no '.join(missing)}; "
+            "a study is a dataclass Config and a function run(config)"
+        )
+    return module
+
+
+def load_file(name: str, path: Path) -> ModuleType:
+    """Import a Python file under a module name, once."""
+    module = sys.modules.get(name)
+    if module is not None and getattr(module, "__file__", None) == str(path):
+        return module
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{str(path)!r}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def told_in_a_line(error: BaseException, path: str | Path) -> str:
+    """Return an error in one line, with the line of the file that led to it."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f"line {lines[-1]}: " if lines else ""
+    return f"{where}{type(error).__name__}: {error}"
+
+
+def _own() -> dict[str, Path]:
+    return _files(Path.cwd() / "studies")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}

@@ -1,0 +1,283 @@
+"""Independent runs of a study as Ray tasks; see `asyncsim.study.executor`.
+
+A task gets its function and arguments pickled by value where other machines cannot import them (notebooks, studies and
+methods loaded by path); methods and problems are sent once, and each process keeps them, with what it compiled.
+
+This module itself imports neither JAX nor a method: a task has JAX's settings before JAX is imported.
+"""
+
+import collections
+import contextlib
+import io
+import logging
+import os
+import pickle
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+import ray
+import ray.cloudpickle as cloudpickle
+from ray.exceptions import RayError, RayTaskError
+
+import asyncsim
+from asyncsim.errors import InputError
+from asyncsim.notes import note
+from asyncsim.study.executor import Done, Failure, attempt
+
+#: Seconds without a result after which the cluster is looked at.
+_HEARTBEAT = 5.0
+#: Seconds for which no node may have what a run asks for: one that was lost may come back.
+_PATIENCE = 30.0
+#: Seconds in which something that is there must have come over the network.
+_FETCH = 600.0
+#: Times that a run is computed again which was lost with its process or its node.
+_RETRIES = 3
+#: Methods and problems that a process keeps.
+_KEPT = 32
+#: Modules that were loaded by path, by the first part of their names.
+_BY_PATH = ("asyncsim.own.", "asyncsim.studies.", "asyncsim.figures.")
+#: Packages that must be the same everywhere for results to be.
+_PACKAGES = ("jax", "jaxlib", "numpy", "optax")
+
+
+@contextlib.contextmanager
+def joined(address: str | None, **local: Any) -> Iterator[None]:
+    """Join the Ray cluster at an address, or start one on this machine, and leave or end it again.
+
+    A process that has joined one already, a notebook say, stays with that.
+
+    Parameters
+    ----------
+    address : str, optional
+        Of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts one.
+    local
+        Options of ``ray.init`` for one that is started.
+
+    Raises
+    ------
+    InputError
+        There is none, or it cannot be joined from this machine.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is not None and address != "auto":
+        _require_answer(address)
+    try:
+        with warnings.catch_warnings():
+            # JAX warns of the processes that Ray starts: those become other programs at once.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+            ray.init(
+                address=address or "local",  # else Ray would join whatever it finds on the machine
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **({"include_dashboard": False, **local} if address is None else {}),
+            )
+    except (RayError, OSError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"address = {address!r}: no Ray cluster could be joined ({' '.join(str(error).split())}); start one with: "
+            "ray start --head, join it from one of its machines, and with the RAY_AUTH_MODE that it has"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class RayExecutor:
+    """Computes jobs as tasks of the Ray cluster that this process has joined.
+
+    Parameters
+    ----------
+    cpus : int
+        Cores that each job reserves.
+    accelerators : float
+        Accelerators that each job reserves: GPUs, or TPUs if ``tpu``. Without any a job computes on a CPU.
+    tpu : bool
+    """
+
+    def __init__(self, cpus: int, accelerators: float, tpu: bool = False):
+        self._needs = {"CPU": float(cpus)}
+        if accelerators:
+            self._needs["TPU" if tpu else "GPU"] = float(accelerators)
+        self._task = ray.remote(_work).options(
+            num_cpus=cpus,
+            num_gpus=0 if tpu else accelerators,
+            resources={"TPU": accelerators} if tpu and accelerators else None,
+            max_retries=0,  # lost ones are counted and told here
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": _settings(bool(accelerators))},
+        )
+        self._sent: dict[int, tuple[Any, ray.ObjectRef]] = {}
+        self._without_room: float | None = None
+
+    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
+        """See the same of `asyncsim.study.executor.Executor`."""
+        calls = [self._packed(function, job) for job in jobs]
+        lost: collections.Counter[int] = collections.Counter()
+        waiting = {self._task.remote(*call): place for place, call in enumerate(calls)}
+        self._require_room()
+        try:
+            while waiting:
+                ready, _ = ray.wait(list(waiting), timeout=_HEARTBEAT)
+                if not ready:
+                    self._require_room()
+                for ref in ready:
+                    place = waiting.pop(ref)
+                    try:
+                        yield Done(place, ray.get(ref, timeout=_FETCH))
+                    except RayTaskError as error:
+                        if isinstance(error.cause, InputError):
+                            raise error.cause from None
+                        yield Done(place, Failure(_line(error.cause or error), str(error)))
+                    except RayError as error:
+                        lost[place] += 1
+                        if lost[place] > _RETRIES:
+                            told = f"lost {lost[place]} times: {_line(error)}"
+                            yield Done(place, Failure(told, ""))
+                            continue
+                        note(f"a run was lost ({_line(error)}); it is computed again")
+                        waiting[self._task.remote(*calls[place])] = place
+        finally:
+            for ref in waiting:
+                with contextlib.suppress(RayError):
+                    ray.cancel(ref, force=True)
+
+    def _packed(self, function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[bytes, list[Any], dict[str, str]]:
+        """Return the arguments of a task."""
+        _send_by_value()
+        refs: list[Any] = []
+        buffer = io.BytesIO()
+        _Pickler(buffer, self._send, refs).dump((function, job))
+        return buffer.getvalue(), refs, _versions()
+
+    def _send(self, value: Any) -> Any:
+        """Put an object where all nodes can get it, once."""
+        if id(value) not in self._sent:
+            self._sent[id(value)] = value, ray.put(cloudpickle.dumps(value))
+        return self._sent[id(value)][1]
+
+    def _require_room(self) -> None:
+        """Raise InputError if for some time no node has had what a job asks for."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if any(all(has.get(name, 0.0) >= count for name, count in self._needs.items()) for has in nodes):
+            self._without_room = None
+            return
+        asked = ", ".join(f"{name} {count:g}" for name, count in self._needs.items())
+        there = (
+            "; ".join(", ".join(f"{name} {has.get(name, 0.0):g}" for name in self._needs) for has in nodes) or "none"
+        )
+        told = f"a run asks for {asked}, and no node of the Ray cluster has that (nodes: {there})"
+        now = time.monotonic()
+        if self._without_room is None:
+            self._without_room = now
+            note(f"{told}; waiting {_PATIENCE:g} s for one")
+        elif now - self._without_room > _PATIENCE:
+            raise InputError(f"executor = 'ray': {told}; ask for less, or add a node")
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles a call; its methods and problems are sent apart, and the call only refers to them."""
+
+    def __init__(self, buffer: io.BytesIO, send: Callable[[Any], Any], refs: list[Any]):
+        super().__init__(buffer)
+        self._send, self._refs = send, refs
+
+    def persistent_id(self, value: Any) -> int | None:
+        from asyncsim.methods import Method
+        from asyncsim.problems import Problem
+
+        if not isinstance(value, Method | Problem):
+            return None
+        ref = self._send(value)
+        if ref not in self._refs:
+            self._refs.append(ref)
+        return self._refs.index(ref)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, refs: list[Any]):
+        super().__init__(buffer)
+        self._refs = refs
+
+    def persistent_load(self, place: int) -> Any:
+        return _kept(self._refs[place])
+
+
+_objects: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+
+
+def _kept(ref: Any) -> Any:
+    """Return a method or a problem: in one process the very same object each time, so that it is compiled once."""
+    key = ref.binary()
+    if key not in _objects:
+        _objects[key] = cloudpickle.loads(ray.get(ref, timeout=_FETCH))
+    _objects.move_to_end(key)
+    while len(_objects) > _KEPT:
+        _objects.popitem(last=False)
+    return _objects[key]
+
+
+def _work(call: bytes, refs: list[Any], versions: dict[str, str]) -> Any:
+    """Call what was packed: the body of a task."""
+    own = _versions()
+    if own != versions:
+        differing = ", ".join(
+            f"{name} {own[name]}, not {versions[name]}" for name in own if own[name] != versions[name]
+        )
+        raise InputError(f"the node {socket.gethostname()} has {differing}; install the same on all")
+
+    def unpacked() -> Any:
+        function, job = _Unpickler(io.BytesIO(call), refs).load()
+        return function(*job)
+
+    return attempt(unpacked, ())
+
+
+def _settings(accelerated: bool) -> dict[str, str]:
+    """Return the environment in which JAX computes the same elsewhere: its variables, its threads and its devices."""
+    import jax
+
+    from asyncsim.replays.side_by_side import cores
+
+    config: Any = jax.config
+    found = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
+    found["NPROC"] = str(cores())  # XLA takes the size of its pool of threads from this
+    if config.jax_num_cpu_devices > 0:
+        found["JAX_NUM_CPU_DEVICES"] = str(config.jax_num_cpu_devices)
+    if not accelerated:
+        found["JAX_PLATFORMS"] = "cpu"
+    return found
+
+
+def _versions() -> dict[str, str]:
+    return {"asyncsim": asyncsim.__version__, **{name: version(name) for name in _PACKAGES}}
+
+
+def _send_by_value() -> None:
+    """Let functions of modules that were loaded by path be pickled whole."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_BY_PATH):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _require_answer(address: str) -> None:
+    """Raise InputError unless something listens there; Ray itself would try for a long time."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=10):
+            pass
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"address = {address!r}: no Ray cluster there ({error}); give auto, or HOST:PORT of its head"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,201 @@
+"""A study's folder of results: nothing half-written is ever taken for a result."""
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncsim.errors import InputError, require_path
+from asyncsim.files import read_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The table that makes a folder of results one; a folder without it holds nothing that was finished.
+SUMMARY = "summary.csv"
+#: What the results depend on, and the names of the runs that are missing.
+CONFIG, INCOMPLETE = "config.json", "incomplete"
+#: Status of a run that ended with an error: a row of the summary without a folder.
+FAILED = "failed"
+
+
+@contextlib.contextmanager
+def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = False) -> Iterator[Path]:
+    """Make the folder that a study writes to; take it away again if the study ends without a finished result.
+
+    The study writes ``summary.csv`` whenever something is finished, so that an error or Ctrl-C after that keeps it::
+
+        with results.new_folder(config.out, "staleness") as folder:
+            ...
+
+    Parameters
+    ----------
+    out : path, optional
+        Must not exist, or be empty; else the first free one of ``results/STUDY``, ``results/STUDY-2``, ...
+    study : str
+        The study's name.
+    resumable : bool
+        Whether it has the option ``--resume``, which an interruption then names.
+
+    Yields
+    ------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InputError
+        ``out`` is no path, or the folder holds something already, or cannot be made or written.
+    KeyboardInterrupt
+        Passed on, saying where the finished results are and how to go on.
+    """
+    folder, made = _default_folder(study) if out is None else _given_folder(require_path("out", out))
+    instead = " instead of --out" if out is not None else ""
+    with telling(folder, resumable, instead):
+        try:
+            yield folder
+        except BaseException:
+            if not (folder / SUMMARY).exists():
+                _take_away(folder, made)
+            raise
+
+
+@contextlib.contextmanager
+def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator[Path]:
+    """Return to the folder of a study that ended early; whatever happens, nothing of it is taken away.
+
+    Parameters
+    ----------
+    folder : path
+    record : mapping
+        What its ``config.json`` must hold, besides ``incomplete``.
+
+    Yields
+    ------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InputError
+        It holds no study, or one of another configuration.
+    KeyboardInterrupt
+        Passed on, saying where the finished results are and how to go on.
+    """
+    folder = require_path("resume", folder)
+    try:
+        found = json.loads((folder / CONFIG).read_text())
+        found.pop(INCOMPLETE, None)
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"resume = {str(folder)!r}: no results of a study ({error}); give the folder of one"
+        ) from error
+    if "study" not in found:
+        raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give the folder of one")
+    wanted = json.loads(json.dumps(record))
+    differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if differing:
+        told = "; ".join(f"{name} = {found.get(name)!r}, not {wanted.get(name)!r}" for name in differing[:3])
+        told += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
+        raise InputError(
+            f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options that it was "
+            "made with, or begin anew with out"
+        )
+    with telling(folder):
+        yield folder
+
+
+def resume_option(folder: Path) -> str:
+    """Return the option that goes on in a folder, as a shell takes it."""
+    return f"--resume {shlex.quote(str(folder))}"
+
+
+@contextlib.contextmanager
+def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator[None]:
+    """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
+
+    ``resumable``: whether the study has the option ``--resume``; ``instead`` ends the advice to use it, and says which
+    option it takes the place of.
+    """
+    try:
+        yield
+    except BaseException as error:
+        finished = (folder / SUMMARY).exists()
+        if isinstance(error, KeyboardInterrupt):
+            told = f"what was finished is in {folder}" if finished else "nothing was finished"
+            if finished and resumable:
+                told += f"; go on with the same options and {resume_option(folder)}{instead}"
+            raise KeyboardInterrupt(told) from None
+        if isinstance(error, InputError) and finished:
+            raise InputError(f"{error}; what was finished before is in {folder}") from error
+        raise
+
+
+def read_summary(folder: Path) -> "pd.DataFrame":
+    """Read the rows of a study's summary that have a run: those that failed have only an error."""
+    summary = read_table(folder / SUMMARY)
+    return ended(summary) if "status" in summary else summary
+
+
+def ended(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the rows of a summary that have a run."""
+    return summary[summary["status"] != FAILED].drop(columns="error", errors="ignore").reset_index(drop=True)
+
+
+def _default_folder(study: str) -> tuple[Path, list[Path]]:
+    """Make the first free folder; two studies that start together get one each."""
+    for number in itertools.count(1):
+        folder = Path("results", study if number == 1 else f"{study}-{number}")
+        with contextlib.suppress(FileExistsError):
+            return folder, _make(folder, exist_ok=False)
+    raise AssertionError("unreachable")
+
+
+def _given_folder(folder: Path) -> tuple[Path, list[Path]]:
+    """Make the folder that the user chose, unless it is there and empty."""
+    try:
+        free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if not free:
+        raise InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
+    try:
+        return folder, _make(folder, exist_ok=True)
+    except FileExistsError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _make(folder: Path, exist_ok: bool) -> list[Path]:
+    """Make a folder that can be written, with its parents; return those that were not there, innermost first."""
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return made
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a folder that can")
+
+
+def _take_away(folder: Path, made: list[Path]) -> None:
+    """Remove what was written to a folder that was new or empty, and the folders that were made for it."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        for path in made:
+            path.rmdir()

@@ -1,0 +1,278 @@
+"""Studies of a grid: cells that differ in workers, rates or whatever else, run into one folder.
+
+A study says which values its cells have and which of its options hold several; everything else is here::
+
+    class Config(SweepConfig):
+        varied: ClassVar = ("workers", "learning_rate")
+        learning_rate: tuple[float, ...] = (0.05, 0.1)
+
+    def run(config):
+        config.check()
+        with config.computing_device():
+            cells = sweep(config, [{"workers": n, "learning_rate": r} for r in config.learning_rate for n in ...])
+            conclude = functools.partial(report, "stability", by=("learning_rate", "method", "workers"))
+            return run_cells("stability", config, cells, conclude)
+
+Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the defaults of all other
+options; see `asyncsim.study.configure`.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from asyncsim.errors import InputError, require_count
+from asyncsim.files import write_json
+from asyncsim.notes import each_note_once, note
+from asyncsim.study import own_file, results
+from asyncsim.study.config import StudyConfig, StudyOptions, split_names
+from asyncsim.study.executor import opened
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.study.cell import Cell
+    from asyncsim.study.executor import Executor
+
+#: Characters of a value in the name of a cell's folders.
+_LONGEST = 60
+
+
+@dataclass(frozen=True)
+class SweepConfig(StudyOptions):
+    """Options of a study of several clusters."""
+
+    #: Options that hold several values, one for each cell, though a `StudyConfig` has only one of each.
+    varied: ClassVar[tuple[str, ...]] = ("workers",)
+
+    workers: tuple[int, ...] = (5, 10, 20, 30)
+    """Workers of the clusters, one after the other."""
+    scale: Literal["small", "paper"] = "small"
+    """What all other defaults are made for: minutes on the bundled digits, or what the paper did."""
+
+    def check(self) -> None:
+        """Check what can be checked before anything heavy is imported.
+
+        Raises
+        ------
+        InputError
+            A count or a law that cannot be used; no value, or one twice, where there may be several.
+        """
+        super().check()
+        for name in self.varied:
+            values = getattr(self, name)
+            if not values:
+                raise InputError(f"{name}: none given; give one or more")
+            if len(set(values)) < len(values):
+                raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
+        # Only now, as the options of a cell have the first value of each.
+        for name in self.varied:
+            for value in getattr(self, name):
+                if name == "workers":
+                    require_count("workers", value)
+                self.at(**{name: value}).check()
+
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of one cluster: these, but for some values; the first, where there are several.
+
+        Where ``steps`` is 0 it is 1, until the study knows how many there are.
+        """
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
+        options["steps"] = self.steps or 1
+        first = {name: getattr(self, name)[0] for name in self.varied if name in options}
+        return StudyConfig(**{**options, **first, **values})
+
+
+class Result(NamedTuple):
+    """What a study returns.
+
+    Attributes
+    ----------
+    folder : Path
+        Where everything was written.
+    summary : pandas.DataFrame
+        One row per cell, method and seed; also in ``summary.csv``.
+    """
+
+    folder: Path
+    summary: "pd.DataFrame"
+
+
+@each_note_once()
+def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]":
+    """Return a cell for each entry of a grid: the config with these values in the place of its own.
+
+    Each entry for a `SweepConfig` has ``workers``.
+
+    Cells that agree in all options of their methods, or of their problem, share the very objects: these are compiled
+    once. Options that change nothing are said aloud.
+
+    Raises
+    ------
+    InputError
+        An option that cannot be used, whatever cell it belongs to.
+    """
+    from asyncsim.study.cell import Cell
+    from asyncsim.study.factories import factory_options
+
+    methods: dict[Any, Any] = {}
+    problems: dict[Any, Any] = {}
+    cells = []
+    for values in grid:
+        own = config.at(**values)
+        own.check()
+        of_methods, of_problem = (_chosen(own, options) for options in factory_options())
+        if of_methods not in methods:
+            methods[of_methods] = own.make_methods(swept=set(values))
+        if of_problem not in problems:
+            problems[of_problem] = own.make_problem(swept=set(values))
+        problem = problems[of_problem]
+        cluster = own.make_cluster(message_bytes=problem.parameter_count * own.bytes_per_parameter)
+        cells.append(Cell(_folder_name(values), dict(values), own, cluster, methods[of_methods], problem))
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"grid: two of its cells are called {twice!r}, as are their folders; let other values differ")
+    if config.changed("alpha") and not any(map(_takes_alpha, split_names(config.methods))):
+        note(f"--alpha changes nothing for {', '.join(method.name for method in _methods(cells))}")
+    if config.diagnose_energy and not config.diagnose_every:
+        note("--diagnose-energy changes nothing with --diagnose-every 0")
+    return cells
+
+
+def steps_of_epochs(cell: "Cell", epochs: float) -> int:
+    """Return the commits per worker in which all workers together pass through the training data so many times."""
+    examples = (cell.problem.batch_size or 1) * sum(cell.cluster.windows)
+    return max(1, round(epochs * cell.problem.examples / examples))
+
+
+def run_cells(
+    study: str,
+    config: StudyOptions,
+    cells: "Sequence[Cell]",
+    conclude: Callable[[Path, "pd.DataFrame"], None],
+    measure: "Callable[[Path, Executor], None] | None" = None,
+    follow: "Callable[[Path, pd.DataFrame], Sequence[Cell]] | None" = None,
+) -> Result:
+    """Run the cells of a study into a new folder, or those that are missing in an old one, and conclude.
+
+    A run that fails is a row of the summary with its error; the study ends with an error only if all of them do.
+
+    Parameters
+    ----------
+    study : str
+        Its name.
+    config : StudyOptions
+    cells : sequence of Cell
+    conclude : function
+        From the folder and the summary: draws the figures and prints the tables of the runs that there are.
+    measure : function, optional
+        What is to be measured after all cells and before the conclusion, with the executor that computes independent
+        jobs; writes its own tables into the folder.
+    follow : function, optional
+        From the folder and the summary of these cells to more of them, chosen by it, which are run then.
+
+    Raises
+    ------
+    InputError
+        A folder or a disk that cannot be written; an executor that cannot be had; no run that did not fail.
+    KeyboardInterrupt
+        Passed on; tables and figures of the runs that were finished are there then, and ``config.json`` names those
+        that are missing.
+    """
+    from asyncsim.study.cell import missing
+    from asyncsim.study.comparison import compare
+
+    record = {"study": study, **config.record(_methods(cells), cells[0].problem)}
+    if any(cell.values for cell in cells):
+        record["cells"] = [dict(cell.values) for cell in cells]
+    known = list(cells)
+
+    def chosen(summary: "pd.DataFrame") -> "Sequence[Cell]":
+        known.extend(follow(folder, summary) if follow is not None else [])
+        return known[len(cells) :]
+
+    def name_missing(interrupted: bool) -> "pd.DataFrame":
+        """Let ``config.json`` name the runs that are missing; return the rows of the others."""
+        ended = results.read_summary(folder)
+        absent = missing(known, ended)
+        if absent or interrupted:
+            write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: absent})
+        return ended
+
+    replays = [(cell.problem, cell.cluster.workers) for cell in cells]
+    with study_folder(config, study, record) as folder, opened(config, replays) as executor:
+        write_json(folder / results.CONFIG, record)
+        try:
+            summary = compare(cells, folder, chosen, executor)
+            if measure is not None:
+                measure(folder, executor)
+        except (KeyboardInterrupt, InputError):
+            with contextlib.suppress(InputError, OSError):
+                conclude(folder, name_missing(interrupted=True))
+            raise
+        ended = name_missing(interrupted=False)
+        failed = len(summary) - len(ended)
+        if failed == len(summary):
+            raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
+        conclude(folder, ended)
+        if failed:
+            note(
+                f"{failed} of {len(summary)} runs failed; {results.SUMMARY} has their errors, and "
+                f"{results.resume_option(folder)} tries them again"
+            )
+    return Result(folder, summary)
+
+
+def study_folder(
+    config: StudyOptions, study: str, record: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[Path]:
+    """Return the folder that a study writes to, a new one or that which is resumed; see `asyncsim.study.results`."""
+    if config.resume is None:
+        return results.new_folder(config.out, study, resumable=True)
+    return results.old_folder(config.resume, record)
+
+
+def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
+    """Return the values of some options, as a key: equal for texts and numbers that are, else for the same object."""
+    from asyncsim.replays.programs import Same
+
+    def key(value: Any) -> Any:
+        if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+            return tuple(map(key, value))
+        return value if isinstance(value, str | int | float | Path | None) else Same(value)
+
+    return tuple(key(getattr(config, name)) for name in sorted(options) if hasattr(config, name))
+
+
+def _folder_name(values: Mapping[str, Any]) -> str:
+    """Return the name of a cell's folders: its values, of which long ones are cut, with a checksum for the rest."""
+    texts = [(name, str(value).replace("/", "-")) for name, value in values.items()]
+    return "_".join(
+        f"{name}-{text}" if len(text) <= _LONGEST else f"{name}-{text[:_LONGEST]}-{zlib.crc32(text.encode()):08x}"
+        for name, text in texts
+    )
+
+
+def _takes_alpha(entry: Any) -> bool:
+    """Return whether one of a config's methods is made from its elastic step; a `Method` is made already."""
+    from asyncsim.methods import METHODS
+
+    if not isinstance(entry, str):
+        return False
+    factory = own_file.load("methods", entry) if own_file.is_own("methods", entry) else METHODS[entry]
+    return "alpha" in inspect.signature(factory).parameters
+
+
+def _methods(cells: "Sequence[Cell]") -> list[Any]:
+    """Return the methods of the first cell that has each."""
+    found: dict[str, Any] = {}
+    for cell in cells:
+        for method in cell.methods:
+            found.setdefault(method.name, method)
+    return list(found.values())

@@ -1,0 +1,148 @@
+"""From the record of a simulation to the rows of a trace: jobs, versions and staleness.
+
+In every protocol and under every policy a worker's job ``j`` computes from its read ``j``, read 0 being version 0 at
+time 0; also jobs that are discarded or cancelled are followed by a read. So one list of reads, in order for each
+worker, tells all staleness.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.traces.admission import APPLIED
+
+if TYPE_CHECKING:
+    from asyncsim.traces.trace import Trace
+
+Columns = dict[str, np.ndarray]
+
+#: What a simulation records of each commit and, where reads are visits of their own, of each read.
+COMMIT_RECORD = ("worker", "start_time", "arrive_time", "serve_time", "commit_time")
+READ_RECORD = ("worker", "read_version", "read_arrive_time", "read_serve_time", "read_time")
+
+
+def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, present: Columns) -> "Trace":
+    """Return the trace of a recorded run.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        What was simulated.
+    seed : int
+        With which random numbers.
+    commits, reads : dict of Float64[ndarray, "commits"], dict of Float64[ndarray, "reads"]
+        The columns `COMMIT_RECORD` and `READ_RECORD`, in the order in which services ended. Under a policy with what
+        became of each message, ``outcome``, and with all reads; else without those that are part of a commit's visit.
+    present : dict of ndarray
+        ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit
+        was made.
+
+    Returns
+    -------
+    Trace
+    """
+    import pandas as pd
+
+    from asyncsim.traces.trace import OUTCOMES, Source, Trace
+
+    if "outcome" not in commits:
+        reads = reads if cluster.separate_reads else _reads_of_commits(cluster, commits)
+        commits = {**commits, "outcome": np.full(len(commits["worker"]), APPLIED)}
+    reads = _with_first(cluster, reads)
+    jobs = _Visits(commits["worker"].astype(np.int64), cluster.workers)
+    read_visits = _Visits(reads["worker"].astype(np.int64), cluster.workers)
+    columns = _rows(cluster, commits, reads, jobs, read_visits)
+    columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), OUTCOMES)
+    still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
+    open_reads = {
+        "worker": read_visits.worker[still_open],
+        "job": read_visits.number[still_open],
+        "read_version": reads["read_version"][still_open].astype(np.int64),
+        **{name: reads[name][still_open] for name in ("read_arrive_time", "read_serve_time", "read_time")},
+    }
+    source = Source(
+        workers=cluster.workers,
+        protocol=cluster.protocol,
+        window=max(cluster.windows),
+        separate_reads=cluster.separate_reads,
+        seed=seed,
+        cluster=cluster,
+    )
+    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), pd.DataFrame(present))
+
+
+class _Visits:
+    """Visits in order of time, and for each worker which are its own.
+
+    Attributes
+    ----------
+    worker : Int64[ndarray, "visits"]
+        Who made each visit.
+    number : Int64[ndarray, "visits"]
+        Which of the worker's own it is, from 0.
+    count : Int64[ndarray, "workers"]
+        How many each worker made.
+    """
+
+    def __init__(self, worker: np.ndarray, workers: int):
+        self.worker = worker
+        self.count = np.bincount(worker, minlength=workers)
+        self._first = np.cumsum(self.count) - self.count
+        # NumPy sorts short integers several times faster.
+        self._by_worker = np.argsort(worker.astype(np.min_scalar_type(workers)), kind="stable")
+        self.number = np.empty_like(worker)
+        self.number[self._by_worker] = np.arange(len(worker)) - np.repeat(self._first, self.count)
+
+    def find(self, worker: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Return the positions of the visits of these numbers by these workers."""
+        return self._by_worker[self._first[worker] + number]
+
+
+def _reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
+    """Return the reads that are part of the commits' visits, if every commit is applied."""
+    own_commit = 0 if cluster.protocol == "read_then_write" else 1
+    return {
+        "worker": commits["worker"],
+        "read_version": np.arange(len(commits["worker"])) + own_commit,
+        "read_arrive_time": commits["arrive_time"],
+        "read_serve_time": commits["serve_time"],
+        "read_time": commits["commit_time"],
+    }
+
+
+def _with_first(cluster: Cluster, reads: Columns) -> Columns:
+    """Return all reads, the first of every worker at their head."""
+    first = {name: np.zeros(cluster.workers) for name in READ_RECORD}
+    first["worker"] = np.arange(cluster.workers, dtype=np.float64)
+    return {name: np.concatenate([first[name], reads[name]]) for name in READ_RECORD}
+
+
+def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _Visits, read_visits: _Visits) -> Columns:
+    """Return the columns of the trace, without the outcome."""
+    version = np.cumsum(commits["outcome"] == APPLIED)
+    before = np.concatenate([[0], version[:-1]])
+    used = read_visits.find(jobs.worker, jobs.number)
+    read_version = reads["read_version"][used].astype(np.int64)
+    form_version, form_time = before, commits["commit_time"]
+    if cluster.separate_reads and cluster.protocol == "read_then_write":
+        pulled = read_visits.find(jobs.worker, jobs.number + 1)
+        form_version, form_time = reads["read_version"][pulled].astype(np.int64), reads["read_time"][pulled]
+    return {
+        "commit": np.arange(len(jobs.worker)),
+        "worker": jobs.worker,
+        "job": jobs.number,
+        "local_steps": np.array(cluster.windows)[jobs.worker],
+        "read_version": read_version,
+        "read_arrive_time": reads["read_arrive_time"][used],
+        "read_serve_time": reads["read_serve_time"][used],
+        "read_time": reads["read_time"][used],
+        "start_time": commits["start_time"],
+        "form_version": form_version,
+        "form_time": form_time,
+        "arrive_time": commits["arrive_time"],
+        "serve_time": commits["serve_time"],
+        "commit_time": commits["commit_time"],
+        "staleness": before - read_version,
+        "version": version,
+    }

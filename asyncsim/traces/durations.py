@@ -1,0 +1,267 @@
+"""What a trace says about how long things took: the durations between its columns, and the order of service."""
+
+import heapq
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from asyncsim.clusters.policy import asynchronous
+from asyncsim.errors import InputError, require_count
+from asyncsim.traces.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Of the services that overlap with the one before, at most this share is a matter of clocks.
+_OVERLAPS = 0.01
+#: A discipline is believed if this share of the choices among waiting visits agrees with it.
+_AGREES = 0.95
+#: Fewer choices than these say nothing.
+_FEWEST_CHOICES = 20
+#: Times that must not pass in another order, with what lies between.
+_ORDER = {
+    ("read_time", "start_time"): "the way down",
+    ("start_time", "arrive_time"): "a computation",
+    ("arrive_time", "serve_time"): "a wait",
+    ("serve_time", "commit_time"): "a service",
+    ("read_arrive_time", "read_serve_time"): "a wait",
+    ("read_serve_time", "read_time"): "a service",
+}
+
+
+class Durations(NamedTuple):
+    """Durations in the order in which they ended, seconds.
+
+    Attributes
+    ----------
+    compute : Float64[ndarray, "computations"]
+        From the start of a computation to its message's arrival: with the way up in it.
+    worker : Int64[ndarray, "computations"]
+        Whose.
+    begin : Float64[ndarray, "computations"]
+        When it started, seconds since the start of the trace.
+    others : Int64[ndarray, "computations"]
+        How many others were under way at that time.
+    service : Float64[ndarray, "visits"]
+        With the time in which the visit waited although the server was free.
+    down : Float64[ndarray, "journeys"]
+    round_trip : Float64[ndarray, "journeys"] or None
+        Way down and way up together, between a read visit and the write visit that follows it; None where a message
+        is formed before it leaves.
+    idle : Float64[ndarray, "commits"]
+        How long each message waited although the server was free.
+    """
+
+    compute: np.ndarray
+    worker: np.ndarray
+    begin: np.ndarray
+    others: np.ndarray
+    service: np.ndarray
+    down: np.ndarray
+    round_trip: np.ndarray | None
+    idle: np.ndarray
+
+
+def require_asynchronous(argument: str, trace: Trace) -> None:
+    """Raise InputError unless a trace has times, and its server took up every message as it came."""
+    if not isinstance(trace, Trace):
+        raise InputError(f"{argument} = {trace!r}: must be a Trace, simulated or recorded")
+    if trace.protocol == "prescribed":
+        raise InputError(f"{argument}: a prescribed trace, which has no times; give a recorded or a simulated one")
+    if trace.policy != asynchronous():
+        raise InputError(
+            f"{argument}: made under the policy {trace.policy}; only asynchronous traces can be calibrated"
+        )
+    if trace.windows_differ:
+        raise InputError(f"{argument}: its workers have different windows; only traces of one window can be calibrated")
+    lost = (trace.frame["outcome"] != "applied").to_numpy()
+    if lost.any():
+        row = int(np.argmax(lost))
+        raise InputError(
+            f"{argument}: outcome of row {row} is {trace.frame['outcome'].iloc[row]!r}; only a trace of which every "
+            "message was applied can be calibrated: record without faults and with an asynchronous server"
+        )
+
+
+def durations(trace: Trace, warm_up: int | None = None) -> Durations:
+    """Return the durations of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    warm_up : int, optional
+        Commits left out at the start; by default one per worker, at most half of all. Every worker's first job is left
+        out in any case: no way down led to it, and real programs compile in it.
+
+    Raises
+    ------
+    InputError
+        The trace is not asynchronous; a time passes before the one that it follows, or is not finite; services
+        overlap; or a warm-up that leaves nothing.
+    """
+    require_asynchronous("trace", trace)
+    _check_times(trace.frame)
+    _check_services(trace)
+    began = trace.frame["serve_time"].to_numpy()
+    trace = attended(trace)
+    idle = began - trace.frame["serve_time"].to_numpy()
+    warm_up = min(trace.workers, len(trace) // 2) if warm_up is None else require_count("warm_up", warm_up, 0)
+    frame = trace.frame
+    used = ((frame["commit"] >= warm_up) & (frame["job"] > 0)).to_numpy()
+    starts, ends = frame["start_time"].to_numpy(), frame["arrive_time"].to_numpy()
+    down, round_trip = starts - frame["read_time"].to_numpy(), None
+    service = (frame["commit_time"] - frame["serve_time"]).to_numpy()[used]
+    if trace.source.separate_reads:
+        service = np.concatenate([service, (frame["read_time"] - frame["read_serve_time"]).to_numpy()[used]])
+        if trace.protocol == "read_then_write":
+            round_trip = (ends - frame["form_time"].to_numpy())[used]
+            ends = _pull_arrivals(trace)
+            committed = frame.groupby("worker", sort=False)["commit_time"].shift()
+            down = starts - committed.to_numpy()
+    used = used & np.isfinite(ends)
+    first, last = np.sort(starts[np.isfinite(ends)]), np.sort(ends[np.isfinite(ends)])
+    under_way = np.searchsorted(first, starts, side="right") - np.searchsorted(last, starts, side="right")
+    return Durations(
+        (ends - starts)[used],
+        frame["worker"].to_numpy()[used],
+        starts[used],
+        under_way[used] - 1,
+        service,
+        down[used],
+        round_trip,
+        idle[used],
+    )
+
+
+def attended(trace: Trace) -> Trace:
+    """Return a trace of which every service begins when the visit waits and the server is free.
+
+    A real server takes a while to take a visit up, and can do nothing else meanwhile: that is service as well. A
+    simulated trace stays as it is.
+    """
+    visits = _visits(trace)
+    arrive, serve, end = (visits[name].to_numpy() for name in ("arrive", "serve", "end"))
+    free = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
+    begun = np.empty(len(visits))
+    begun[visits.index] = np.minimum(serve, np.maximum(arrive, free))
+    frame = trace.frame.assign(serve_time=begun[: len(trace)])
+    reads, done = [], len(trace)
+    for table in (frame, trace.open_reads):
+        own = (table["job"] > 0).to_numpy()
+        served = table["read_serve_time"].to_numpy(copy=True)
+        if trace.source.separate_reads:
+            count = int(own.sum())
+            served[own] = begun[done : done + count]
+            done += count
+        reads.append(table.assign(read_serve_time=served))
+    return Trace(reads[0], trace.source, reads[1], trace.present)
+
+
+class Choices(NamedTuple):
+    """How a server chose among the visits that waited.
+
+    Attributes
+    ----------
+    total : int
+        How often more than one waited.
+    first, lowest : int
+        How often it chose the one that had come first, and the lowest worker.
+    """
+
+    total: int
+    first: int
+    lowest: int
+
+    @property
+    def discipline(self) -> str:
+        """First in first out, or else the lowest worker first, if 95 % of the choices agree; else at random.
+
+        First in first out as well if there were fewer than 20 choices.
+        """
+        known = [name for name in ("fifo", "lowest_rank") if self.agree_with(name)]
+        return known[0] if known else "random"
+
+    def agree_with(self, discipline: str) -> bool:
+        """Return whether a discipline explains the choices; fewer than 20 agree with any."""
+        if self.total < _FEWEST_CHOICES:
+            return True
+        needed = _AGREES * self.total
+        agrees = {"fifo": self.first >= needed, "lowest_rank": self.lowest >= needed}
+        return agrees.get(discipline, not any(agrees.values()))
+
+    def __str__(self) -> str:
+        if not self.total:
+            return "never two visits waited"
+        shares = [f"{count / self.total:.0%}" for count in (self.first, self.lowest)]
+        return f"of {self.total} choices among waiting visits {shares[0]} were the first, {shares[1]} the lowest worker"
+
+
+def choices(trace: Trace) -> Choices:
+    """Return how a trace's server chose among the visits that waited."""
+    visits = _visits(trace)
+    worker, arrive, serve = (visits[name].tolist() for name in ("worker", "arrive", "serve"))
+    by_arrival = sorted(range(len(arrive)), key=arrive.__getitem__)
+    first: list[tuple[float, int]] = []
+    lowest: list[tuple[int, int]] = []
+    came, counts = 0, np.zeros(3, int)
+    for visit, time in enumerate(serve):
+        while came < len(by_arrival) and time < np.inf and arrive[by_arrival[came]] < time:
+            index = by_arrival[came]
+            heapq.heappush(first, (arrive[index], index))
+            heapq.heappush(lowest, (worker[index], index))
+            came += 1
+        # Visits are numbered in the order of service: those served before, and this one, are no others.
+        while first and first[0][1] <= visit:
+            heapq.heappop(first)
+        while lowest and lowest[0][1] <= visit:
+            heapq.heappop(lowest)
+        if first and time < np.inf:
+            counts += (1, arrive[visit] <= first[0][0], worker[visit] <= lowest[0][0])
+    return Choices(*counts.tolist())
+
+
+def _visits(trace: Trace) -> "pd.DataFrame":
+    """Return all visits in the order of service: ``worker``, ``arrive``, ``serve``, ``end``."""
+    import pandas as pd
+
+    names = ["worker", "arrive", "serve", "end"]
+    tables = [trace.frame[["worker", "arrive_time", "serve_time", "commit_time"]].set_axis(names, axis=1)]
+    if trace.source.separate_reads:
+        for table in (trace.frame, trace.open_reads):
+            reads = table.loc[table["job"] > 0, ["worker", "read_arrive_time", "read_serve_time", "read_time"]]
+            tables.append(reads.set_axis(names, axis=1))
+    waiting = trace.present.set_axis(names[:2], axis=1).assign(serve=np.inf, end=np.inf)
+    return pd.concat([*tables, waiting], ignore_index=True).sort_values(["serve", "end"], kind="stable")
+
+
+def _check_times(frame: "pd.DataFrame") -> None:
+    for (earlier, later), what in _ORDER.items():
+        duration = (frame[later] - frame[earlier]).to_numpy()
+        for holds, rule in ((np.isfinite(duration), "must be finite"), (duration >= 0, "must not be negative")):
+            if not holds.all():
+                row = int(np.argmin(holds))
+                raise InputError(
+                    f"trace: {what} from {earlier} to {later} of row {row} lasts {duration[row]} s; it {rule}: record "
+                    "all times on one clock, such as the server's"
+                )
+
+
+def _check_services(trace: Trace) -> None:
+    visits = _visits(trace)
+    serve, end = visits["serve"].to_numpy(), visits["end"].to_numpy()
+    overlaps = int(np.count_nonzero(serve[1:] < end[:-1]))
+    if overlaps > _OVERLAPS * len(serve):
+        raise InputError(
+            f"trace: {overlaps} of {len(serve)} services begin before the one before has ended, and the server of a "
+            "Cluster serves one at a time; record as serve_time when the visit has the server for itself"
+        )
+
+
+def _pull_arrivals(trace: Trace) -> np.ndarray:
+    """Return when the read visit of each commit arrived: that of the worker's next job; nan if the trace lacks it."""
+    import pandas as pd
+
+    reads = pd.concat([table[["worker", "job", "read_arrive_time"]] for table in (trace.frame, trace.open_reads)])
+    arrived = reads.set_index(["worker", "job"])["read_arrive_time"]
+    wanted = pd.MultiIndex.from_arrays([trace.frame["worker"], trace.frame["job"] + 1])
+    return arrived.reindex(wanted).to_numpy()

@@ -1,0 +1,124 @@
+"""A trace from a stated staleness: papers often state a delay, and not a cluster."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncsim.clusters.laws import Constant, Law, as_law
+from asyncsim.errors import InputError, require_count, require_memory
+from asyncsim.streams import Streams
+from asyncsim.traces.trace import OUTCOMES, Source, Trace
+
+#: Draws made at once, so that a longer trace starts like a shorter one under every law.
+_BLOCK = 1024
+
+#: Memory (bytes) that a commit takes at the least: the columns.
+_COMMIT_BYTES = 100
+
+
+def prescribed(
+    staleness: float | str | Law | Sequence[int] | np.ndarray,
+    commits: int,
+    workers: int,
+    window: int = 1,
+    seed: int = 0,
+) -> Trace:
+    """Return a trace with a stated staleness.
+
+    Commit ``k`` (from 0) is made by worker ``k % workers`` as its job ``k // workers``, and its gradient
+    is computed from version ``k - staleness``. Workers commit in turn, each once a second: commit ``k``
+    happens at ``(k + 1) / workers`` seconds, and a version is read when it is made. No commit can be
+    staler than there are versions: the staleness of commit ``k`` is at most ``k``.
+
+    The staleness alone decides from what a gradient is computed. So a worker may start a job before
+    its earlier one is committed (several computations in flight), or hold a read idle; workers here
+    only name whose data and whose local state a job uses.
+
+    A fixed delay is no stand-in for workers that differ from step to step: with the same mean, it diverges at learning
+    rates at which gradients of random staleness still converge.
+
+    Parameters
+    ----------
+    staleness : number, text, Law, or sequence of int
+        A whole number: the same for all. A law (or its text): independent draws, rounded to the nearest whole
+        number, of which the law's mean is then in versions. A sequence: one per commit.
+    commits : int
+        Length of the trace. A longer one starts like a shorter one.
+    workers : int
+        How many take turns.
+    window : int
+        Local steps per commit.
+    seed : int
+        Names the random numbers.
+
+    Returns
+    -------
+    Trace
+        With ``protocol`` ``"prescribed"``, without a cluster and without open reads.
+
+    Raises
+    ------
+    InputError
+        A value that cannot be used; a sequence of another length; more commits than the machine's memory can hold.
+    """
+    import pandas as pd
+
+    commits = require_count("commits", commits)
+    workers = require_count("workers", workers)
+    window = require_count("window", window)
+    seed = require_count("seed", seed, minimum=0)
+    require_memory(f"commits = {commits}", "a trace of so many", commits * _COMMIT_BYTES)
+    source = Source(workers=workers, protocol="prescribed", window=window, seed=seed)
+    commit = np.arange(commits)
+    read_version = commit - np.minimum(_stated(staleness, commits, seed), commit)
+    read_time, commit_time = read_version / workers, (commit + 1) / workers
+    columns = {
+        "commit": commit,
+        "worker": commit % workers,
+        "job": commit // workers,
+        "local_steps": np.full(commits, window),
+        "read_version": read_version,
+        "read_arrive_time": read_time,
+        "read_serve_time": read_time,
+        "read_time": read_time,
+        "start_time": read_time,
+        "form_version": commit,
+        "form_time": commit_time,
+        "arrive_time": commit_time,
+        "serve_time": commit_time,
+        "commit_time": commit_time,
+        "staleness": commit - read_version,
+        "version": commit + 1,
+        "outcome": pd.Categorical.from_codes(np.zeros(commits, np.int8), OUTCOMES),
+    }
+    return Trace(pd.DataFrame(columns), source)
+
+
+def _stated(staleness: Any, commits: int, seed: int) -> np.ndarray:
+    """Return the staleness asked for, shape ``[commits]``, not yet clipped below by the start."""
+    if isinstance(staleness, Sequence | np.ndarray) and not isinstance(staleness, str) and np.ndim(staleness):
+        return _listed(staleness, commits)
+    try:
+        law = as_law("staleness", staleness)
+    except InputError as error:
+        # Laws speak of durations; here they are of versions.
+        raise InputError(str(error).replace("(seconds)", "(versions)").replace("of seconds", "of versions")) from None
+    if isinstance(law, Constant):
+        if law.value != round(law.value):
+            raise InputError(
+                f"staleness = {staleness!r}: must be a whole number of versions; for a mean of that, give a law"
+            )
+        return np.full(commits, min(int(law.value), commits))
+    streams = Streams(seed, "prescribed staleness")
+    blocks = [law.sample(streams.generator(0, block), _BLOCK) for block in range(-(-commits // _BLOCK))]
+    draws = np.concatenate(blocks)[:commits]
+    return np.rint(np.minimum(draws, commits)).astype(np.int64)
+
+
+def _listed(staleness: Any, commits: int) -> np.ndarray:
+    if len(staleness) != commits:
+        raise InputError(f"staleness = a list of {len(staleness)}: must hold one per commit, and there are {commits}")
+    return np.array(
+        [min(require_count(f"staleness[{k}]", value, minimum=0), commits) for k, value in enumerate(staleness)]
+    )

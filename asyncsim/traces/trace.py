@@ -1,0 +1,314 @@
+"""The trace: who visited the server when, and how stale each message was; however it was made."""
+
+import functools
+import os
+import platform
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.policy import Policy, asynchronous
+from asyncsim.errors import InputError
+from asyncsim.wording import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: What can become of a message.
+OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
+#: The outcomes of messages that the server takes up.
+TAKEN_UP = ("applied", "buffered")
+#: The columns of a trace and their units.
+COLUMNS = {
+    "commit": "",
+    "worker": "",
+    "job": "",
+    "local_steps": "",
+    "read_version": "versions",
+    "read_arrive_time": "s",
+    "read_serve_time": "s",
+    "read_time": "s",
+    "start_time": "s",
+    "form_version": "versions",
+    "form_time": "s",
+    "arrive_time": "s",
+    "serve_time": "s",
+    "commit_time": "s",
+    "staleness": "versions",
+    "version": "versions",
+    "outcome": "",
+}
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that make traces."""
+    from asyncsim import __version__
+
+    packages = {name: metadata.version(name) for name in ("numpy", "pandas", "pyarrow", "simpy")}
+    return {"asyncsim": __version__, "python": platform.python_version(), **packages}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a trace comes from.
+
+    Attributes
+    ----------
+    workers : int
+        How many took part, also those without a commit.
+    protocol : str
+        The protocol of the visits, or ``"prescribed"``.
+    window : int
+        Local steps per commit; the most of a worker's where they differ.
+    separate_reads : bool
+        Whether reads are server visits of their own.
+    seed : int
+        The seed of the random numbers.
+    cluster : Cluster or None
+        What was simulated; None if the trace was prescribed or recorded.
+    versions : dict
+        Versions of the packages that made it.
+    """
+
+    workers: int
+    protocol: str
+    window: int = 1
+    separate_reads: bool = False
+    seed: int = 0
+    cluster: Cluster | None = None
+    versions: dict[str, str] = field(default_factory=lambda: dict(package_versions()))
+
+
+def no_open_reads() -> "pd.DataFrame":
+    """Return an empty table of open reads."""
+    import pandas as pd
+
+    counts = {name: np.zeros(0, np.int64) for name in ("worker", "job", "read_version")}
+    times = {name: np.zeros(0) for name in ("read_arrive_time", "read_serve_time", "read_time")}
+    return pd.DataFrame({**counts, **times})
+
+
+def nobody_present() -> "pd.DataFrame":
+    """Return an empty table of visits present at the end."""
+    import pandas as pd
+
+    return pd.DataFrame({"worker": np.zeros(0, np.int64), "arrive_time": np.zeros(0)})
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The order and the times of all server visits.
+
+    Attributes
+    ----------
+    frame : pandas.DataFrame
+        One row per message, in the order in which they were served, and per cancelled computation. Times are seconds
+        since the start.
+
+        ``commit``
+            0, 1, 2, ...: the rows, whatever became of them.
+        ``worker``, ``job``
+            Whose commit, and which of its computations, from 0.
+        ``local_steps``
+            Steps of the computation.
+        ``read_version``, ``read_time``
+            The version that the computation started from, and the end of the service that read it. Of a read in
+            several blocks it is that of the last block: see `block_versions`.
+            ``read_arrive_time`` and ``read_serve_time``: when that visit came and was begun. All are
+            zero for a worker's first job.
+        ``start_time``
+            When the computation began.
+        ``form_version``, ``form_time``
+            The central version with which the message was formed, and when that was read: the version
+            before the commit, at ``commit_time``; but with separate read_then_write visits that of the
+            read visit shortly before.
+        ``arrive_time``, ``serve_time``, ``commit_time``
+            The message reaches the server, its service begins and ends; then it is applied. Of a cancelled
+            computation all three are when it was stopped.
+        ``staleness``
+            Versions between the read and the commit: the version before it less ``read_version``.
+        ``version``
+            The version after the commit.
+        ``outcome``
+            ``"applied"``: this message made a version, of what was buffered and its own. ``"buffered"``: it goes into
+            the next version. ``"discarded"``: served, and of no effect. ``"cancelled"``: a computation that was
+            stopped, and no message at all.
+    source : Source
+        Where it comes from.
+    open_reads : pandas.DataFrame
+        The reads not yet consumed at the end, columns as above; ``job`` is the one to be computed from it.
+        A prescribed trace has none.
+    present : pandas.DataFrame
+        The visits waiting or in service when the last commit was applied: ``worker``, ``arrive_time``. Workers that a
+        policy lets wait after their visit are not among them.
+    """
+
+    frame: "pd.DataFrame"
+    source: Source
+    open_reads: "pd.DataFrame" = field(default_factory=no_open_reads)
+    present: "pd.DataFrame" = field(default_factory=nobody_present)
+
+    def __post_init__(self) -> None:
+        missing = [name for name in COLUMNS if name not in self.frame]
+        if missing:
+            raise InputError(f"frame: misses {', '.join(missing)}; a trace has all of {', '.join(COLUMNS)}")
+        for column, holds, rule in _rules(self.frame, self.source.workers):
+            if not np.all(holds):
+                row = int(np.argmin(holds))
+                raise InputError(f"frame: {column} of row {row} is {self.frame[column].iloc[row]!r}; it {rule}")
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __repr__(self) -> str:
+        lost = len(self) - len(self.taken_up)
+        commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
+        return f"<Trace of {commits} by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
+
+    @functools.cached_property
+    def taken_up(self) -> "Trace":
+        """What the server took up, applied or buffered, counted anew: the trace that a replay computes."""
+        kept = self.frame["outcome"].isin(TAKEN_UP).to_numpy()
+        if kept.all():
+            return self
+        frame = self.frame[kept].reset_index(drop=True)
+        return Trace(frame.assign(commit=np.arange(len(frame))), self.source, self.open_reads, self.present)
+
+    @functools.cached_property
+    def worker_step(self) -> np.ndarray:
+        """How many rows of the same worker come before each row, ``[rows]``; its ``job`` if none was left out."""
+        return self.frame.groupby("worker", sort=False).cumcount().to_numpy()
+
+    @property
+    def workers(self) -> int:
+        """How many workers took part."""
+        return self.source.workers
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of the visits, or ``"prescribed"``."""
+        return self.source.protocol
+
+    @property
+    def window(self) -> int:
+        """Local steps per commit; the most of a worker's where they differ."""
+        return self.source.window
+
+    @functools.cached_property
+    def windows_differ(self) -> bool:
+        """Whether some computations have fewer local steps than others."""
+        return bool((self.frame["local_steps"] != self.window).any())
+
+    @property
+    def seed(self) -> int:
+        """The seed of the random numbers."""
+        return self.source.seed
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """What was simulated; None for a trace that was prescribed or recorded."""
+        return self.source.cluster
+
+    @property
+    def discipline(self) -> str | None:
+        """Who is served next of those that wait; None for a trace without a cluster."""
+        return None if self.cluster is None else self.cluster.discipline
+
+    @property
+    def read_blocks(self) -> int:
+        """In how many blocks a read is made, one after the other; 1 if it is whole."""
+        return 1 if self.cluster is None else self.cluster.read_blocks
+
+    @property
+    def policy(self) -> Policy:
+        """What the server took up when; asynchronous for a prescribed trace."""
+        return asynchronous() if self.cluster is None else self.cluster.policy
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages that made the trace."""
+        return self.source.versions
+
+    def block_versions(self) -> np.ndarray:
+        """Return the version of each block of each row's read; see `asyncsim.traces.torn.block_versions`."""
+        from asyncsim.traces.torn import block_versions
+
+        return block_versions(self)
+
+    def summary(self, warm_up: int | None = None) -> dict[str, float]:
+        """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`."""
+        from asyncsim.traces.trace_summary import summary
+
+        return summary(self, warm_up)
+
+    def per_worker(self, warm_up: int | None = None) -> "pd.DataFrame":
+        """Return one row per worker; see `asyncsim.traces.trace_summary.per_worker`."""
+        from asyncsim.traces.trace_summary import per_worker
+
+        return per_worker(self, warm_up)
+
+    def queue(self) -> "pd.DataFrame":
+        """Return how many visits are at the server over time; see `asyncsim.traces.trace_summary.queue`."""
+        from asyncsim.traces.trace_summary import queue
+
+        return queue(self)
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write one parquet file with everything inside; the whole file or, on failure, nothing.
+
+        The same trace gives the same bytes.
+
+        Returns
+        -------
+        pathlib.Path
+            The file.
+
+        Raises
+        ------
+        InputError
+            There is such a file already, or it cannot be written.
+        """
+        from asyncsim.traces.trace_file import save
+
+        return save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> "Trace":
+        """Read a trace that `save` wrote.
+
+        Raises
+        ------
+        InputError
+            No such file; a truncated or damaged one; not a trace; or a trace of another format.
+        """
+        from asyncsim.traces.trace_file import load
+
+        return load(path)
+
+
+def _rules(frame: "pd.DataFrame", workers: int) -> list[tuple[str, np.ndarray, str]]:
+    """Return what must hold in every row of a trace: the column, where it holds, and the rule in words."""
+    column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
+    before = np.concatenate([[0], column["version"][:-1]])
+    time = column["commit_time"]
+    return [
+        ("commit", column["commit"] == np.arange(len(frame)), "must count the rows from 0"),
+        ("worker", (column["worker"] >= 0) & (column["worker"] < workers), f"must be from 0 to {workers - 1}"),
+        ("version", column["version"] >= before, "must not be less than the row before's"),
+        (
+            "outcome",
+            (column["version"] == before) | (frame["outcome"] == "applied").to_numpy(),
+            "must be 'applied' where a version was made",
+        ),
+        *(
+            (name, (column[name] >= 0) & (column[name] <= before), "must be a version that there was before the commit")
+            for name in ("read_version", "form_version")
+        ),
+        ("staleness", column["staleness"] == before - column["read_version"], "must count the versions since the read"),
+        ("commit_time", np.diff(time, prepend=0.0) >= 0, "must not be before the row before's, nor before 0"),
+    ]

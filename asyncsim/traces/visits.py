@@ -1,0 +1,275 @@
+"""A trace from visits that a real server recorded: what its log has to say, and what follows from it."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Constant
+from asyncsim.errors import InputError, require_count, require_number
+from asyncsim.traces.admission import APPLIED, CANCELLED
+from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of
+from asyncsim.traces.trace import COLUMNS, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+
+#: The times of a visit in the order in which they pass.
+_COMMIT_TIMES = ("start_time", "arrive_time", "serve_time", "commit_time")
+_READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
+_PRESENT = ("worker", "arrive_time")
+#: What is counted, and checked if it is given.
+_COUNTED = tuple(name for name, unit in COLUMNS.items() if unit != "s" and name not in ("worker", "outcome"))
+_CLOCK = "record all times on one clock, such as the server's time.monotonic()"
+
+
+def recorded(
+    visits: "Table",
+    *,
+    workers: int | None = None,
+    reads: "Table | None" = None,
+    protocol: str = "exchange",
+    exclusive: bool = True,
+    window: int = 1,
+    begin: float | None = None,
+    seed: int = 0,
+    present: "Table | None" = None,
+) -> Trace:
+    """Return the trace of a real run, from what its server recorded of each visit.
+
+    The smallest log has five numbers for each commit: ``worker``, ``start_time``, ``arrive_time``, ``serve_time`` and
+    ``commit_time``. Jobs, versions and staleness are counted from these: every worker holds version 0 at the begin,
+    and its job ``j`` computes from its own read ``j``.
+
+    Parameters
+    ----------
+    visits : table
+        A pandas DataFrame, a dict of columns or a list of dicts; one row per commit, in any order.
+
+        ``worker``
+            From 0.
+        ``start_time``
+            When the worker began to compute, seconds. May be left out if ``begin`` is given, where workers have clocks
+            of their own: then it is when the read was served, and the way down counts as computing.
+        ``arrive_time``, ``serve_time``, ``commit_time``
+            When the message reached the server's queue, when the server took it up, and when it was applied.
+        ``outcome``
+            May be left out; ``"applied"``, or ``"cancelled"`` for a computation that was lost, of which the three
+            times above are when it was stopped.
+
+        Any other column of a trace may be there, and must agree with what is counted.
+    workers : int, optional
+        How many took part, numbered from 0; by default one more than the largest in ``visits``, of whom each then needs
+        a visit there.
+    reads : table, optional
+        The reads, one row each, but the first of every worker: ``worker``, ``read_arrive_time``, ``read_serve_time``,
+        ``read_time``. Needed where they are visits of their own, and after a lost computation: then all reads.
+        ``read_version`` may be left out: it is the number of commits by ``read_time``. If it is there, it says which
+        came first where both have the same time.
+    protocol, exclusive, window
+        What a visit was, and the local steps per commit, as `asyncsim.Cluster` has them.
+    begin : float, optional
+        The clock's reading when the workers had version 0; by default the first ``start_time``. All times are counted
+        from there.
+    seed : int
+        The seed that the run had, for the record; give it to `asyncsim.replay` as well, to draw the same batches.
+    present : table, optional
+        ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit was applied.
+
+    Returns
+    -------
+    Trace
+        Without a cluster; `asyncsim.calibrate` finds one.
+
+    Raises
+    ------
+    InputError
+        A column is missing; a worker has no visit, and ``workers`` is not given; a value is not finite, or passes
+        before the one that it follows; reads and commits do not fit together; a column that can be counted says
+        otherwise. Rows are told as they were given, from 0.
+
+    Examples
+    --------
+    >>> import asyncsim
+    >>> log = [(0, 0.0, 2.0, 2.0, 2.5), (1, 0.0, 2.1, 2.5, 3.0), (0, 2.5, 4.0, 4.0, 4.5)]
+    >>> names = ("worker", "start_time", "arrive_time", "serve_time", "commit_time")
+    >>> trace = asyncsim.recorded([dict(zip(names, row)) for row in log])
+    >>> trace.frame[["worker", "job", "read_version", "staleness"]].to_numpy().tolist()
+    [[0, 0, 0, 0], [1, 0, 0, 1], [0, 1, 1, 1]]
+    """
+    needed = _COMMIT_TIMES if begin is None else _COMMIT_TIMES[1:]
+    commits = _table("visits", visits, ("worker", *needed))
+    if commits.empty:
+        raise InputError("visits: holds no row; record one for each commit")
+    seed = require_count("seed", seed, minimum=0)
+    if begin is None:
+        begin = float(_numbers("visits", commits, "start_time").min())
+    begin = require_number("begin", begin)
+    if workers is None:
+        workers = _count_workers(_numbers("visits", commits, "worker"))
+    # Only what a visit is, not how long it takes.
+    form = Cluster(workers, Constant(1.0), window=window, protocol=protocol, exclusive=exclusive)
+    commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)
+    waiting = _side_table("present", present, _PRESENT, begin, form.workers).sort_values("worker")
+    made_by = _columns(commits, COMMIT_RECORD)
+    made_by.setdefault("start_time", np.full(len(commits), np.nan))
+    applied = _applied(commits)
+    if reads is None and form.separate_reads:
+        raise InputError(
+            f"reads: missing; with protocol {protocol!r} in two visits the reads have a table of their own"
+        )
+    if reads is None and not applied.all():
+        raise InputError(
+            "reads: missing; after a lost computation the next read is no part of a commit: give all reads"
+        )
+    read_by: dict[str, np.ndarray] = {}
+    if reads is not None:
+        made_by["outcome"] = np.where(applied, APPLIED, CANCELLED)
+        served = _side_table("reads", reads, ("worker", *_READ_TIMES), begin, form.workers)
+        _check_reads(form, commits["worker"].to_numpy(), served["worker"].to_numpy())
+        read_by = _columns(served, tuple(name for name in READ_RECORD if name != "read_version"))
+        read_by["read_version"] = _read_versions(form, served, commits[applied])
+    trace = trace_of(form, seed, made_by, read_by, {name: waiting[name].to_numpy() for name in _PRESENT})
+    frame = trace.frame
+    if "start_time" not in commits:
+        frame = frame.assign(start_time=frame["read_time"])
+    _check_counted(commits, frame)
+    return Trace(frame, replace(trace.source, cluster=None), trace.open_reads, trace.present)
+
+
+def _count_workers(worker: np.ndarray) -> int:
+    """Return how many workers a log is of, each of which has a visit."""
+    count = max(1, int(worker.max()) + 1)
+    missing = sorted(set(range(count)) - set(worker.astype(int).tolist()))
+    if missing:
+        raise InputError(
+            f"visits: worker {missing[0]} has none, though there is a worker {count - 1}; number the workers from 0, "
+            f"or give workers = {count} if some are never served"
+        )
+    return count
+
+
+def _table(argument: str, rows: Any, needed: tuple[str, ...]) -> "pd.DataFrame":
+    """Return a table with the columns that it needs, and with each row's number as it was given, ``row``."""
+    import pandas as pd
+
+    try:
+        table = pd.DataFrame(rows).reset_index(drop=True)
+    except (TypeError, ValueError) as error:
+        form = "give a DataFrame, a dict of columns or a list of dicts"
+        raise InputError(f"{argument}: not a table ({error}); {form}") from None
+    missing = [name for name in needed if name not in table]
+    if missing:
+        told = "; without start_time, give begin" if missing == ["start_time"] else ""
+        raise InputError(f"{argument}: misses {', '.join(missing)}; record {', '.join(needed)} of each{told}")
+    return table.assign(row=np.arange(len(table)))
+
+
+def _side_table(argument: str, rows: Any, needed: tuple[str, ...], begin: float, workers: int) -> "pd.DataFrame":
+    """Return a table that may be left out, in order."""
+    table = _table(argument, {name: [] for name in needed} if rows is None else rows, needed)
+    return _in_order(argument, table, needed[1:], begin, workers)
+
+
+def _in_order(
+    argument: str, table: "pd.DataFrame", times: tuple[str, ...], begin: float, workers: int
+) -> "pd.DataFrame":
+    """Return the rows in the order in which they were served, their times counted from the begin."""
+    there = [name for name in times if name in table]
+    table = table.assign(worker=_numbers(argument, table, "worker"))
+    table = table.assign(**{name: _numbers(argument, table, name) - begin for name in there})
+    worker = table["worker"]
+    whole = (worker >= 0) & (worker < workers) & (worker % 1 == 0)
+    _require(argument, table, "worker", whole.to_numpy(), f"must be a whole number from 0 to {workers - 1}")
+    first = (table[there[0]] >= 0).to_numpy()
+    _require(argument, table, there[0], first, f"must not be before the begin, {begin!r}; both are shown less that")
+    for earlier, later in itertools.pairwise(there):
+        rule = f"must not be before {earlier}; {_CLOCK}"
+        _require(argument, table, later, (table[later] >= table[earlier]).to_numpy(), rule)
+    return table.astype({"worker": np.int64}).sort_values(there[-1], kind="stable").reset_index(drop=True)
+
+
+def _columns(table: "pd.DataFrame", names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    return {name: table[name].to_numpy(np.float64) for name in names if name in table}
+
+
+def _numbers(argument: str, table: "pd.DataFrame", name: str) -> np.ndarray:
+    import pandas as pd
+
+    values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    _require(argument, table, name, np.isfinite(values), "must be a finite number")
+    return values
+
+
+def _require(argument: str, table: "pd.DataFrame", name: str, holds: np.ndarray, rule: str) -> None:
+    if not holds.all():
+        first = int(np.argmin(holds))
+        row, value = int(table["row"].iloc[first]), table[name].iloc[first]
+        raise InputError(f"{argument}: {name} of row {row} is {value!s}; it {rule}")
+
+
+def _applied(commits: "pd.DataFrame") -> np.ndarray:
+    """Return which rows were applied and not cancelled, ``[rows]``."""
+    if "outcome" not in commits:
+        return np.ones(len(commits), bool)
+    given = commits["outcome"].astype(str)
+    known = given.isin(["applied", "cancelled"]).to_numpy()
+    _require("visits", commits, "outcome", known, "must be 'applied' or 'cancelled'")
+    return (given == "applied").to_numpy()
+
+
+def _read_versions(form: Cluster, reads: "pd.DataFrame", made: "pd.DataFrame") -> np.ndarray:
+    """Return the versions read, counted by the times of the commits that ``made`` them, ``[reads]``.
+
+    Where a read and a commit share a clock's reading, what is given says which came first; else the commit did, or in
+    one visit with the read first, the read. The worker's own commit in the same visit came when the protocol says.
+    """
+    times = made["commit_time"].to_numpy()
+    least, most = (np.searchsorted(times, reads["read_time"], side=side) for side in ("left", "right"))
+    before_own = form.protocol == "read_then_write" and not form.separate_reads
+    counted = least if before_own else most
+    if not form.separate_reads:
+        visits = set(zip(made["worker"], made["commit_time"], strict=True))
+        own = np.array([visit in visits for visit in zip(reads["worker"], reads["read_time"], strict=True)], int)
+        least, most = (least, most - own) if before_own else (least + own, most)
+    if "read_version" in reads:
+        given = _numbers("reads", reads, "read_version")
+        agrees = (least <= given) & (given <= most) & (given % 1 == 0)
+        first = int(np.argmin(agrees))
+        known = " or ".join(map(str, dict.fromkeys((least[first], most[first]))))
+        rule = f"must be {known}, the number of commits by read_time; correct it or leave it out"
+        _require("reads", reads, "read_version", agrees, rule)
+        counted = given
+    return counted.astype(np.float64)
+
+
+def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
+    """Raise InputError unless every job has its read, and no worker read twice for one."""
+    jobs, reads = (np.bincount(rows, minlength=form.workers) for rows in (worker, reader))
+    # The first job computes from version 0. With the pull before its commit a job needs the next read as well.
+    least = jobs if form.separate_reads and form.protocol == "read_then_write" else np.maximum(jobs - 1, 0)
+    wrong = (reads < least) | (reads > least + 1)
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise InputError(
+            f"reads: worker {index} has {reads[index]} for its {jobs[index]} computations; with protocol "
+            f"{form.protocol!r} it must have {least[index]} or {least[index] + 1}, the first of version 0 not counted"
+        )
+
+
+def _check_counted(given: "pd.DataFrame", frame: "pd.DataFrame") -> None:
+    """Raise InputError if a computation begins before its read, or a given column says something else."""
+    late = (frame["start_time"] >= frame["read_time"]).to_numpy()
+    rule = f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"
+    _require("visits", given.assign(start_time=frame["start_time"]), "start_time", late, rule)
+    for name in _COUNTED:
+        if name in given:
+            counted = frame[name].to_numpy()
+            agrees = (given[name] == counted).to_numpy()
+            rule = f"must be {counted[np.argmin(agrees)]}, counted from the times; correct it or leave it out"
+            _require("visits", given, name, agrees, rule)
