@@ -31,7 +31,7 @@ from asyncsim.study import executor, sweep
 from asyncsim.study.executor import Done, Failure, Failures, Local, map_kept
 from asyncsim.threads import cached, require_wanted
 
-ROOT = Path(study.__file__).resolve().parent.parent
+ROOT = study.shipped("studies").parent
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
 #: Four runs in a moment.
 STUDY = ("toy", "--workers=2", "--steps=2", "--seeds=4", "--problem=quadratic", "--methods=downpour")

@@ -5,14 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from asyncsim import study
 
 NOTEBOOK = study.shipped("studies") / "energy_curves.ipynb"
-ROOT = Path(study.__file__).resolve().parent.parent
+ROOT = study.shipped("studies").parent
 #: What makes the notebook small enough for a test.
 SMALL = {"WORKERS": 4, "STEPS": 12}
 

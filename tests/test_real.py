@@ -25,7 +25,7 @@ from asyncsim.real.log import LOG
 from asyncsim.real.server import Server
 from asyncsim.real.worker import Worker
 
-ROOT = Path(study.__file__).resolve().parent.parent
+ROOT = study.shipped("studies").parent
 WORKERS = 3
 PROTOCOLS = {
     "exchange": {},

@@ -17,7 +17,7 @@ from asyncsim.drawing import look
 from asyncsim.drawing.command import told
 from asyncsim.errors import InputError, require_choice
 from asyncsim.notes import note
-from asyncsim.study.config import split_names
+from asyncsim.study.command import split_names
 from asyncsim.study.finished import Finished, read
 
 if TYPE_CHECKING:

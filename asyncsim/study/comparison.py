@@ -19,7 +19,7 @@ from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell, meet, same_gradients
-from asyncsim.study.config import computing_device
+from asyncsim.study.device import computing_device
 from asyncsim.study.executor import Executor, Failure, Failures, Local
 from asyncsim.study.outcome import outcome
 from asyncsim.threads import cached

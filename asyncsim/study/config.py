@@ -6,7 +6,7 @@ The command line is made from it. Building methods and problems imports JAX; mak
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -18,6 +18,7 @@ from asyncsim.clusters.windows import proportional_windows
 from asyncsim.errors import InputError, require_count, require_fraction
 from asyncsim.notes import note
 from asyncsim.study import executor
+from asyncsim.study.device import computing_device
 
 if TYPE_CHECKING:
     from asyncsim.methods import Method
@@ -229,7 +230,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
         return make_problem(self, swept)
 
     def computing_device(self) -> contextlib.AbstractContextManager[None]:
-        """Let JAX compute on the chosen kind of device; see `computing_device`."""
+        """Let JAX compute on the chosen kind of device; see `asyncsim.study.device.computing_device`."""
         return computing_device(self.device)
 
     def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
@@ -353,38 +354,6 @@ class StudyConfig(StudyOptions):
             return parse(value) if isinstance(value, str) else value
         except InputError as error:
             raise InputError(f"{option} = {value!r}: {error}") from None
-
-
-@contextlib.contextmanager
-def computing_device(kind: str) -> Iterator[None]:
-    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves it to JAX.
-
-    Raises
-    ------
-    InputError
-        JAX finds no such device.
-    """
-    import jax
-
-    if kind == "default":
-        yield
-        return
-    try:
-        device = jax.devices(kind)[0]
-    except RuntimeError:
-        raise InputError(
-            f"device = {kind!r}: JAX finds none here; choose default, which is {jax.default_backend()}"
-        ) from None
-    with jax.default_device(device):
-        yield
-
-
-def split_names(names: Iterable[Any]) -> list[Any]:
-    """Split names that were given with commas between them; leave all that is not text as it is."""
-    entries: list[Any] = []
-    for entry in [names] if isinstance(names, str) else names:
-        entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
-    return entries
 
 
 def _plain(value: Any) -> Any:
