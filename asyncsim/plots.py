@@ -14,7 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
 from asyncsim.table_text import number_text
-from asyncsim.theory.expectations import StalenessTheory, queue_theory, staleness_theory
+from asyncsim.theory.expected_staleness import StalenessTheory, staleness_theory
+from asyncsim.theory.expected_throughput import queue_theory
 from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import TAKEN_UP
 from asyncsim.wording import counted
@@ -178,7 +179,8 @@ def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, la
         axes.vlines([low, high], 0, top, color=BLACK, linewidth=1, linestyle="--", label=label)
         return
     name = "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
-    label = f"long-run conserved mean: {name}{theory.mean:g}"
+    what = "conserved mean" if theory.mean_law == "conserved" else f"mean of {theory.mean_law}"
+    label = f"long-run {what}: {name}{round(theory.mean, 1):g}"
     axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=label)
     if theory.std is not None:
         law = f"{theory.law}{'' if theory.queue_free else ', no queue'}"

@@ -7,7 +7,7 @@ measured and in theory, and how each method ended; writes traces, runs, a summar
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.study import load_file, shipped
@@ -17,15 +17,13 @@ from asyncsim.wording import counted
 
 #: Commits of each worker from which on a trace is no short one.
 _LONG_TRACE = 100
-#: What is said of a mean staleness that is conserved: what workers that wait for ever have read ages, too.
-_CONSERVED, _STARVED = "conserved", "conserved, counting workers that never commit"
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.clusters.cluster import Cluster
     from asyncsim.methods import Method
-    from asyncsim.theory.expectations import QueueTheory, StalenessTheory
+    from asyncsim.theory.expected_staleness import StalenessTheory
 
 
 @dataclass(frozen=True)
@@ -77,70 +75,61 @@ def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder:
 
 def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:
     """Return name, measured value and theory of each quantity of the traces."""
-    from asyncsim.theory import saturation_bound
-    from asyncsim.theory.expectations import queue_theory, staleness_theory, think_time
+    from asyncsim.theory.expected_staleness import staleness_theory
+    from asyncsim.theory.expected_throughput import computing_theory, queue_theory, throughput_theory
 
-    mean = traces.filter(regex="^trace\\.").mean()
-    commits = mean["trace.commits"] + mean["trace.warm_up"]
-    steps = commits / cluster.workers
+    mean = traces.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
+    steps = (mean["commits"] + mean["warm_up"]) / cluster.workers
     expected = staleness_theory(cluster, computations=steps)
-    queue, think = queue_theory(cluster), think_time(cluster)
-    low, high = expected.mean_bounds
+    rate, computing, queue = throughput_theory(cluster), computing_theory(cluster), queue_theory(cluster)
+    commits = None if rate is None else _Known(rate.commits, rate.law, rate.exact)
+    busy = None if queue is None else _Known(queue.utilisation, queue.law, "bound" not in queue.law)
+    share = None if commits is None or computing is None else commits._replace(value=computing)
+    served = "visits in service, mean" if cluster.discipline == "lock_free" else "server utilisation"
     rows = [
-        (
-            "staleness, mean",
-            f"{mean['trace.staleness_mean']:.2f}",
-            f"{low:g} ({_CONSERVED if traces['trace.share_min'].all() else _STARVED})"
-            if low == high
-            else f"{low:g} to {high:g} (bounds of the mean)",
-        ),
-        (
-            "staleness, std",
-            f"{mean['trace.staleness_std']:.2f}",
-            _spread(expected),
-        ),
+        ("staleness, mean", f"{mean['staleness_mean']:.2f}", _mean(expected, traces)),
+        ("staleness, std", f"{mean['staleness_std']:.2f}", _spread(expected)),
+        ("throughput (commits/s)", *_beside(commits, mean["throughput"], 2, steps)),
+        ("workers computing", *_beside(share, mean["computing_share"], 3, steps)),
+        (served, *_beside(busy, mean["utilisation"], 3, steps)),
+        ("mean wait (s)", f"{mean['wait_mean']:.4f}", ""),
     ]
-    throughput, fastest = mean["trace.throughput"], ""
-    if think is not None and cluster.service.mean > 0 and cluster.discipline != "lock_free":
-        demand = cluster.service.mean * (2 if cluster.separate_reads else 1)
-        bound = saturation_bound(cluster.workers, think, demand)
-        if queue is not None and "bound" not in queue.law:
-            fastest = f"{queue.utilisation / demand:.2f} ({queue.law})"
-        else:
-            fastest = f"at most {bound:.2f} (saturation bound{_exceeded(throughput, bound, 2, steps)})"
-    rows.append(("throughput (commits/s)", f"{throughput:.2f}", fastest))
-    rows.append(
-        (
-            "server utilisation" if cluster.discipline != "lock_free" else "visits in service, mean",
-            f"{mean['trace.utilisation']:.3f}",
-            _utilisation(queue, mean["trace.utilisation"], steps),
-        )
-    )
-    rows.append(("mean wait (s)", f"{mean['trace.wait_mean']:.4f}", ""))
     if cluster.shared_bandwidth:
         # Of either way, as each commit has one message with parameters up and one down.
-        rows.append(("shared link, utilisation", f"{throughput * cluster.transfer_time:.3f}", "at most 1"))
+        rows.append(("shared link, utilisation", f"{mean['throughput'] * cluster.transfer_time:.3f}", "at most 1"))
     if cluster.policy.staleness_limit is not None:
-        lost = mean["trace.discarded_share"] + mean["trace.cancelled_share"]
-        rows.append(("computations lost", f"{lost:.3f}", ""))
+        rows.append(("computations lost", f"{mean['discarded_share'] + mean['cancelled_share']:.3f}", ""))
     return [("", "measured", "theory, in the long run"), *rows]
+
+
+class _Known(NamedTuple):
+    """What theory says of a quantity: its value if that is ``exact``, else the largest possible one."""
+
+    value: float
+    law: str
+    exact: bool
+
+
+def _beside(known: _Known | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
+    """Return a measured value and what theory says of it; it may lie beyond by each worker's last commit."""
+    value = f"{measured:.{digits}f}"
+    if known is None:
+        return value, ""
+    excused = steps < _LONG_TRACE or measured < known.value * (1 + 1 / steps)
+    exceeded = not known.exact and round(measured, digits) > round(known.value, digits) and excused
+    why = f"{known.law}, which short traces exceed" if exceeded else known.law
+    return value, f"{'' if known.exact else 'at most '}{known.value:.{digits}f} ({why})"
+
+
+def _mean(expected: "StalenessTheory", traces: "pd.DataFrame") -> str:
+    low, high = expected.mean_bounds
+    if low < high:
+        return f"{low:g} to {high:g} (bounds of the mean)"
+    starved = expected.mean_law == "conserved" and not traces["trace.share_min"].all()
+    return f"{round(low, 2):g} ({expected.mean_law}{', counting workers that never commit' if starved else ''})"
 
 
 def _spread(expected: "StalenessTheory") -> str:
     if expected.std is None:
         return ""
     return f"{expected.std:.2f} ({expected.law}{'' if expected.queue_free else ', without the queue'})"
-
-
-def _utilisation(queue: "QueueTheory | None", measured: float, steps: float) -> str:
-    if queue is None:
-        return ""
-    if "bound" not in queue.law:
-        return f"{queue.utilisation:.3f} ({queue.law})"
-    return f"at most {queue.utilisation:.3f} ({queue.law}{_exceeded(measured, queue.utilisation, 3, steps)})"
-
-
-def _exceeded(measured: float, bound: float, digits: int, steps: float) -> str:
-    """Say why a short trace lies beyond what holds in the long run, if that shows; of a long one nothing excuses it."""
-    shows = round(measured, digits) > round(bound, digits)
-    return ", which short traces exceed" if shows and steps < _LONG_TRACE else ""

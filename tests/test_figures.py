@@ -15,7 +15,8 @@ from asyncsim.drawing.curves import curve_of, curve_over_seeds, draw_curves, los
 from asyncsim.methods import METHODS
 from asyncsim.study import load_file, shipped
 from asyncsim.theory import repairman
-from asyncsim.theory.expectations import queue_theory, staleness_theory, think_time
+from asyncsim.theory.expected_staleness import staleness_theory
+from asyncsim.theory.expected_throughput import queue_theory, think_time
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
 from asyncsim.traces.trace import OUTCOMES, Source
 

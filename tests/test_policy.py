@@ -30,7 +30,8 @@ from asyncsim import (
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.simulation import environment
-from asyncsim.theory.expectations import queue_theory, staleness_theory
+from asyncsim.theory.expected_staleness import staleness_theory
+from asyncsim.theory.expected_throughput import queue_theory
 from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import TAKEN_UP
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncsim.errors import InputError, require_count
+from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import TAKEN_UP
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``staleness_mean_over_workers``: the mean over workers of each one's own mean. It exceeds
           ``staleness_mean`` when some are slow.
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
+        - ``computing_share``: part of the workers' time in which they computed, or what they had computed was on its
+          way to the server; also where nothing came of it. (Of ``read_then_write`` with separate visits, also the
+          journeys between these.)
         - ``versions``: how many were made; ``discarded_share``, ``cancelled_share``: part of all computations that
           came to nothing, at the server and before.
         - ``utilisation``: part of the time that the server was busy; without locks the mean number of visits in
@@ -48,7 +52,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``wait_mean`` (s): from a visit's arrival to the begin of its service.
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
 
-        The last four are nan for a prescribed trace: it has no server.
+        ``computing_share`` and the last four are nan for a prescribed trace: it has no server.
 
     Raises
     ------
@@ -77,6 +81,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "staleness_mean_over_workers": float(workers["mean_staleness"].mean()),
         "share_min": float(workers["share"].min()),
         "share_max": float(workers["share"].max()),
+        "computing_share": _computing_share(trace, begin, end),
         "versions": _versions(trace, warm_up),
         **{f"{what}_share": float(outcomes.get(what, 0) / len(rows)) for what in ("discarded", "cancelled")},
         **_server(trace, begin, end),
@@ -186,6 +191,18 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
         int(waiting[last_before:].max()),
     )
     return dict(zip(names, values, strict=True))
+
+
+def _computing_share(trace: "Trace", begin: float, end: float) -> float:
+    if trace.protocol == "prescribed":
+        return np.nan
+    away = phases(trace, trace.workers).away
+    computing = _overlap(away["begin"].to_numpy(), away["end"].to_numpy(), begin, end)
+    if trace.protocol == "read_then_write" and trace.source.separate_reads:  # then a visit lies in between
+        reads = [table.loc[table["job"] > 0, _READ_TIMES] for table in (trace.frame, trace.open_reads)]
+        arrive, _, read = np.concatenate([table.to_numpy() for table in reads]).T
+        computing -= _overlap(arrive, read, begin, end)
+    return _ratio(computing, trace.workers * (end - begin))
 
 
 def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
-"""Which closed forms hold for a cluster: what its staleness and its queue should be, and why.
+"""Which closed forms hold for a cluster: what its staleness should be, and why.
 
-Tables and figures draw these beside a measurement. Where no closed form holds they get what is exact for any law:
-the conserved mean of the staleness, and the bounds of operational analysis for the queue.
+Tables and figures draw these beside a measurement. Where no closed form holds they get what is exact for any law: the
+conserved mean.
 """
 
 import math
@@ -15,6 +15,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixture
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError
+from asyncsim.theory.expected_throughput import memoryless_clocks
 
 #: A worker that starts in step with the others is out of it after about 0.25 / cv**2 computations; at least this much
 #: of ``computations * cv**2`` leaves most of a trace to the stationary regime.
@@ -38,6 +39,8 @@ class StalenessTheory(NamedTuple):
         Whether the server takes no time, so that ``std`` is more than an approximation.
     probability : function or None
         From whole numbers to their probabilities, where the whole law is known.
+    mean_law : str
+        Why the mean is what it is: ``"conserved"``, whatever the laws of the times, or ``"bounded clocks"``.
     """
 
     law: str
@@ -46,24 +49,7 @@ class StalenessTheory(NamedTuple):
     std: float | None = None
     queue_free: bool = False
     probability: Callable[[np.ndarray], np.ndarray] | None = None
-
-
-class QueueTheory(NamedTuple):
-    """What is known about the number of visits at the server.
-
-    Attributes
-    ----------
-    law : str
-        ``"machine repairman"``, or ``"saturation bound"``: no cluster with these mean times has fewer at its server.
-    in_system : float
-        Visits waiting or in service, mean over time.
-    utilisation : float
-        Share of time that the server is busy; the largest possible one with the bound.
-    """
-
-    law: str
-    in_system: float
-    utilisation: float
+    mean_law: str = "conserved"
 
 
 def staleness_theory(cluster: Cluster, computations: float = math.inf) -> StalenessTheory:
@@ -99,40 +85,6 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
     return known
 
 
-def queue_theory(cluster: Cluster) -> QueueTheory | None:
-    """Return what theory says about the server's queue; None if the workers' think time is not known, or nobody queues.
-
-    Exponential service, first come first served and alike workers: the machine repairman. Else the least mean number
-    that the means allow, ``workers - think / (mean time between visits at best)``.
-    """
-    think = think_time(cluster)
-    service = cluster.service.mean
-    if think is None or service == 0 or cluster.discipline == "lock_free":
-        return None
-    exponential = isinstance(cluster.service, Exponential) and isinstance(cluster.compute, Law)
-    if exponential and cluster.discipline == "fifo" and not cluster.separate_reads:
-        state = theory.repairman(cluster.workers, think, service)
-        return QueueTheory("machine repairman", state.in_system, state.utilisation)
-    demand = service * (2 if cluster.separate_reads else 1)
-    throughput = theory.saturation_bound(cluster.workers, think, demand)
-    return QueueTheory("saturation bound", cluster.workers - think * throughput, demand * throughput)
-
-
-def think_time(cluster: Cluster) -> float | None:
-    """Return the mean time (s) per commit that a worker spends away from the server.
-
-    None where it is not a sum of stated means: workers unlike each other, a link that they queue for, or a policy that
-    lets them wait or stops them.
-    """
-    alike = isinstance(cluster.compute, Law) and isinstance(cluster.window, int)
-    if not alike or cluster.shared_bandwidth or cluster.policy.chooses_when_to_reply:
-        return None
-    journeys = cluster.latency_up.mean + cluster.latency_down.mean + 2 * cluster.transfer_time
-    if cluster.separate_reads and cluster.protocol == "read_then_write":
-        journeys += cluster.latency_up.mean + cluster.latency_down.mean
-    return cluster.mean_window * cluster.compute_laws[0].mean + journeys
-
-
 def _under_policy(cluster: Cluster) -> StalenessTheory:
     """Return what the conservation of staleness says of the messages taken up: a mean, or bounds of it.
 
@@ -140,6 +92,9 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
     workers read before their own write; of the policies that discard, the limit is a bound besides.
     """
     n, policy = cluster.workers, cluster.policy
+    clocks = memoryless_clocks(cluster)
+    if clocks is not None and cluster.service.mean == 0 and cluster.protocol == "exchange":
+        return StalenessTheory("", clocks.staleness, (clocks.staleness,) * 2, mean_law="bounded clocks")
     most = float(n - 1)
     if cluster.protocol == "read_then_write":
         most = float(n if cluster.exclusive else 2 * n - 1)
