@@ -55,7 +55,7 @@ class Config(StudyConfig):
     best: Literal["least", "most"] | None = None
     """Which values of the measure are best. None: the most of accuracies, the least of losses, times and counts."""
     evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, at which the target may be met."""
+    """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
 
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
@@ -199,17 +199,18 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
 def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, float]:
     """Return how many seeds met the target, and the mean time (s) and gradients computed until then.
 
-    Thrown-away gradients count. Infinite if a seed never met it.
+    The time is read between evaluations; thrown-away gradients count. Infinite if a seed never met it.
     """
     import numpy as np
 
+    from asyncsim.study.outcome import time_to_target
+
     times, gradients = [], []
     for run, trace in seeds:
-        met = run.evaluations["commit_time"][run.evaluations["train_loss"] <= target]
-        time = float(met.iloc[0]) if len(met) else np.inf
-        times.append(time)
+        time = time_to_target(run.evaluations, target)
         computed = int(trace.frame.loc[trace.frame["commit_time"] <= time, "local_steps"].sum())
-        gradients.append(float(computed) if len(met) else np.inf)
+        times.append(time)
+        gradients.append(float(computed) if np.isfinite(time) else np.inf)
     return {
         "reached": int(np.isfinite(times).sum()),
         "time_to_target": float(np.mean(times)),

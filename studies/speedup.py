@@ -5,23 +5,33 @@ that takes it an n-th of the time. All clusters are given the same simulated sec
 clock; what a gradient took there is unknown, so --compute, the law of the time of the whole batch on one worker, is a
 guess here, as is the service time, which bounds the throughput of many workers.
 
-At paper scale about 600,000 commits of MNIST's network, most of small batches: half an hour to an hour on two cores.
+Prints how long each cluster needs until a training loss is reached, and how many times as quick that is as the fewest
+workers; writes that as a table, beside traces, runs, a summary and a figure. At paper scale about 600,000 commits of
+MNIST's network, most of small batches: half an hour to an hour on two cores.
 """
 
 import dataclasses
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim.clusters.laws import Law, as_law, parse
 from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.files import write_csv
 from asyncsim.notes import note
 from asyncsim.study.config import LawLike, MethodLike
-from asyncsim.study.finished import report
+from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from asyncsim.study.cell import Cell
+
+#: How much sooner more workers met the target, beside the summary of all runs.
+TABLE = "speedup.csv"
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,8 @@ class Config(SweepConfig):
     """Examples of the workers' batches together."""
     seconds: float = 10.0
     """Simulated time that every cluster is given (s)."""
+    target: float = 0.3
+    """Loss on the training data until which the time is told."""
     compute: LawLike = "gamma(mean=0.1, cv=0.2)"
     """Law of the time of a gradient of the whole effective batch (s); a worker's share takes its share of that."""
     service: LawLike = "constant(0.0001)"
@@ -46,6 +58,8 @@ class Config(SweepConfig):
     """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
     seeds: int = 2
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
+    evaluate_every: int | None = 5
+    """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
 
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
@@ -58,6 +72,7 @@ class Config(SweepConfig):
         super().check()
         require_count("effective_batch", self.effective_batch)
         require_positive("seconds", self.seconds, "s")
+        require_positive("target", self.target)
         if self.batch_size is not None:
             raise InputError(f"batch_size = {self.batch_size}: follows from the effective batch; give effective_batch")
         for count in self.workers:
@@ -108,8 +123,53 @@ def run(config: Config) -> Result:
             note(f"--effective-batch changes nothing for {cells[0].problem.name}, which has no minibatches")
         if config.steps == 0:
             cells = [_long_enough(cell, config.seconds) for cell in cells]
-        conclude = functools.partial(report, "speedup", by=("workers", "batch_size", "method"))
+        conclude = functools.partial(_conclude, config.target)
         return run_cells("speedup", config, cells, conclude)
+
+
+def speedups(finished: Finished, target: float) -> "pd.DataFrame":
+    """Return how much sooner more workers met a target: a row for each method and number of workers.
+
+    Columns: ``method``, ``workers``, ``batch_size``, ``seeds``, ``target``, ``reached`` (seeds that met it),
+    ``time_to_target`` (s, simulated; the mean, infinite if a seed did not meet it) with ``least_time`` and
+    ``most_time`` of the seeds, and ``speedup``, that time of the fewest workers whose seeds all met it over this one;
+    NaN of those that did not.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from asyncsim.study.outcome import time_to_target
+
+    rows = []
+    for (method, workers), group in finished.summary.groupby(["method", "workers"], sort=False):
+        times = [time_to_target(finished.run(name).evaluations, target) for name in group["run_folder"]]
+        rows.append(
+            {
+                "method": method,
+                "workers": workers,
+                "batch_size": group["batch_size"].iloc[0],
+                "seeds": len(times),
+                "reached": int(np.isfinite(times).sum()),
+                "target": target,
+                "time_to_target": float(np.mean(times)),
+                "least_time": min(times),
+                "most_time": max(times),
+            }
+        )
+    table = pd.DataFrame(rows).sort_values(["method", "workers"], kind="stable", ignore_index=True)
+    finite = table["time_to_target"].where(np.isfinite(table["time_to_target"]))
+    return table.assign(speedup=finite.groupby(table["method"]).transform("first") / finite)
+
+
+def _conclude(target: float, folder: Path, summary: "pd.DataFrame") -> None:
+    table = speedups(read(folder, "speedup"), target)
+    write_csv(folder / TABLE, table)
+    shown = table[["method", "workers", "batch_size", "reached", "time_to_target", "speedup"]]
+    shown = shown.rename(columns={"time_to_target": "time (s)"})
+    shown["reached"] = [f"{row.reached} of {row.seeds}" for row in table.itertuples()]
+    print(f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it")
+    print(f"{table_text(shown)}\n")
+    report("speedup", folder, summary, ("workers", "batch_size", "method"), (TABLE,))
 
 
 def scaled(law: Any, factor: float) -> Law:

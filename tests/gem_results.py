@@ -133,6 +133,7 @@ def write_all(folder, steps=5, counts=(2, 4), problem="digits", seeds=2, noise=0
     tables = {
         "stability": {"limits.csv": limits()},
         "queue": {"ranks.csv": ranks(counts[-1])},
+        "speedup": {"speedup.csv": times(counts)},
         "momentum": {"momentum.csv": measured()},
         "forensics": {"fit.csv": fit(counts), "target.csv": target(counts)},
     }
@@ -183,6 +184,14 @@ def _cells(size, dies, counts):
             for n in counts
         ],
     }
+
+
+def times(counts):
+    """One method that more workers make as many times as quick, and one that never learns."""
+    rows = [["gem", n, 64 // n, 2, 0.3, 2, 4.0 / n, 3.9 / n, 4.1 / n, n / counts[0]] for n in counts]
+    rows += [["downpour", n, 64 // n, 2, 0.3, 0, np.inf, np.inf, np.inf, np.nan] for n in counts]
+    columns = ["method", "workers", "batch_size", "seeds", "target", "reached"]
+    return pd.DataFrame(rows, columns=[*columns, "time_to_target", "least_time", "most_time", "speedup"])
 
 
 def fit(counts):

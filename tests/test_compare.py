@@ -11,6 +11,7 @@ from asyncsim.files import write_csv
 from asyncsim.replays.run import Run
 from asyncsim.study import load_file, results, shipped, sweep
 from asyncsim.study.finished import read
+from asyncsim.study.outcome import time_to_target
 
 compare = study.load("compare")
 figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py")
@@ -45,14 +46,33 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     times, gradients = [], []
     for run_folder, trace_file in summary[["run_folder", "trace_file"]].to_numpy():
         evaluations = Run.load(folder / run_folder).evaluations
-        met = next(entry for entry in evaluations.itertuples() if entry.train_loss <= 1.7)
-        times.append(met.commit_time)
-        gradients.append(met.commit)
+        at = next(entry.Index for entry in evaluations.itertuples() if entry.train_loss <= 1.7)
+        (before, after), losses = evaluations["commit_time"].loc[at - 1 : at], evaluations["train_loss"]
+        part = np.log(losses[at - 1] / 1.7) / np.log(losses[at - 1] / losses[at])
+        times.append(before + part * (after - before))
         frame = Trace.load(folder / trace_file).frame
+        gradients.append((frame["commit_time"] <= times[-1]).sum())
     assert row["time_to_target"] == pytest.approx(np.mean(times))
     assert row["gradients_to_target"] == np.mean(gradients)
     assert row["reached"] == 2 and row["discarded"] == 0
     assert row["messages"] == 2 * len(frame) and row["gigabytes"] == pytest.approx(2 * 60 * 17_226 * 4 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("losses", "target", "time"),
+    [
+        ([4.0, 1.0, 0.25], 0.5, 1.5),  # half of the way in the logarithm
+        ([4.0, 1.0, 0.25], 1.0, 1.0),
+        ([4.0, 1.0, 0.25], 5.0, 0.0),  # met from the start
+        ([4.0, 1.0, 3.0, 0.5], 1.0, 1.0),  # the first time counts
+        ([4.0, 0.0], 1.0, 0.75),  # no logarithm
+        ([4.0, np.nan, 0.25], 1.0, 2.0),
+        ([4.0, 1.0, np.nan], 0.5, np.inf),
+    ],
+)
+def test_time_to_a_target_is_read_between_evaluations(losses, target, time):
+    evaluations = pd.DataFrame({"commit_time": np.arange(len(losses)), "train_loss": losses})
+    assert time_to_target(evaluations, target) == pytest.approx(time)
 
 
 @pytest.mark.full

@@ -20,7 +20,8 @@ gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.p
 published = gem.published
 
 PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "8a", "8b", "9", "10"]
-OWN = ["learning_rates", "misspecification", "limits", "energy", "energy_time", "queue", "momentum", "forensics"]
+OWN = ["learning_rates", "misspecification", "speedup", "limits", "energy", "energy_time", "queue", "momentum"]
+OWN += ["forensics"]
 ROOT = shipped("figures").parent
 
 
@@ -190,6 +191,13 @@ def test_generalization_keeps_numbers_of_workers_apart(tmp_path):
     assert [axes.get_title() for axes in figure.axes] == ["GEM, n = 2", "GEM, n = 4"]
     ends = [axes.lines[0].get_xdata()[-1] for axes in figure.axes]
     assert ends[1] == pytest.approx(2 * ends[0])
+
+
+def test_times_to_the_target_and_what_n_times_as_quick_is(figures):
+    (axes,) = figures["speedup"].axes
+    ours, guide = [line for line in axes.lines if len(line.get_xdata())][:2]
+    assert list(ours.get_xdata()) == [2, 4] and list(ours.get_ydata()) == [2.0, 1.0]
+    assert list(guide.get_ydata()) == [2.0, 1.0]
 
 
 def test_units_are_named(figures):

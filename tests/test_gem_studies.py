@@ -32,7 +32,7 @@ TINY = {
         "service cv learning_rate workers",
     ),
 }
-OWN_TABLES = {"queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
+OWN_TABLES = {"speedup": {"speedup.csv"}, "queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,10 @@ def check_speedup(results):
     # Both end within one step of a worker (5 standard deviations) of the second that they are given.
     ends = [run.commits["commit_time"].iloc[-1] for run in results.runs()]
     assert all(1 - 0.1 * (1 + 5 * 0.2) <= end <= 1 for end in ends)
+    table = results.table("speedup.csv")
+    assert list(table["workers"]) == [1, 2] and list(table["reached"]) == [0, 1]  # the second only reaches 0.3
+    assert np.isinf(table["time_to_target"][0]) and 0 < table["time_to_target"][1] < 1
+    assert np.isnan(table["speedup"][0]) and table["speedup"][1] == 1.0
 
 
 def check_queue(results):

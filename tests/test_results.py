@@ -98,6 +98,13 @@ def test_folder_that_is_not_writable(out, monkeypatch):
         enter(out)
 
 
+def test_folder_that_another_study_makes_meanwhile(monkeypatch):
+    Path("mine").mkdir()
+    monkeypatch.setattr(Path, "exists", lambda path: False)  # as it was a moment ago
+    with pytest.raises(InputError, match="out = 'mine': exists and is not an empty folder"):
+        enter("mine")
+
+
 def test_folder_that_may_not_be_looked_at(monkeypatch):
     def refuse(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

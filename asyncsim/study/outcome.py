@@ -71,6 +71,26 @@ def energy_ratios(commits: pd.DataFrame) -> pd.Series:
         return (central / commits["proxy_energy"]).where(central > 0)
 
 
+def time_to_target(evaluations: pd.DataFrame, target: float) -> float:
+    """Return when (s, simulated) the training loss of a run first met a target; infinite if it never did.
+
+    Between the evaluation before and that at which it was met the logarithm of the loss is taken for a straight line in
+    time, or the loss itself where it is not above zero.
+    """
+    time, loss = (evaluations[name].to_numpy(float) for name in ("commit_time", "train_loss"))
+    met = np.flatnonzero(loss <= target)
+    if not len(met):
+        return np.inf
+    first = met[0]
+    if first == 0 or not np.isfinite(loss[first - 1]):
+        return float(time[first])
+    before, at = loss[first - 1], loss[first]
+    if at > 0 and target > 0:
+        before, at, target = np.log([before, at, target])
+    part = (before - target) / (before - at)
+    return float(time[first - 1] + part * (time[first] - time[first - 1]))
+
+
 def own_measures(columns: Iterable[str]) -> list[str]:
     """Return the columns of a problem's measures that tables show beside losses and the test accuracy.
 

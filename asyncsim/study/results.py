@@ -158,17 +158,17 @@ def _default_folder(study: str) -> tuple[Path, list[Path]]:
 
 
 def _given_folder(folder: Path) -> tuple[Path, list[Path]]:
-    """Make the folder that the user chose, unless it is there and empty."""
+    """Make the folder that the user chose, unless it is there and empty; of two studies that make it one is refused."""
     try:
-        free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        there = folder.exists()
+        if not there or (folder.is_dir() and not any(folder.iterdir())):
+            return folder, _make(folder, exist_ok=there)
+    except FileExistsError as error:
+        if not folder.is_dir():  # but a file in its place, or in that of a folder above it
+            raise _unwritable(folder, error) from error
     except OSError as error:
         raise _unwritable(folder, error) from error
-    if not free:
-        raise InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
-    try:
-        return folder, _make(folder, exist_ok=True)
-    except FileExistsError as error:
-        raise _unwritable(folder, error) from error
+    raise InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
 
 
 def _make(folder: Path, exist_ok: bool) -> list[Path]:

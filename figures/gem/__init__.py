@@ -83,6 +83,7 @@ FIGURES = {
     "10": Drawing("tensors", "median factor of each tensor, more workers", _of(tensors.heat_map, place=1)),
     "learning_rates": Drawing("stability", "figure 1a to c at each learning rate", losses.of_workers_at_all_rates),
     "misspecification": Drawing("misspecification", "final loss against the learning rate", pace.rates),
+    "speedup": Drawing("speedup", "time to a target, a batch divided among n workers", pace.times_to_target),
     "limits": Drawing("stability", "largest stable n and learning rate of each method", limits.limits),
     "energy": Drawing("energy", "central over proxy energy against n; where the clip binds", energy.by_workers),
     "energy_time": Drawing("energy", "energies over time, by tensor and by worker", energy.over_time),

@@ -38,10 +38,39 @@ def speedup(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     log_axis(axes, curves.values())
     draw_family(axes, curves, {n: workers_label(n) for n in curves}, against="time")
-    batches = (results.summary["workers"] * results.summary["batch_size"]).unique()
-    batch = f" of {batches[0]:g} in all" if len(batches) == 1 else ""
-    text = setting(results, f"GEM: a batch{batch} divided among n workers", "means over at most 20 worker steps")
+    text = setting(
+        results,
+        f"GEM: a batch{_whole_batch(results)} divided among n workers",
+        "means over at most 20 worker steps",
+    )
     finish(figure, axes, text)
+    return figure
+
+
+def times_to_target(results: Finished) -> Figure:
+    """Draw how long (simulated) each method needs until the target, against the workers that share the batch.
+
+    Dotted, from its fewest workers that reach it: the time if twice as many took half as long.
+    """
+    table = results.table("speedup.csv", ("method", "workers", "target", "time_to_target", "least_time", "most_time"))
+    target = table["target"].iloc[0]
+    figure, (axes,) = look.new_figure(*PANEL)
+    axes.set_xscale("log")
+    names = look.looks([name for name in methods_of(results) if name in set(table["method"])])
+    log_axis(axes, [table["time_to_target"]], f"time to a train loss of {target:g} (s)")
+    for name, one in names.items():
+        rows = table[(table["method"] == name) & np.isfinite(table["time_to_target"])]
+        n, time = rows["workers"].to_numpy(), rows["time_to_target"].to_numpy()
+        axes.fill_between(n, rows["least_time"], rows["most_time"], color=one.color, alpha=0.2, linewidth=0)
+        axes.plot(n, time, color=one.color, linestyle=one.line, marker="o", markersize=3.2, label=one.label)
+        if len(n):
+            axes.plot(n, time[0] * n[0] / n, color=one.color, linestyle=":", linewidth=0.8, zorder=1)
+    places = sorted(table["workers"].unique())
+    axes.set_xticks(places, [f"{n:g}" for n in places])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("workers n")
+    guide = axes.plot([], [], color=look.BLACK, linestyle=":", linewidth=0.8, label="n times as quick")
+    finish(figure, axes, setting(results, f"a batch{_whole_batch(results)} divided among n workers"), guide)
     return figure
 
 
@@ -126,6 +155,12 @@ def rates(results: Finished) -> Figure:
         handles += panels[0].plot([], [], label=workers_label(n), **_marked(shade))
     finish(figure, panels[0], setting(results, "final loss by learning rate"), handles)
     return figure
+
+
+def _whole_batch(results: Finished) -> str:
+    """Return how many examples all workers' batches have together, in words; nothing if they differ."""
+    batches = (results.summary["workers"] * results.summary["batch_size"]).unique()
+    return f" of {batches[0]:g} in all" if len(batches) == 1 else ""
 
 
 def _marked(shade: look.Shade) -> dict[str, Any]:
