@@ -20,7 +20,16 @@ from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
 from asyncsim.drawing.command import draw_folder
-from asyncsim.drawing.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
+from asyncsim.drawing.curves import (
+    DIVERGED,
+    Curve,
+    curve_over_seeds,
+    draw_curves,
+    loss_axis,
+    mark_after,
+    mark_below,
+    mark_beyond,
+)
 from asyncsim.study.finished import Finished, read
 from asyncsim.wording import counted, over_seeds
 
@@ -62,6 +71,7 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     panels[0].set_ylabel("loss on the training data")
     mark_beyond(panels[0], curves, labels, "time")
     mark_below(panels[0], curves, labels, "time")
+    mark_after(panels[0], curves, labels)
     handles, named = panels[0].get_legend_handles_labels()
     if any(curve.ends for curve in curves.values()):
         handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)

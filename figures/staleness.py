@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 
 from asyncsim import plots
 from asyncsim.clusters.cluster_text import parts
+from asyncsim.clusters.policy import asynchronous
 from asyncsim.drawing import look
 from asyncsim.drawing.command import draw_folder
 from asyncsim.drawing.curves import (
@@ -34,6 +35,7 @@ from asyncsim.drawing.curves import (
     draw_curves,
     log_limits,
     loss_axis,
+    mark_after,
     mark_below,
     mark_beyond,
     steady_time,
@@ -190,6 +192,7 @@ def loss(results: Results) -> Figure:
     panels[0].set_ylabel("minibatch loss")
     mark_beyond(panels[0], curves, results.labels, "time")
     mark_below(panels[0], curves, results.labels, "time")
+    mark_after(panels[0], curves, results.labels)
     if steady is not None:
         each, zero = steady
         ways: Any = (lambda time: (time - zero) / each, lambda step: zero + each * step)
@@ -280,7 +283,11 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
     steps = commits / bins(commits, results.workers) / results.workers
     each = f"each point the {average} of {steps:.2g} worker step{'' if steps == 1 else 's'}"
     seeds = results.seeds if results.seeds == "1 seed" else f"mean and range of {results.seeds}"
-    look.title(figure, f"{results.config.get('problem', '')}, {counted(results.workers, 'worker')}; {seeds}; {each}")
+    policies = {timing.traces[0].policy for timing in results.asynchronous}
+    # Where methods have their own, these are named with their histograms of staleness.
+    named = [str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1]
+    setting = ", ".join([counted(results.workers, "worker"), *named])
+    look.title(figure, f"{results.config.get('problem', '')}, {setting}; {seeds}; {each}")
 
 
 def _labels(methods: Sequence[str]) -> str:

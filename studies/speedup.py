@@ -14,9 +14,9 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from asyncsim.clusters.laws import Law, as_law, parse
+from asyncsim.clusters.laws import as_law, scaled
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.files import write_csv
 from asyncsim.notes import note
@@ -70,6 +70,7 @@ class Config(SweepConfig):
             An option that cannot be used; a batch that cannot be divided.
         """
         super().check()
+        as_law("compute", self.compute)  # one, which is divided among the workers
         require_count("effective_batch", self.effective_batch)
         require_positive("seconds", self.seconds, "s")
         require_positive("target", self.target)
@@ -81,7 +82,6 @@ class Config(SweepConfig):
                     f"workers = {count}: cannot divide an effective batch of {self.effective_batch}; "
                     "give numbers that do, or another effective_batch"
                 )
-            scaled(self.compute, 1 / count)
 
 
 SCALES = {
@@ -103,12 +103,13 @@ def run(config: Config) -> Result:
     config.check()
     if config.steps and config.seconds != SCALES[config.scale].seconds:
         note("--seconds changes nothing beside --steps")
+    whole = as_law("compute", config.compute)
     with config.computing_device():
         grid = [
             {
                 "workers": n,
                 "batch_size": config.effective_batch // n,
-                "compute": str(scaled(config.compute, 1 / n)),
+                "compute": str(scaled(whole, 1 / n)),
             }
             for n in config.workers
         ]
@@ -170,26 +171,6 @@ def _conclude(target: float, folder: Path, summary: "pd.DataFrame") -> None:
     print(f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it")
     print(f"{table_text(shown)}\n")
     report("speedup", folder, summary, ("workers", "batch_size", "method"), (TABLE,))
-
-
-def scaled(law: Any, factor: float) -> Law:
-    """Return a law whose durations are a factor times those of another.
-
-    Raises
-    ------
-    InputError
-        A law without a single parameter that scales it.
-    """
-    known = as_law("compute", parse(law) if isinstance(law, str) else law)
-    # Every law is a dataclass, though their base, Law, is none.
-    scales = [field.name for field in dataclasses.fields(known) if field.name in ("mean", "value")]  # type: ignore
-    if not scales:
-        raise InputError(
-            f"compute = {known}: is not divided among workers here; choose constant, exponential, gamma, lognormal, "
-            "weibull or pareto"
-        )
-    # Again a dataclass.
-    return dataclasses.replace(known, **{scales[0]: getattr(known, scales[0]) * factor})  # type: ignore[type-var]
 
 
 def _long_enough(cell: "Cell", seconds: float) -> "Cell":

@@ -392,7 +392,7 @@ def test_numbers_of_workers_share_what_is_compiled():
     for workers in (3, 5, 7):
         running = dispatched(make_trace(workers=workers, commits=2 * EVERY), method, problem)
         running.advance(EVERY)
-        compiled = running.running._program.advance.__self__
+        compiled = running.running._program.way
         assert len(compiled._gradients._calls) == 1
         assert len(compiled._commit._compiled) <= 4  # for each number of commits in a call
 

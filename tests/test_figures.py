@@ -11,7 +11,15 @@ import pytest
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate
 from asyncsim.drawing import look
-from asyncsim.drawing.curves import curve_of, curve_over_seeds, draw_curves, loss_axis, mark_below, mark_beyond
+from asyncsim.drawing.curves import (
+    curve_of,
+    curve_over_seeds,
+    draw_curves,
+    loss_axis,
+    mark_after,
+    mark_below,
+    mark_beyond,
+)
 from asyncsim.methods import METHODS
 from asyncsim.study import load_file, shipped
 from asyncsim.theory import repairman
@@ -268,6 +276,31 @@ def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["DOWNPOUR", "GEM"]
     rows = figures.queue(figures.read(folder)).subfigs
     assert [row.get_suptitle().partition(":")[0] for row in rows] == ["DOWNPOUR", "GEM"]
+
+
+def test_a_policy_that_all_methods_share_is_in_the_titles(tmp_path):
+    waiting = hand_made_trace(Cluster(WORKERS, 1.0, policy="barrier(1)"))
+    free = Cluster(WORKERS, 1.0, protocol="read_then_write")
+    other = Trace(waiting.frame, dataclasses.replace(waiting.source, protocol=free.protocol, cluster=free))
+    shared = write_results(tmp_path / "shared", {"gem": [waiting], "downpour": [waiting]})
+    own = write_results(tmp_path / "own", {"gem": [waiting], "downpour": [other]})
+    titles = [figures.loss(figures.read(folder)).get_suptitle() for folder in (shared, own)]
+    assert [title.partition(";")[0] for title in titles] == [
+        f"digits, {WORKERS} workers, barrier(count=1)",
+        f"digits, {WORKERS} workers",
+    ]
+
+
+def test_a_curve_that_goes_on_beyond_the_axis_says_how_long_it_takes():
+    values = pd.DataFrame({"one": [1.0, 0.5]})
+    curves = {
+        "gem": curve_over_seeds([0.0, 10.0], [0.0, 1.0], values, []),
+        "sgd": curve_over_seeds([0.0, 1200.0], [0.0, 1.0], values, []),
+    }
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    draw_curves(axes, curves, {"gem": "GEM", "sgd": "SGD"}, "time", until=10.0)
+    mark_after(axes, curves, {"gem": "GEM", "sgd": "SGD"})
+    assert [text.get_text() for text in axes.texts] == ["SGD \u2192 1,200 s"]
 
 
 def test_titles_break_between_words(tmp_path):

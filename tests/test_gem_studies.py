@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsim import InputError, Run, Trace, study
-from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture
 from asyncsim.study import limits, load_file
 from asyncsim.study.finished import read
 
@@ -167,7 +166,7 @@ def test_scales_are_valid_and_chosen_by_name(name):
         ("speedup", "--seconds 0", "seconds = 0.0: must be above zero (s)"),
         ("speedup", "--effective-batch 0", "effective_batch = 0: must be at least 1"),
         ("speedup", "--batch-size 8", "batch_size = 8: follows from the effective batch; give effective_batch"),
-        ("speedup", "--compute uniform(0,1)", "is not divided among workers here; choose constant, exponential"),
+        ("speedup", "--workers 2 --compute [1]*2", "compute = '[1]*2': must be one law, not a list of 2"),
         ("speedup", "--steps -1", "steps = -1: must be at least 0"),
         ("generalization", "--epochs 0", "epochs = 0: must be at least 1"),
         ("generalization", "", "problem = 'quadratic': has no test data to generalize to; choose another"),
@@ -379,23 +378,6 @@ def test_interrupted_limits_keep_the_grid(told, monkeypatch):
 
 
 # Parts
-
-
-@pytest.mark.parametrize(
-    ("law", "expected"),
-    [
-        ("gamma(mean=1, cv=0.2)", Gamma(0.25, 0.2)),
-        (2.0, Constant(0.5)),
-        (Exponential(4.0), Exponential(1.0)),
-    ],
-)
-def test_laws_are_scaled(law, expected):
-    assert study.load("speedup").scaled(law, 0.25) == expected
-
-
-def test_a_law_that_cannot_be_scaled():
-    with pytest.raises(InputError, match="is not divided among workers here"):
-        study.load("speedup").scaled(Mixture([1.0, 2.0], [1, 1]), 0.5)
 
 
 def test_epochs_are_passes_through_the_data():

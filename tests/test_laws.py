@@ -25,6 +25,7 @@ from asyncsim.clusters.laws import (
     Weibull,
     as_law,
     parse,
+    scaled,
 )
 from asyncsim.errors import InputError
 
@@ -225,6 +226,14 @@ def test_cdf_is_monotone_within_zero_and_one(law, x):
 )
 def test_parse(text, law):
     assert parse(text) == law
+
+
+@pytest.mark.parametrize("law", EVERY_LAW, ids=str)
+def test_a_scaled_law_is_that_of_scaled_durations(law):
+    shorter = scaled(law, 0.25)
+    assert type(shorter) is type(law)
+    assert (shorter.mean, shorter.std) == pytest.approx((0.25 * law.mean, 0.25 * law.std), rel=1e-12)
+    np.testing.assert_allclose(draw(shorter, 1_000), 0.25 * draw(law, 1_000), rtol=1e-12)
 
 
 def test_text_is_short():

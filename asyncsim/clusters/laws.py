@@ -9,7 +9,7 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -446,6 +446,22 @@ def as_law(argument: str, value: Any) -> Law:
     if not isinstance(law, Law):
         raise InputError(f"{argument} = {value!r}: must be one law, not a list of {len(law)}")
     return law
+
+
+def scaled(law: Law, factor: float) -> Law:
+    """Return the law of durations that are a factor, above zero, times those of another."""
+    match law:
+        case Constant(value):
+            return Constant(factor * value)
+        case Uniform(low, high):
+            return Uniform(factor * low, factor * high)
+        case Empirical(samples):
+            return Empirical(tuple(factor * sample for sample in samples))
+        case Mixture(laws, weights):
+            return Mixture(tuple(scaled(one, factor) for one in laws), weights)
+        case Exponential() | Gamma() | LogNormal() | Weibull() | Pareto():
+            return replace(law, mean=factor * law.mean)
+    raise AssertionError(f"unknown law {law!r}")
 
 
 def _number(law: Law, parameter: str, value: Any, require: Any, unit: str = "") -> float:

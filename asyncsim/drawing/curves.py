@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from asyncsim.drawing.look import looks
 from asyncsim.replays.run import Run
+from asyncsim.table_text import number_text
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
 _BINS = 100
@@ -228,6 +229,19 @@ def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
         style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": look.color}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
         axes.annotate(text, (0, 0), (3, 2 + 9 * told), **place, **style)
+        told += 1
+
+
+def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str]) -> None:
+    """Say of each curve that goes on beyond the right side of an axis of time how long it takes."""
+    end, told = axes.get_xlim()[1], 0
+    for name, look in looks(curves).items():
+        last = float(np.nanmax(curves[name].time, initial=0.0))
+        if last <= 1.001 * end:
+            continue
+        style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": look.color}
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        axes.annotate(f"{labels[name]} \u2192 {number_text(last)} s", (1, 1), (-3, -4 - 9 * told), **place, **style)
         told += 1
 
 

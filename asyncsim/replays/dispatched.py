@@ -41,10 +41,12 @@ class Apart(NamedTuple):
 
 
 class Dispatched:
-    """The functions of `asyncsim.replays.programs.Program` for a state whose rows are apart, in pieces of one commit.
+    """The `asyncsim.replays.programs.Way` of a state whose rows are apart, in pieces of one commit.
 
     At most ``at_once`` groups, of up to ``room`` gradients, are computed at a time.
     """
+
+    looks_ahead = True
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Dispatched:
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
     ) -> tuple[Apart, Records, Array]:
-        """Run planned pieces, ``count`` and no padding, as that of `asyncsim.replays.kernel.build_advance` does.
+        """Run planned pieces, ``count`` and no padding.
 
         Of the pieces that are ``following``, if they are known, gradients are begun. The state given is used up.
         """
@@ -101,7 +103,7 @@ class Dispatched:
         return now._replace(upcoming=upcoming), records(recorded), first
 
     def before(self, state: Apart, pieces: Pieces) -> Formed:
-        """Return what the first commit will meet, as the function of `asyncsim.replays.diagnosis.build_before` does.
+        """Return what the first commit will meet, as that of `asyncsim.replays.diagnosis.build_before` does.
 
         Copied where a commit reuses the memory.
         """

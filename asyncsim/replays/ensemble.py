@@ -221,7 +221,7 @@ def _running(
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
     key = jnp.stack([starts[seed][1] for seed, _ in runs])
-    state = program.initial_state(
+    state = program.way.initial_state(
         params,
         problem_state(problem, dtype),
         slots=plan.waves.slots,

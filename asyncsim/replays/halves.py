@@ -21,8 +21,8 @@ from asyncsim.replays.diagnosis import Formed, build_before, build_diagnose
 from asyncsim.replays.division import Division
 from asyncsim.replays.flat import Flat
 from asyncsim.replays.gradients import Gradients
-from asyncsim.replays.kernel import PiecesOf, build_pieces
 from asyncsim.replays.local import Learner, LocalResult
+from asyncsim.replays.piece import PiecesOf, build_pieces
 from asyncsim.replays.replay_state import Layout, Pieces, Records, ReplayState, initial_state
 from asyncsim.replays.rows import entry, row, set_row
 from asyncsim.replays.schedule import Span, independent
@@ -66,7 +66,9 @@ class Made(NamedTuple):
 
 
 class Halves:
-    """The functions of `asyncsim.replays.programs.Program` for a state in halves. Pieces have one commit each."""
+    """The `asyncsim.replays.programs.Way` of a state in halves, in pieces of one commit."""
+
+    looks_ahead = False
 
     def __init__(
         self, method: Method, local: Callable[..., LocalResult], flat: Flat, layout: Layout, dtype: Any, device: Any
@@ -109,7 +111,7 @@ class Halves:
     def advance(
         self, state: Halved, data: Any, key: Array, pieces: Pieces, count: np.int32
     ) -> tuple[Halved, Records, Sequence[Array]]:
-        """Run the first ``count`` planned pieces, as the function of `asyncsim.replays.kernel.build_advance` does."""
+        """Run the first ``count`` planned pieces."""
         groups = list(independent(pieces, int(count), THREADS * GRADIENTS_A_HALF))
         key, planned, places = self._put(key, pieces, _places(groups, pieces))
         to_compute = data, key, (planned.visit, planned.job, planned.rows, planned.slot)
@@ -134,7 +136,7 @@ class Halves:
         return Halved(halves, memory), records(recorded), first
 
     def before(self, state: Halved, pieces: Pieces) -> list[Formed]:
-        """Return what the first commit will meet, as the function of `asyncsim.replays.diagnosis.build_before` does."""
+        """Return what the first commit will meet, as that of `asyncsim.replays.diagnosis.build_before` does."""
         return [before(half, pieces) for before, half in zip(self._before, state.halves, strict=True)]
 
     def diagnose(
@@ -254,7 +256,7 @@ def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[Replay
     """Return the function that makes the commits from ``at`` to ``end`` on one half.
 
     Its results are the state, the squared norms ``[pieces, norms]``, zero of commits that it does not make, and the
-    update of the first commit. It is the kernel, which finds its updates in what the threads have made, those of the
+    update of the first commit. The commits are those of pieces, their updates those that the threads have made: of the
     first before those of the second, at the places that are the jobs.
     """
 

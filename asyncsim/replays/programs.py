@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,54 +11,72 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.diagnosis import build_before, build_diagnose
 from asyncsim.replays.dispatched import Dispatched
-from asyncsim.replays.division import DEVICES, Division
+from asyncsim.replays.division import DEVICES
 from asyncsim.replays.flat import Flat, flatten
 from asyncsim.replays.halves import Halves
-from asyncsim.replays.kernel import build_advance
+from asyncsim.replays.kernel import Kernel
 from asyncsim.replays.local import build_local, from_vector
 from asyncsim.replays.members import Members, batched_local, batched_method, batched_state
 from asyncsim.replays.parts_check import require_elementwise
-from asyncsim.replays.replay_state import Layout, ReplayState, initial_state, state_specs
+from asyncsim.replays.replay_state import Layout, ReplayState, initial_state
 from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
 from asyncsim.threads import cached
 
 
+class Way(Protocol):
+    """A way to compute a replay, on a kind of state of its own: `Kernel`, `Halves` or `Dispatched`."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether ``advance`` is also told which pieces will follow, or None."""
+
+    @property
+    def advance(self) -> Callable[..., Any]:
+        """Run the first ``count`` of some planned pieces.
+
+        From the state (used up), the training data, the key of the problem's randomness, the pieces and their count to
+        the state, what is recorded (`Records`), and the update of the first commit.
+        """
+
+    @property
+    def before(self) -> Callable[..., Any]:
+        """Return what the first commit of some pieces will meet; see `asyncsim.replays.diagnosis.build_before`."""
+
+    @property
+    def diagnose(self) -> Callable[..., Any]:
+        """Return the diagnostics of the first commit; see `asyncsim.replays.diagnosis.build_diagnose`."""
+
+    @property
+    def initial_state(self) -> Callable[..., Any]:
+        """Return the state at version zero, from parameters, the problem's state, and as many rows as are named."""
+
+    def whole(self, state: Any) -> ReplayState:
+        """Return a state with whole vectors."""
+
+    def from_whole(self, state: ReplayState) -> Any:
+        """Return a state that can be gone on from, copied."""
+
+    def problem_states(self, state: Any) -> Any:
+        """Return the problem's non-trained state, its leaves with leading axis ``workers``."""
+
+
 class Program(NamedTuple):
-    """The jitted functions of a replay.
+    """The compiled functions of a replay.
 
     Attributes
     ----------
-    advance, before, diagnose : function
-        See `asyncsim.replays.kernel.build_advance` and `asyncsim.replays.diagnosis`, or
-        `asyncsim.replays.dispatched.Dispatched` and `asyncsim.replays.halves.Halves`, each of which has a kind of state
-        of its own.
+    way : Way
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
-    initial_state : function
-        `asyncsim.replays.replay_state.initial_state` less its first two arguments, the result divided over the devices.
-    whole, from_whole : function
-        From a state to the same as a `ReplayState`; and from that to a state that can be gone on from, copied.
-    problem_states : function
-        From a state to the problem's non-trained state, its leaves with leading axis ``workers``.
     flat : Flat
     devices : tuple of jax.Device
-    looks_ahead : bool
-        Whether ``advance`` is also told which pieces will follow, or None.
     """
 
-    advance: Callable[..., Any]
-    before: Callable[..., Any]
-    diagnose: Callable[..., Any]
+    way: Way
     evaluate: Callable[..., Any]
-    initial_state: Callable[..., Any]
-    whole: Callable[[Any], ReplayState]
-    from_whole: Callable[[ReplayState], Any]
-    problem_states: Callable[[Any], Any]
     flat: Flat
     devices: tuple[Any, ...]
-    looks_ahead: bool = False
 
 
 def compiled(method: Method, problem: Problem, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
@@ -83,18 +101,8 @@ def compiled_ensemble(
         # One after the other: what an evaluation holds at a time is sized for one.
         return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
 
-    return Program(
-        advance=build_advance(method, local, layout, Mesh(np.array([device]), (DEVICES,))),
-        before=build_before(method, layout),
-        diagnose=build_diagnose(method, every, layout),
-        evaluate=jax.jit(evaluate_all),
-        initial_state=_make_in_place(functools.partial(batched_state, members, flat)),
-        whole=_as_it_is,
-        from_whole=functools.partial(_copied, device=device),
-        problem_states=_problem_states,
-        flat=flat,
-        devices=(device,),
-    )
+    make = functools.partial(batched_state, members, flat)
+    return Program(Kernel(method, local, every, layout, (device,), make), jax.jit(evaluate_all), flat, (device,))
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -126,79 +134,19 @@ class Same:
 @cached(maxsize=32)
 def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...], at_once: int) -> Program:
     flat = _flatten(problem.value, layout, dtype, devices[0])
-    local = build_local(method.value, problem.value, layout.window, layout.windows_differ)
-    evaluate = jax.jit(_evaluation(problem.value, flat))
     if layout.way == "halves" or layout.division.by_parameters:
         require_elementwise(method.value)
-    if layout.way != "kernel":
-        one: Any
-        if layout.way == "halves":
-            one = Halves(method.value, local, flat, layout, dtype, devices[0])
-        else:
-            room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))
-            one = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
-        return Program(
-            advance=one.advance,
-            before=one.before,
-            diagnose=one.diagnose,
-            evaluate=evaluate,
-            initial_state=one.initial_state,
-            whole=one.whole,
-            from_whole=one.from_whole,
-            problem_states=one.problem_states,
-            flat=flat,
-            devices=devices,
-            looks_ahead=layout.way == "dispatched",
-        )
-    mesh = Mesh(np.array(devices), (DEVICES,))
-    make: Callable[..., ReplayState] = functools.partial(initial_state, method.value, flat)
-    return Program(
-        advance=build_advance(method.value, from_vector(local, flat), layout, mesh),
-        before=build_before(method.value, layout),
-        diagnose=build_diagnose(method.value, flat, layout),
-        evaluate=evaluate,
-        initial_state=_make_in_place(make) if len(devices) == 1 else _make_divided(make, layout.division, mesh),
-        whole=_as_it_is,
-        from_whole=functools.partial(_copied, device=devices[0]),
-        problem_states=_problem_states,
-        flat=flat,
-        devices=devices,
-    )
-
-
-def _problem_states(state: ReplayState) -> Any:
-    return state.workers.learner.problem
-
-
-def _as_it_is(state: ReplayState) -> ReplayState:
-    return state
-
-
-def _copied(state: ReplayState, device: Any) -> ReplayState:
-    # A state is donated when it is gone on from.
-    return jax.tree.map(lambda leaf: jnp.array(leaf, device=device), state)
-
-
-def _make_in_place(make: Callable[..., ReplayState], **options: Any) -> Callable[..., ReplayState]:
-    """Return the function compiled, so that no array is made twice."""
-    return jax.jit(make, static_argnames=("slots", "form_slots", "workers"), **options)
-
-
-def _make_divided(make: Callable[..., ReplayState], division: Division, mesh: Mesh) -> Callable[..., ReplayState]:
-    """Return the function compiled to make each array where it will lie: no device ever holds all of it."""
-
-    @functools.cache
-    def compiled_for(sizes: tuple[tuple[str, int], ...], structure: Any, shapes: tuple[Any, ...]):
-        arguments = jax.tree.unflatten(structure, shapes)
-        specs = state_specs(jax.eval_shape(functools.partial(make, **dict(sizes)), *arguments), division)
-        return _make_in_place(make, out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
-
-    def made(*arguments: Any, **sizes: int) -> ReplayState:
-        leaves, structure = jax.tree.flatten(arguments)
-        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-        return compiled_for(tuple(sizes.items()), structure, shapes)(*arguments, **sizes)
-
-    return made
+    local = build_local(method.value, problem.value, layout.window, layout.windows_differ)
+    way: Way
+    if layout.way == "halves":
+        way = Halves(method.value, local, flat, layout, dtype, devices[0])
+    elif layout.way == "dispatched":
+        room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))
+        way = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
+    else:
+        make = functools.partial(initial_state, method.value, flat)
+        way = Kernel(method.value, from_vector(local, flat), flat, layout, devices, make)
+    return Program(way, jax.jit(_evaluation(problem.value, flat)), flat, devices)
 
 
 def _flatten(problem: Problem, layout: Layout, dtype: Any, device: Any) -> Flat:

@@ -173,7 +173,7 @@ class Replay:
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)
         waves = plan.waves
-        state = program.initial_state(
+        state = program.way.initial_state(
             params,
             problem_state(problem, dtype),
             slots=waves.slots,

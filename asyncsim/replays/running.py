@@ -46,7 +46,7 @@ class Running:
     @property
     def state(self) -> ReplayState:
         """The replay after ``position`` commits."""
-        return self._program.whole(self._held)
+        return self._program.way.whole(self._held)
 
     @property
     def _held(self) -> Any:
@@ -74,23 +74,22 @@ class Running:
         held, self._state = self._held, None
         pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
         chunks = self._plan.chunks(self.position, stop)
-        ahead = self._program.looks_ahead
+        way = self._program.way
+        ahead = way.looks_ahead
         chunk = next(chunks, None)
         while chunk is not None and not self.over:
             require_wanted()
             starts, pieces = chunk
             following = next(chunks, None) if ahead else None
             told = (following and following[1],) if ahead else ()
-            formed = self._program.before(held, pieces) if self._plan.diagnosed[starts[0]] else None
-            held, records, first = self._program.advance(
-                held, self._train, self._key, pieces, np.int32(len(starts) - 1), *told
-            )
+            formed = way.before(held, pieces) if self._plan.diagnosed[starts[0]] else None
+            held, records, first = way.advance(held, self._train, self._key, pieces, np.int32(len(starts) - 1), *told)
             # While the devices work on a chunk, the host plans the next and looks at the one before. Then only the
             # diagnostics: if there are several CPU devices, starting these waits for the chunk.
             chunk = following if ahead else next(chunks, None)
             if pending is not None:
                 self._take(*pending)
-            diagnostics = {} if formed is None else self._program.diagnose(formed, first, pieces, records.loss)
+            diagnostics = {} if formed is None else way.diagnose(formed, first, pieces, records.loss)
             pending = (starts, records, diagnostics)
         if pending is not None:
             self._take(*pending)
@@ -123,7 +122,7 @@ class Running:
         """Go on from a state that a single device holds; raise InputError if there are several."""
         if len(self._program.devices) > 1:
             raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
-        self._state = self._program.from_whole(state)
+        self._state = self._program.way.from_whole(state)
 
     def _take(self, starts: np.ndarray, records: Records, diagnostics: dict[str, Any]) -> None:
         records = jax.tree.map(np.asarray, records)
@@ -148,7 +147,7 @@ class Running:
             return None
         return jax.tree.map(
             lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
-            self._program.problem_states(self._held),
+            self._program.way.problem_states(self._held),
         )
 
 

@@ -35,11 +35,11 @@ from asyncsim.replays.tuning import (
 from asyncsim.replays.waves import mean_wave
 from asyncsim.traces.trace import Trace
 
-#: The modules that do it.
-Way = Literal["kernel", "dispatched", "halves"]
+#: Their names: those of the modules that have them.
+WayName = Literal["kernel", "dispatched", "halves"]
 
 
-def way_of(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> Way:
+def way_of(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> WayName:
     """Return in which way a replay on these devices is computed."""
     if not _has_rows_apart(trace, method, devices):
         return "kernel"
