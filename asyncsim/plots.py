@@ -4,7 +4,7 @@ The functions draw on axes that are given to them, in a notebook or in ``figures
 `asyncsim.drawing.look` has the style of the paper figures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
+from asyncsim.errors import InputError, require_count
 from asyncsim.table_text import number_text
-from asyncsim.theory.expected_staleness import StalenessTheory, staleness_theory
-from asyncsim.theory.expected_throughput import queue_theory
+from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
+from asyncsim.theory.cluster_means import alike
 from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import TAKEN_UP
 from asyncsim.wording import counted
@@ -82,36 +83,46 @@ def beyond(values: np.ndarray, end: float) -> str:
     return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond \u2192" if cut_off else ""
 
 
-def timeline(axes: Axes, trace: "Trace", workers: int = 20, visits: float = 3) -> None:
-    """Draw what the first workers do until there have been so many visits per worker: computing, waiting, served.
+def timeline(axes: Axes, trace: "Trace", workers: int | Sequence[int] = 20, visits: float = 3) -> None:
+    """Draw what workers do until there have been so many visits per worker: computing, waiting, served.
 
-    A short stroke marks each commit, a cross what was discarded or cancelled. What no commit came of is drawn as well:
-    a worker that is never served waits to the end. A worker of a prescribed trace may compute several jobs at once;
-    they overlap.
+    ``workers`` are those that are drawn, or how many: the first ones, or some from the first to the last if they are
+    unlike each other. A short stroke marks each commit, a cross what was discarded or cancelled. What no commit came of
+    is drawn as well: a worker that is never served waits to the end. A worker of a prescribed trace may compute several
+    jobs at once; they overlap.
+
+    Raises
+    ------
+    InputError
+        A worker that the trace does not have, or none.
     """
-    shown = min(workers, trace.workers)
+    shown = _shown(trace, workers)
+    place = {worker: row for row, worker in enumerate(shown)}
     last = min(len(trace), max(1, round(visits * trace.workers))) - 1
     end = float(trace.frame["commit_time"].iloc[last])
     doing = phases(trace, shown)
-    _bars(axes, doing.back, end, _PALE, "reply travels")
-    _bars(axes, doing.away, end, SKY, "computes" if _no_network(trace) else "computes, sends")
-    _bars(axes, doing.waits, end, ORANGE, "waits")
+    _bars(axes, place, doing.back, end, _PALE, "reply travels")
+    _bars(axes, place, doing.away, end, SKY, "computes" if _no_network(trace) else "computes, sends")
+    _bars(axes, place, doing.waits, end, ORANGE, "waits")
     # With an edge: most services are too short for their own width to be seen.
-    _bars(axes, doing.served, end, VERMILLION, "served", edge=0.7)
-    ended = trace.frame[(trace.frame["worker"] < shown) & (trace.frame["commit_time"] <= end)]
+    _bars(axes, place, doing.served, end, VERMILLION, "served", edge=0.7)
+    ended = trace.frame[trace.frame["worker"].isin(shown) & (trace.frame["commit_time"] <= end)]
     made = ended[ended["outcome"].isin(TAKEN_UP)]
-    worker = made["worker"]
-    axes.vlines(made["commit_time"], worker - 0.18, worker + 0.18, color=BLACK, linewidth=0.9, zorder=3)
+    row = made["worker"].map(place)
+    axes.vlines(made["commit_time"], row - 0.18, row + 0.18, color=BLACK, linewidth=0.9, zorder=3)
     axes.plot([], [], color=BLACK, marker="|", linestyle="none", label="commits")
     lost = ended.drop(made.index)
     if len(lost):
         style: dict[str, Any] = {"color": BLACK, "marker": "x", "markersize": 3, "linestyle": "none", "zorder": 3}
-        axes.plot(lost["commit_time"], lost["worker"], **style, label="lost")
+        axes.plot(lost["commit_time"], lost["worker"].map(place), **style, label="lost")
     axes.set_xlim(0, end)
-    axes.set_ylim(shown - 0.4, -0.6)
-    axes.set_yticks(range(0, shown, 1 if shown < 6 else 2 if shown < 12 else 5))
+    count = len(shown)
+    axes.set_ylim(count - 0.4, -0.6)
+    ticks = range(0, count, 1 if count < 6 else 2 if count < 12 else 5)
+    axes.set_yticks(ticks, [str(shown[row]) for row in ticks])
     axes.set_xlabel(_time_label(trace))
-    axes.set_ylabel("worker" if shown == trace.workers else f"worker (first {shown} of {trace.workers})")
+    which = f"first {count}" if shown == list(range(count)) else str(count)
+    axes.set_ylabel("worker" if count == trace.workers else f"worker ({which} of {trace.workers})")
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
         loc="lower left",
@@ -143,8 +154,8 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
     top = _draw_steps(axes, time, in_system, _origin(trace), f"mean {number_text(mean)}, most {in_system.max()}")
     expected = None if trace.cluster is None else queue_theory(trace.cluster)
     if expected is not None:
-        least = "" if expected.law == "machine repairman" else "at least "
-        label = f"long-run {expected.law}: mean {least}{number_text(expected.in_system)}"
+        least = "" if expected.exact else "at least "
+        label = f"long-run {expected.name}: mean {least}{number_text(expected.in_system)}"
         axes.axhline(expected.in_system, color=BLACK, linestyle="--", linewidth=1, label=label)
     axes.set_xlim(0, time[-1])
     highest = max(top, 0 if expected is None else expected.in_system) * 1.05
@@ -224,13 +235,32 @@ def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str
     return float(most.max() if drawn else means.max())
 
 
-def _bars(axes: Axes, intervals: Any, until: float, color: str, label: str, edge: float = 0) -> None:
-    """Draw the intervals that begin before a time."""
+def _shown(trace: "Trace", workers: int | Sequence[int]) -> list[int]:
+    """Return the workers that a timeline has, in its order."""
+    if isinstance(workers, Sequence) and not isinstance(workers, str):
+        shown = [require_count(f"workers[{i}]", worker, minimum=0) for i, worker in enumerate(workers)]
+        if not shown or len(set(shown)) < len(shown) or max(shown) >= trace.workers:
+            raise InputError(f"workers = {shown}: must be some of 0 to {trace.workers - 1}, each once")
+        return shown
+    count = min(require_count("workers", workers), trace.workers)
+    cluster = trace.cluster
+    return (
+        list(range(count))
+        if cluster is None or alike(cluster)
+        else [round(one) for one in np.linspace(0, trace.workers - 1, count)]
+    )
+
+
+def _bars(
+    axes: Axes, place: Mapping[int, int], intervals: Any, until: float, color: str, label: str, edge: float = 0
+) -> None:
+    """Draw the intervals that begin before a time, in the row that is the place of their worker."""
     intervals = intervals[intervals["begin"] < until]
     if intervals.empty:
         return
-    worker, begin, end = (intervals[name].to_numpy() for name in ("worker", "begin", "end"))
-    low, high = worker - 0.4, worker + 0.4
+    row = intervals["worker"].map(place).to_numpy()
+    begin, end = intervals["begin"].to_numpy(), intervals["end"].to_numpy()
+    low, high = row - 0.4, row + 0.4
     corners = np.stack([begin, low, begin, high, end, high, end, low], axis=-1).reshape(-1, 4, 2)
     style: dict[str, Any] = {"facecolor": color, "edgecolor": color, "linewidth": edge, "label": label}
     axes.add_collection(PolyCollection(list(corners), **style))

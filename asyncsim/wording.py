@@ -1,4 +1,7 @@
-"""How counts are said, in messages, tables and titles."""
+"""How counts are said, in messages, tables and titles, and how lists of names are read."""
+
+from collections.abc import Iterable
+from typing import Any
 
 
 def counted(count: int, noun: str) -> str:
@@ -15,3 +18,11 @@ def over_seeds(count: int, what: str = "mean and range of", fewest: int | None =
         return counted(count, "seed")
     few = "" if fewest is None or fewest == count else f"{fewest:,} to "
     return f"{what} {few}{counted(count, 'seed')}"
+
+
+def split_names(names: Iterable[Any]) -> list[Any]:
+    """Split names that were given with commas between them; leave all that is not text as it is."""
+    entries: list[Any] = []
+    for entry in [names] if isinstance(names, str) else names:
+        entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
+    return entries

@@ -382,8 +382,6 @@ def _commit_step(cell: "Cell", method: "Method") -> float:
 
 
 def _assumptions_hold(cell: "Cell") -> bool:
-    from asyncsim.clusters.laws import Exponential
+    from asyncsim.theory.cluster_means import memoryless
 
-    cluster = cell.cluster
-    between = cluster.service.mean + cluster.latency_up.mean + cluster.latency_down.mean + cluster.transfer_time
-    return isinstance(cluster.compute, Exponential) and cluster.window == 1 and between == 0
+    return memoryless(cell.cluster) and cell.cluster.service.mean == 0

@@ -5,6 +5,7 @@ measured and in theory, and how each method ended; writes traces, runs, a summar
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,13 +18,15 @@ from asyncsim.wording import counted
 
 #: Commits of each worker from which on a trace is no short one.
 _LONG_TRACE = 100
+#: Commits of each worker by which a longer one may lie beyond what holds in the long run.
+_FEW = 3
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.clusters.cluster import Cluster
     from asyncsim.methods import Method
-    from asyncsim.theory.expected_staleness import StalenessTheory
+    from asyncsim.theory import StalenessTheory
 
 
 @dataclass(frozen=True)
@@ -75,17 +78,23 @@ def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder:
 
 def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:
     """Return name, measured value and theory of each quantity of the traces."""
-    from asyncsim.theory.expected_staleness import staleness_theory
-    from asyncsim.theory.expected_throughput import computing_theory, queue_theory, throughput_theory
+    from asyncsim.theory import (
+        queue_theory,
+        saturating_workers,
+        staleness_theory,
+        throughput_theory,
+    )
 
     mean = traces.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
     steps = (mean["commits"] + mean["warm_up"]) / cluster.workers
     expected = staleness_theory(cluster, computations=steps)
-    rate, computing, queue = throughput_theory(cluster), computing_theory(cluster), queue_theory(cluster)
-    commits = None if rate is None else _Known(rate.commits, rate.law, rate.exact)
-    busy = None if queue is None else _Known(queue.utilisation, queue.law, "bound" not in queue.law)
-    share = None if commits is None or computing is None else commits._replace(value=computing)
+    rate, queue = throughput_theory(cluster), queue_theory(cluster)
+    saturating = saturating_workers(cluster)
+    commits = None if rate is None else _Known(rate.commits, rate.name, rate.exact)
+    share = None if rate is None or rate.computing is None else _Known(rate.computing, rate.name, rate.exact)
+    busy = None if queue is None else _Known(queue.utilisation, queue.name, queue.exact)
     served = "visits in service, mean" if cluster.discipline == "lock_free" else "server utilisation"
+    least, most = cluster.workers * mean[["share_min", "share_max"]]
     rows = [
         ("staleness, mean", f"{mean['staleness_mean']:.2f}", _mean(expected, traces)),
         ("staleness, std", f"{mean['staleness_std']:.2f}", _spread(expected)),
@@ -93,11 +102,15 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         ("workers computing", *_beside(share, mean["computing_share"], 3, steps)),
         (served, *_beside(busy, mean["utilisation"], 3, steps)),
         ("mean wait (s)", f"{mean['wait_mean']:.4f}", ""),
+        ("commits of a worker", f"{least:.2f} to {most:.2f} of the mean", ""),
     ]
-    if cluster.shared_bandwidth:
+    if saturating is not None:
+        rows.append(("server saturated", "", f"from {math.ceil(saturating):,} workers on (knee)"))
+    if cluster.shared_bandwidth and cluster.policy.staleness_limit is None:
         # Of either way, as each commit has one message with parameters up and one down.
         rows.append(("shared link, utilisation", f"{mean['throughput'] * cluster.transfer_time:.3f}", "at most 1"))
     if cluster.policy.staleness_limit is not None:
+        rows.append(("computing in vain", f"{mean['lost_time_share']:.3f}", ""))
         rows.append(("computations lost", f"{mean['discarded_share'] + mean['cancelled_share']:.3f}", ""))
     return [("", "measured", "theory, in the long run"), *rows]
 
@@ -106,18 +119,18 @@ class _Known(NamedTuple):
     """What theory says of a quantity: its value if that is ``exact``, else the largest possible one."""
 
     value: float
-    law: str
+    name: str
     exact: bool
 
 
 def _beside(known: _Known | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
-    """Return a measured value and what theory says of it; it may lie beyond by each worker's last commit."""
+    """Return a measured value and what theory says of it; it may lie beyond by a few commits of each worker."""
     value = f"{measured:.{digits}f}"
     if known is None:
         return value, ""
-    excused = steps < _LONG_TRACE or measured < known.value * (1 + 1 / steps)
+    excused = steps < _LONG_TRACE or measured < known.value * (1 + _FEW / steps)
     exceeded = not known.exact and round(measured, digits) > round(known.value, digits) and excused
-    why = f"{known.law}, which short traces exceed" if exceeded else known.law
+    why = f"{known.name}, which short traces exceed" if exceeded else known.name
     return value, f"{'' if known.exact else 'at most '}{known.value:.{digits}f} ({why})"
 
 

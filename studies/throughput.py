@@ -26,8 +26,8 @@ from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.files import write_csv, write_json
 from asyncsim.notes import note
 from asyncsim.study import load_file, results, shipped
-from asyncsim.study.command import split_names
 from asyncsim.table_text import table_text
+from asyncsim.wording import split_names
 
 if TYPE_CHECKING:
     import pandas as pd

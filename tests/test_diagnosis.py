@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncsim import methods, problems, replay
 from asyncsim.methods import Method, gradient_steps
-from asyncsim.replays import replay as wave_replay
+from asyncsim.replays import replay as replay_module
 from asyncsim.replays import tuning
 from asyncsim.replays.diagnosis import QUANTILES, diagnostic_rows
 from asyncsim.replays.plan import Plan
@@ -195,7 +195,7 @@ def test_it_changes_nothing_else(problem, method):
 def test_only_what_is_diagnosed_begins_a_chunk(method, energy, stops, monkeypatch):
     """A chunk costs as much as hundreds of a small problem's commits."""
     planned = []
-    monkeypatch.setattr(wave_replay, "Plan", lambda *given: planned.append(Plan(*given)) or planned[-1])
+    monkeypatch.setattr(replay_module, "Plan", lambda *given: planned.append(Plan(*given)) or planned[-1])
     diagnosed(make_method(method), make_problem("quadratic"), make_trace(commits=40), diagnose_energy=energy)
     assert planned[0].diagnosed.any() == stops
 

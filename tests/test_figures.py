@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate
 from asyncsim.drawing import look
@@ -22,9 +23,7 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.methods import METHODS
 from asyncsim.study import load_file, shipped
-from asyncsim.theory import repairman
-from asyncsim.theory.expected_staleness import staleness_theory
-from asyncsim.theory.expected_throughput import queue_theory, think_time
+from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
 from asyncsim.traces.trace import OUTCOMES, Source
 
@@ -303,6 +302,30 @@ def test_a_curve_that_goes_on_beyond_the_axis_says_how_long_it_takes():
     assert [text.get_text() for text in axes.texts] == ["SGD \u2192 1,200 s"]
 
 
+def test_a_timeline_shows_the_workers_asked_for():
+    unlike = simulate(Cluster(50, ["constant(1)"] * 45 + ["constant(3)"] * 5), 200)
+    for given, labels, name in (
+        (3, ["0", "24", "49"], "worker (3 of 50)"),  # also the slow ones
+        ([49, 0], ["49", "0"], "worker (2 of 50)"),
+        ([0, 1], ["0", "1"], "worker (first 2 of 50)"),
+    ):
+        _, (axes,) = look.new_figure(look.SINGLE, 2)
+        plots.timeline(axes, unlike, given)
+        assert [text.get_text() for text in axes.get_yticklabels()] == labels and axes.get_ylabel() == name
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    plots.timeline(axes, unlike, [49, 0], visits=4)
+    (strokes,) = [found for found in axes.collections if isinstance(found, LineCollection)]
+    places = [round(float(stroke[:, 1].mean())) for stroke in strokes.get_segments()]
+    assert (places.count(0), places.count(1)) == (1, 5)  # the slow one is above: 200 commits take 5 s
+
+
+@pytest.mark.parametrize("workers", [[], [0, 0], [5], [-1], None, "all", 0])
+def test_a_timeline_of_workers_that_are_not_there(workers):
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    with pytest.raises(InputError, match="workers"):
+        plots.timeline(axes, simulate(Cluster(5, 1.0), 10), workers)
+
+
 def test_titles_break_between_words(tmp_path):
     laws = ["gamma(mean=1, cv=0.2)"] * 8 + ["lognormal(mean=3, cv=0.5)"] * 2
     cluster = Cluster(10, laws, service=0.005, latency=["gamma(mean=0.1, cv=0.5)", "exponential(mean=0.25)"])
@@ -427,9 +450,9 @@ def test_stated_mean_and_spread_are_those_of_a_long_trace(cluster):
 def test_the_queue_names_its_theory():
     memoryless = Cluster(5, "gamma(1, 0.5)", service="exponential(0.3)", latency=0.1)
     assert think_time(memoryless) == pytest.approx(1.2)
-    assert queue_theory(memoryless) == ("machine repairman", *repairman(5, 1.2, 0.3)[1::2])
+    assert queue_theory(memoryless) == ("machine repairman", *repairman(5, 1.2, 0.3)[1::2], True)
     constant = queue_theory(Cluster(5, 1.0, service=0.5))
-    assert constant == ("saturation bound", pytest.approx(3), 1)
+    assert constant == ("saturation bound", pytest.approx(3), 1, False)
     assert queue_theory(Cluster(5, 1.0)) is None
     bound = "long-run saturation bound: mean at least 3.00"
     for cluster, named in ((memoryless, "machine repairman: mean 1"), (Cluster(5, 1.0, service=0.5), bound)):

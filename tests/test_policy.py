@@ -30,8 +30,7 @@ from asyncsim import (
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.simulation import environment
-from asyncsim.theory.expected_staleness import staleness_theory
-from asyncsim.theory.expected_throughput import queue_theory
+from asyncsim.theory import queue_theory, staleness_theory
 from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import TAKEN_UP
 
@@ -436,15 +435,15 @@ def test_barrier_by_hand():
     assert summary["staleness_max"] == 0
     assert trace.per_worker(0)[["commits", "cancelled"]].to_numpy().tolist() == [[2, 0], [2, 0], [0, 2]]
     # Worker 0 waits for worker 1 each time.
-    waits = phases(trace, 3).waits
+    waits = phases(trace, range(3)).waits
     assert waits.to_numpy().tolist() == [[0, 1.0, 2.0], [0, 3.0, 4.0]]
-    away = phases(trace, 3).away.sort_values(["worker", "begin"]).to_numpy().tolist()
+    away = phases(trace, range(3)).away.sort_values(["worker", "begin"]).to_numpy().tolist()
     assert away == [[0, 0, 1], [0, 2, 3], [1, 0, 2], [1, 2, 4], [2, 0, 2], [2, 2, 4]]
 
 
 def test_who_still_waits_at_the_end_is_drawn_to_the_end():
     trace = simulate(Cluster(3, [1.0, 2.0, 3.0], policy=bounded_staleness(0)), 2)
-    assert phases(trace, 3).waits.to_numpy().tolist() == [[0, 1.0, 2.0]]
+    assert phases(trace, range(3)).waits.to_numpy().tolist() == [[0, 1.0, 2.0]]
 
 
 def test_discarding_by_hand():

@@ -33,7 +33,7 @@ import asyncsim.replays.plan
 from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, simulate
 from asyncsim.methods import Method, Timing, gradient_steps
 from asyncsim.methods.method import send_update
-from asyncsim.replays import replay as wave_replay
+from asyncsim.replays import replay as replay_module
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.threads import one_core_each
 
@@ -474,7 +474,7 @@ def test_stops_are_those_it_was_made_with():
 def test_evaluations_that_take_longer_than_the_gradients_are_told(monkeypatch):
     given_ = make_trace(commits=40), make_method("downpour"), make_problem("digits")
     replay(*given_)  # a moment is not worth a word
-    monkeypatch.setattr(wave_replay, "_WORTH_A_WORD", 0)
+    monkeypatch.setattr(replay_module, "_WORTH_A_WORD", 0)
     with pytest.warns(
         UserWarning, match=r"21 evaluations of 1,797 examples take longer than the gradients of .* fewer"
     ):

@@ -217,6 +217,7 @@ def test_summary_by_hand():
         "share_min": 0.4,
         "share_max": 0.6,
         "computing_share": 13 / 18,  # 0-2, 3-5, 6-8 and 0-3, 4-7, 8-9
+        "lost_time_share": 0.0,
         "versions": 5,
         "discarded_share": 0.0,
         "cancelled_share": 0.0,

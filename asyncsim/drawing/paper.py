@@ -17,8 +17,8 @@ from asyncsim.drawing import look
 from asyncsim.drawing.command import told
 from asyncsim.errors import InputError, require_choice
 from asyncsim.notes import note
-from asyncsim.study.command import split_names
 from asyncsim.study.finished import Finished, read
+from asyncsim.wording import split_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The plan of a replay: a trace cut into pieces, as the arrays that the kernel runs over."""
+"""The plan of a replay: a trace cut into pieces, as the arrays that programs run over."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncsim.clusters.cluster import Cluster
+from asyncsim.simulation.admission import Admission
 from asyncsim.simulation.engine import Simulation
 from asyncsim.simulation.station import Step, Worker
-from asyncsim.traces.admission import APPLIED, CANCELLED, DISCARDED, Admission
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
+from asyncsim.traces.trace import APPLIED, CANCELLED, DISCARDED
 
 
 class PolicySimulation(Simulation):

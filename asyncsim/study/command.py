@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -134,14 +134,6 @@ def _split_numbers(options: Sequence[str]) -> list[str]:
         split += [name] if name else []
         split += values.split(",") if found else [values]
     return split
-
-
-def split_names(names: Iterable[Any]) -> list[Any]:
-    """Split names that were given with commas between them; leave all that is not text as it is."""
-    entries: list[Any] = []
-    for entry in [names] if isinstance(names, str) else names:
-        entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
-    return entries
 
 
 def _scale(study: ModuleType, options: Sequence[str]) -> Any:

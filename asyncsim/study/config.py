@@ -51,10 +51,11 @@ weight]). Times are in seconds of the simulated clock.
 Protocols: exchange, one visit applies the update and takes the result back; read_then_write, the worker reads before
 its own update is applied; write_then_read, two visits, between which others are served.
 
-Policies: asynchronous; bounded_staleness(bound), nobody is further ahead of the slowest; buffered(count), so many
-messages make a version; first_of(count), and their workers wait for it; barrier(count), and the others are stopped, all
-workers without a count; discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit,
-count=1), and computations that become so are stopped; rounds, a version by every worker in turn.
+Policies: asynchronous; bounded_staleness(bound), nobody is more than so many commits ahead of the slowest (a bound of
+the workers' clocks, not of the staleness in versions); buffered(count), so many messages make a version;
+first_of(count), and their workers wait for it; barrier(count), and the others are stopped, all workers without a count;
+discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit, count=1), and computations
+that become so are stopped; rounds, a version by every worker in turn.
 """
 
     #: 0 for studies that have another option for how long they are, which counts where ``steps`` is 0.
@@ -119,7 +120,7 @@ count=1), and computations that become so are stopped; rounds, a version by ever
     curvature: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03)
     """Eigenvalues of the Hessian (quadratic)."""
     noise: float = 0.1
-    """Standard deviation of each gradient coordinate (quadratic)."""
+    """Standard deviation of each gradient coordinate (quadratic), whose minibatch losses may then be below 0."""
 
     learning_rate: float = 0.05
     """Step size of a gradient, for all methods; one of your own keeps its own default unless this is another."""

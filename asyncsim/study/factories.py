@@ -13,7 +13,7 @@ from asyncsim.notes import note
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.replays.method_check import check_fields
 from asyncsim.study import own_file
-from asyncsim.study.command import split_names
+from asyncsim.wording import split_names
 
 if TYPE_CHECKING:
     from asyncsim.study.config import StudyOptions

@@ -30,9 +30,9 @@ from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_json
 from asyncsim.notes import each_note_once, note
 from asyncsim.study import own_file, results
-from asyncsim.study.command import split_names
 from asyncsim.study.config import StudyConfig, StudyOptions
 from asyncsim.study.executor import opened
+from asyncsim.wording import split_names
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,16 +1,26 @@
 """Closed forms of asynchronous training: what a simulation must agree with.
 
-Each function states its assumptions. Times are in the unit of the laws (seconds); staleness is
-counted in versions between the read and the apply, so that one worker alone has staleness 0.
+Each function states its assumptions; those that end in ``_theory`` say what is known of an `asyncsim.Cluster`. Times
+are in the unit of the laws (seconds); staleness is counted in versions between the read and the apply, so that one
+worker alone has staleness 0.
 """
 
 from asyncsim.theory.barriers import barrier_time, batch_time, sum_law
 from asyncsim.theory.bounds import BoundedClocks, bounded_clocks
+from asyncsim.theory.cluster_means import think_time
 from asyncsim.theory.elastic import (
     elastic_round_robin,
     elastic_stable_alpha,
     elastic_stable_beta,
     elastic_synchronous,
+)
+from asyncsim.theory.expected_staleness import StalenessTheory, staleness_theory
+from asyncsim.theory.expected_throughput import (
+    QueueTheory,
+    ThroughputTheory,
+    queue_theory,
+    saturating_workers,
+    throughput_theory,
 )
 from asyncsim.theory.momentum import (
     critical_step,
@@ -39,7 +49,10 @@ from asyncsim.theory.staleness import (
 __all__ = [
     "BoundedClocks",
     "GeometricStaleness",
+    "QueueTheory",
     "Repairman",
+    "StalenessTheory",
+    "ThroughputTheory",
     "barrier_time",
     "batch_staleness",
     "batch_time",
@@ -60,13 +73,18 @@ __all__ = [
     "implicit_momentum_path",
     "knee",
     "other_open_reads",
+    "queue_theory",
     "renewal_staleness_means",
     "renewal_staleness_variance",
     "repairman",
     "repairman_probabilities",
     "round_robin_staleness",
+    "saturating_workers",
     "saturation_bound",
     "stable_step",
+    "staleness_theory",
     "sum_law",
+    "think_time",
+    "throughput_theory",
     "window_step",
 ]

@@ -10,12 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim import theory
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixture
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError
+from asyncsim.theory.barriers import sum_law
+from asyncsim.theory.cluster_means import alike, journeys
 from asyncsim.theory.expected_throughput import memoryless_clocks
+from asyncsim.theory.queueing import knee
+from asyncsim.theory.staleness import (
+    first_staleness,
+    geometric_staleness,
+    geometric_staleness_variance,
+    heterogeneous_geometric_staleness,
+    renewal_staleness_variance,
+)
 
 #: A worker that starts in step with the others is out of it after about 0.25 / cv**2 computations; at least this much
 #: of ``computations * cv**2`` leaves most of a trace to the stationary regime.
@@ -75,13 +84,13 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
     if _in_rotation(cluster):
         rotation = _shifted(lambda k: (k == n - 1).astype(np.float64), shift)
         return known._replace(law="round robin", std=0.0, queue_free=True, probability=rotation)
-    if cluster.latency_up.mean + cluster.latency_down.mean + cluster.transfer_time > 0:
+    if journeys(cluster) > 0:
         return known
     rates = [1 / law.mean for law in cluster.compute_laws if isinstance(law, Exponential)]
     if len(rates) == n and cluster.window == 1 and cluster.service.mean == 0:
-        return known._replace(**_memoryless(rates, shift), queue_free=True)
-    if isinstance(cluster.compute, Law) and isinstance(cluster.window, int):
-        return known._replace(**_renewal(cluster.compute, cluster, computations))
+        return known._replace(**_geometric(rates, shift), queue_free=True)
+    if alike(cluster):
+        return known._replace(**_renewal(cluster, computations))
     return known
 
 
@@ -103,7 +112,7 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
         most /= policy.per_version(n)
         least = n / policy.per_version(n) if cluster.protocol == "read_then_write" else 0.0
     elif policy.name == "first_of":
-        most = theory.first_staleness(n, policy.per_version(n))
+        most = first_staleness(n, policy.per_version(n))
     if policy.staleness_limit is not None:
         most = min(most, policy.staleness_limit - 1.0)
     if policy.name in ("buffered", "first_of") and not cluster.separate_reads:
@@ -118,17 +127,17 @@ def _in_rotation(cluster: Cluster) -> bool:
     return alike and cluster.discipline == "fifo"
 
 
-def _memoryless(rates: list[float], shift: int) -> dict[str, Any]:
+def _geometric(rates: list[float], shift: int) -> dict[str, Any]:
     """Return law and spread of the staleness of exponential workers of these rates, without a queue."""
     n = len(rates)
     if len(set(rates)) == 1:
-        probability = _shifted(lambda k: theory.geometric_staleness(n, k), shift)
+        probability = _shifted(lambda k: geometric_staleness(n, k), shift)
         return {
             "law": "geometric law",
-            "std": math.sqrt(theory.geometric_staleness_variance(n)),
+            "std": math.sqrt(geometric_staleness_variance(n)),
             "probability": probability,
         }
-    expected = theory.heterogeneous_geometric_staleness(rates)
+    expected = heterogeneous_geometric_staleness(rates)
     shares, means = expected.shares, expected.means
     second_moment = float(shares @ (means * (means + 1) + means**2))
 
@@ -140,19 +149,19 @@ def _memoryless(rates: list[float], shift: int) -> dict[str, Any]:
     return {"law": "geometric law of each worker", "std": std, "probability": _shifted(mixture, shift)}
 
 
-def _renewal(compute: Law, cluster: Cluster, computations: float) -> dict[str, Any]:
+def _renewal(cluster: Cluster, computations: float) -> dict[str, Any]:
     """Return law and spread of the staleness of alike workers without a queue, if these say anything here."""
     try:
-        law = theory.sum_law(compute, max(cluster.windows))
+        law = sum_law(cluster.compute_laws[0], max(cluster.windows))
     except InputError:
         return {}
     spread = law.std / law.mean
     if _on_lattice(law) or not math.isfinite(spread) or computations * spread**2 < _OUT_OF_STEP:
         return {}
     instant = cluster.service.mean == 0
-    if not instant and cluster.workers >= theory.knee(law.mean, cluster.service.mean):
+    if not instant and cluster.workers >= knee(law.mean, cluster.service.mean):
         return {}
-    std = math.sqrt(theory.renewal_staleness_variance(law, cluster.workers))
+    std = math.sqrt(renewal_staleness_variance(law, cluster.workers))
     return {"law": "renewal theory", "std": std, "queue_free": instant}
 
 

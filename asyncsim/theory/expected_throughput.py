@@ -7,10 +7,23 @@ analysis, which hold for all laws with these means.
 import math
 from typing import NamedTuple
 
-from asyncsim import theory
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Constant, Exponential, Law
+from asyncsim.clusters.laws import Constant, Exponential
 from asyncsim.errors import InputError
+from asyncsim.theory.barriers import barrier_time, sum_law
+from asyncsim.theory.bounds import BoundedClocks, bounded_clocks
+from asyncsim.theory.cluster_means import (
+    alike,
+    away,
+    computing,
+    demand,
+    journeys,
+    memoryless,
+    pulls,
+    queues,
+    think_time,
+)
+from asyncsim.theory.queueing import knee, repairman, saturation_bound
 
 
 class ThroughputTheory(NamedTuple):
@@ -18,18 +31,23 @@ class ThroughputTheory(NamedTuple):
 
     Attributes
     ----------
-    law : str
-        ``"nobody waits"``, ``"machine repairman"``, ``"order statistics"`` (of those who finish first),
-        ``"bounded clocks"``, or ``"saturation bound"``.
+    name : str
+        ``"nobody waits"``, ``"machine repairman"``, ``"order statistics"`` (of those who finish first; with
+        ``", without the network"`` where only their computing counts), ``"bounded clocks"``, or ``"saturation bound"``.
     commits : float
         Per second.
     exact : bool
         Whether that is the rate; else it is the largest possible one.
+    computing : float or None
+        The part of the workers' time in which they compute or send at that rate: the ``computing_share`` of a trace, or
+        the most that it can be. None where workers are unlike each other and may wait, where a link is shared or reads
+        are visits of their own before the writes, and where computations are stopped.
     """
 
-    law: str
+    name: str
     commits: float
     exact: bool = False
+    computing: float | None = None
 
 
 class QueueTheory(NamedTuple):
@@ -37,17 +55,20 @@ class QueueTheory(NamedTuple):
 
     Attributes
     ----------
-    law : str
+    name : str
         ``"machine repairman"``, or ``"saturation bound"``: no cluster with these mean times has fewer at its server.
     in_system : float
         Visits waiting or in service, mean over time.
     utilisation : float
-        Share of time that the server is busy; the largest possible one with the bound.
+        Share of time that the server is busy.
+    exact : bool
+        Whether these are the means; else the least possible number, and the largest possible share.
     """
 
-    law: str
+    name: str
     in_system: float
     utilisation: float
+    exact: bool = False
 
 
 def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
@@ -56,37 +77,8 @@ def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
     None where computations are stopped of which the short ones are left, so that more may end than the mean time says;
     for barriers that is told by order statistics, of laws whose sums over a window are known.
     """
-    policy = cluster.policy
-    if policy.name == "barrier":
-        return _barriers(cluster)
-    if policy.stops_computations:
-        return None
-    all_count = policy.staleness_limit is None
-    if _repairman_holds(cluster):
-        state = theory.repairman(cluster.workers, _away(cluster)[0], cluster.service.mean)
-        return ThroughputTheory("machine repairman", state.throughput, exact=all_count)
-    bound = ThroughputTheory("saturation bound", _most(cluster))
-    if policy.chooses_when_to_reply:
-        return _with_waiting(cluster, bound)
-    return bound if _queues(cluster) or not all_count else ThroughputTheory("nobody waits", bound.commits, exact=True)
-
-
-def computing_theory(cluster: Cluster) -> float | None:
-    """Return the part of the workers' time in which they compute or send, at the rate of `throughput_theory`.
-
-    That is the measured ``computing_share`` of a trace in the long run, or where the rate is a bound the most that it
-    can be. None where workers are unlike each other, unless none waits, or where some of what they compute is lost.
-    """
-    rate, policy = throughput_theory(cluster), cluster.policy
-    lost = policy.staleness_limit is not None and policy.per_version(cluster.workers) < cluster.workers
-    pulls = cluster.separate_reads and cluster.protocol == "read_then_write"
-    if rate is None or lost or pulls or cluster.shared_bandwidth:
-        return None
-    busy = [computing + cluster.latency_up.mean + cluster.transfer_time for computing in _computing(cluster)]
-    if rate.law == "nobody waits":
-        cycles = [away + _demand(cluster) for away in _away(cluster)]
-        return math.fsum(part / cycle for part, cycle in zip(busy, cycles, strict=True)) / cluster.workers
-    return rate.commits * busy[0] / cluster.workers if _alike(cluster) else None
+    rate = _rate(cluster)
+    return None if rate is None else rate._replace(computing=_computing_share(cluster, rate))
 
 
 def queue_theory(cluster: Cluster) -> QueueTheory | None:
@@ -100,34 +92,78 @@ def queue_theory(cluster: Cluster) -> QueueTheory | None:
     if think is None or service == 0 or cluster.discipline == "lock_free":
         return None
     if _repairman_holds(cluster):
-        state = theory.repairman(cluster.workers, think, service)
-        return QueueTheory("machine repairman", state.in_system, state.utilisation)
-    throughput = theory.saturation_bound(cluster.workers, think, _demand(cluster))
-    return QueueTheory("saturation bound", cluster.workers - think * throughput, _demand(cluster) * throughput)
+        state = repairman(cluster.workers, think, service)
+        return QueueTheory("machine repairman", state.in_system, state.utilisation, exact=True)
+    most = saturation_bound(cluster.workers, think, demand(cluster))
+    return QueueTheory("saturation bound", cluster.workers - think * most, demand(cluster) * most)
 
 
-def think_time(cluster: Cluster) -> float | None:
-    """Return the mean time (s) per commit that a worker spends away from the server.
+def saturating_workers(cluster: Cluster) -> float | None:
+    """Return from how many workers like these on the server is never idle, at the mean times; None as `think_time`.
 
-    None where it is not a sum of stated means: workers unlike each other, a link that they queue for, or a policy that
-    lets them wait or stops them.
+    Also None if the server takes no time, or lets any number in at once.
     """
-    if not _alike(cluster) or cluster.shared_bandwidth or cluster.policy.chooses_when_to_reply:
+    think = think_time(cluster)
+    if think is None or cluster.service.mean == 0 or cluster.discipline == "lock_free":
         return None
-    return _away(cluster)[0]
+    return knee(think, demand(cluster))
 
 
-def _most(cluster: Cluster) -> float:
+def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
+    """Return what is known of workers with exponential times, alike and near the server, under bounded staleness.
+
+    Their throughput is what nobody waiting at the server would leave of it. None if there are too many states.
+    """
+    if cluster.policy.bound is None or not memoryless(cluster):
+        return None
+    try:
+        return bounded_clocks(cluster.workers, cluster.policy.bound)
+    except InputError:
+        return None
+
+
+def _rate(cluster: Cluster) -> ThroughputTheory | None:
+    policy = cluster.policy
+    if policy.name == "barrier":
+        return _barriers(cluster)
+    if policy.stops_computations:
+        return None
+    # What is discarded was computed and served as well: such rates are of all messages, and bound that of the others.
+    nothing_lost = policy.staleness_limit is None
+    if _repairman_holds(cluster):
+        state = repairman(cluster.workers, away(cluster)[0], cluster.service.mean)
+        return ThroughputTheory("machine repairman", state.throughput, exact=nothing_lost)
+    most = ThroughputTheory("saturation bound", _highest_rate(cluster))
+    if policy.chooses_when_to_reply and cluster.workers > 1:
+        return _with_waiting(cluster, most)
+    return most if queues(cluster) or not nothing_lost else most._replace(name="nobody waits", exact=True)
+
+
+def _computing_share(cluster: Cluster, rate: ThroughputTheory) -> float | None:
+    policy = cluster.policy
+    stopped = policy.stops_computations and policy.per_version(cluster.workers) < cluster.workers
+    if stopped or pulls(cluster) or cluster.shared_bandwidth:
+        return None
+    busy = [one + cluster.latency_up.mean + cluster.transfer_time for one in computing(cluster)]
+    if alike(cluster):
+        return rate.commits * busy[0] / cluster.workers
+    if rate.exact and not policy.chooses_when_to_reply:  # each has its own pace
+        cycles = [one + demand(cluster) for one in away(cluster)]
+        return math.fsum(part / cycle for part, cycle in zip(busy, cycles, strict=True)) / cluster.workers
+    return None
+
+
+def _highest_rate(cluster: Cluster) -> float:
     """Return the largest rate of commits that the means allow, by operational analysis.
 
     No worker is quicker than without anybody else, under policies that keep all in step none is quicker than the
     slowest; no server and no shared link is more than busy.
     """
-    cycles = [away + _demand(cluster) for away in _away(cluster)]
+    cycles = [one + demand(cluster) for one in away(cluster)]
     in_step = cluster.policy.bound is not None or cluster.policy.name == "barrier"
     limits = [len(cycles) / max(cycles) if in_step else math.fsum(1 / cycle for cycle in cycles)]
     if cluster.discipline != "lock_free" and cluster.service.mean > 0:
-        limits.append(1 / _demand(cluster))
+        limits.append(1 / demand(cluster))
     if cluster.shared_bandwidth:  # in either direction, as each commit has one message with parameters up and one down
         limits.append(1 / cluster.transfer_time)
     return min(limits)
@@ -141,86 +177,39 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     """
     first = cluster.policy.per_version(cluster.workers)
     everyone = first == cluster.workers
-    bound = ThroughputTheory("saturation bound", _most(cluster)) if everyone else None
-    try:
-        steps = zip(cluster.compute_laws, cluster.windows, strict=True)
-        laws = [theory.sum_law(law, window) for law, window in steps]
-    except InputError:
-        return bound
-    journeys = _journeys(cluster)
+    limits = [ThroughputTheory("saturation bound", _highest_rate(cluster))] if everyone else []
+    name, travelling, served = "order statistics", journeys(cluster), demand(cluster)
     steady = all(isinstance(law, Constant) for law in (cluster.latency_up, cluster.latency_down))
-    if not steady and not everyone:  # of journeys, too, the short ones may be left
-        journeys = 0.0
-    together = theory.barrier_time(laws, first=first) + journeys
-    commits = first / (together + _demand(cluster))
-    exact = steady and cluster.service.mean == 0 and not cluster.shared_bandwidth and (everyone or journeys == 0)
-    return ThroughputTheory("order statistics", commits if bound is None else min(commits, bound.commits), exact)
-
-
-def memoryless_clocks(cluster: Cluster) -> theory.BoundedClocks | None:
-    """Return what is known of workers with exponential times, alike and near the server, under bounded staleness.
-
-    Their throughput is what nobody waiting at the server would leave of it. None if there are too many states.
-    """
-    if cluster.policy.bound is None or not _memoryless(cluster):
-        return None
+    if not everyone:  # of random journeys, too, the short ones may be left, and of services that do not wait in turn
+        if not steady:
+            travelling, name = 0.0, "order statistics, without the network"
+        if cluster.discipline == "lock_free" and not isinstance(cluster.service, Constant):
+            served = 0.0
     try:
-        return theory.bounded_clocks(cluster.workers, cluster.policy.bound)
+        laws = [sum_law(law, window) for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
     except InputError:
-        return None
+        return limits[0] if limits else None
+    together = barrier_time(laws, first=first)
+    exact = steady and cluster.service.mean == 0 and not cluster.shared_bandwidth and (everyone or travelling == 0)
+    limits.insert(0, ThroughputTheory(name, first / (together + travelling + served), exact))
+    return min(limits, key=lambda limit: limit.commits)
 
 
-def _with_waiting(cluster: Cluster, bound: ThroughputTheory) -> ThroughputTheory:
+def _with_waiting(cluster: Cluster, most: ThroughputTheory) -> ThroughputTheory:
     """Return the rate under a policy that lets workers wait, where memoryless ones tell it."""
-    if not _memoryless(cluster):
-        return bound
-    n, law, exact = cluster.workers, cluster.compute_laws[0], not _queues(cluster)
+    exact = cluster.service.mean == 0 and not cluster.shared_bandwidth
     clocks = memoryless_clocks(cluster)
     if clocks is not None:
-        commits = clocks.throughput * n / law.mean
-        return ThroughputTheory("bounded clocks", min(commits, bound.commits), exact)
-    if cluster.policy.name == "first_of" and exact:  # who computes still is as if it had just begun
-        first = cluster.policy.per_version(n)
-        return ThroughputTheory("order statistics", first / theory.barrier_time(law, n, first=first), exact)
-    return bound
-
-
-def _memoryless(cluster: Cluster) -> bool:
-    exponential = isinstance(cluster.compute, Exponential) and cluster.window == 1
-    return exponential and _journeys(cluster) == 0
+        commits = clocks.throughput * cluster.workers / cluster.compute_laws[0].mean
+        return min(ThroughputTheory("bounded clocks", commits, exact), most, key=lambda limit: limit.commits)
+    if cluster.policy.name == "first_of" and exact and memoryless(cluster):
+        # Who computes still is as if it had just begun.
+        first = cluster.policy.per_version(cluster.workers)
+        together = barrier_time(cluster.compute_laws[0], cluster.workers, first=first)
+        return ThroughputTheory("order statistics", first / together, exact=True)
+    return most
 
 
 def _repairman_holds(cluster: Cluster) -> bool:
     exponential = isinstance(cluster.service, Exponential) and cluster.discipline == "fifo"
     return exponential and not cluster.separate_reads and think_time(cluster) is not None
-
-
-def _queues(cluster: Cluster) -> bool:
-    """Return whether workers may have to queue, at the server or for a link."""
-    return (cluster.service.mean > 0 and cluster.discipline != "lock_free") or cluster.shared_bandwidth
-
-
-def _alike(cluster: Cluster) -> bool:
-    return isinstance(cluster.compute, Law) and isinstance(cluster.window, int)
-
-
-def _demand(cluster: Cluster) -> float:
-    """Return how long (s) a commit's visits are served, on average."""
-    return cluster.service.mean * (2 if cluster.separate_reads else 1)
-
-
-def _computing(cluster: Cluster) -> list[float]:
-    """Return how long (s) each worker computes per commit, on average."""
-    return [law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
-
-
-def _journeys(cluster: Cluster) -> float:
-    """Return how long (s) a commit's messages travel, on average and without waiting for a link."""
-    both_ways = cluster.latency_up.mean + cluster.latency_down.mean
-    pulls = cluster.separate_reads and cluster.protocol == "read_then_write"
-    return both_ways * (2 if pulls else 1) + 2 * cluster.transfer_time
-
-
-def _away(cluster: Cluster) -> list[float]:
-    """Return how long (s) each worker is away from the server per commit, on average."""
-    return [computing + _journeys(cluster) for computing in _computing(cluster)]

@@ -5,15 +5,10 @@ time 0; also jobs that are discarded or cancelled are followed by a read. So one
 worker, tells all staleness.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.admission import APPLIED
-
-if TYPE_CHECKING:
-    from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace import APPLIED, OUTCOMES, Source, Trace
 
 Columns = dict[str, np.ndarray]
 
@@ -22,7 +17,7 @@ COMMIT_RECORD = ("worker", "start_time", "arrive_time", "serve_time", "commit_ti
 READ_RECORD = ("worker", "read_version", "read_arrive_time", "read_serve_time", "read_time")
 
 
-def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, present: Columns) -> "Trace":
+def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, present: Columns) -> Trace:
     """Return the trace of a recorded run.
 
     Parameters
@@ -43,8 +38,6 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
     Trace
     """
     import pandas as pd
-
-    from asyncsim.traces.trace import OUTCOMES, Source, Trace
 
     if "outcome" not in commits:
         reads = reads if cluster.separate_reads else _reads_of_commits(cluster, commits)

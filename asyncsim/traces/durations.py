@@ -225,13 +225,10 @@ def _visits(trace: Trace) -> "pd.DataFrame":
     import pandas as pd
 
     names = ["worker", "arrive", "serve", "end"]
-    tables = [trace.frame[["worker", "arrive_time", "serve_time", "commit_time"]].set_axis(names, axis=1)]
-    if trace.source.separate_reads:
-        for table in (trace.frame, trace.open_reads):
-            reads = table.loc[table["job"] > 0, ["worker", "read_arrive_time", "read_serve_time", "read_time"]]
-            tables.append(reads.set_axis(names, axis=1))
+    commits = trace.frame[["worker", "arrive_time", "serve_time", "commit_time"]].set_axis(names, axis=1)
+    reads = trace.read_visits[["worker", "read_arrive_time", "read_serve_time", "read_time"]].set_axis(names, axis=1)
     waiting = trace.present.set_axis(names[:2], axis=1).assign(serve=np.inf, end=np.inf)
-    return pd.concat([*tables, waiting], ignore_index=True).sort_values(["serve", "end"], kind="stable")
+    return pd.concat([commits, reads, waiting], ignore_index=True).sort_values(["serve", "end"], kind="stable")
 
 
 def _check_times(frame: "pd.DataFrame") -> None:

@@ -1,5 +1,6 @@
 """What each worker of a trace is doing when, as intervals: for timelines."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,28 +29,28 @@ class Phases(NamedTuple):
     served: pd.DataFrame
 
 
-def phases(trace: "Trace", workers: int) -> Phases:
-    """Return what the first workers do, to the last commit of the trace.
+def phases(trace: "Trace", workers: Collection[int]) -> Phases:
+    """Return what some workers do, to the last commit of the trace.
 
     Also what no commit came of: a worker that the server never serves waits to the end. A trace does not say when a
     computation without a commit began; its reply is taken to travel as long as the others did (the median).
     """
-    frame = trace.frame[trace.frame["worker"] < workers]
-    open_reads = trace.open_reads[trace.open_reads["worker"] < workers]
-    present = trace.present[trace.present["worker"] < workers]
+    frame, open_reads, present, reads = (
+        table[table["worker"].isin(workers)]
+        for table in (trace.frame, trace.open_reads, trace.present, trace.read_visits)
+    )
     last = float(trace.frame["commit_time"].iloc[-1])
     ready = _ready(trace, frame)
     travelled = frame["start_time"].to_numpy() - ready
     way = float(np.median(travelled[frame["job"] > 0])) if (frame["job"] > 0).any() else 0.0
     unfinished = _unfinished(frame, open_reads, present, way, last)
-    both_reads = [reads[reads["job"] > 0] for reads in (frame, open_reads) if trace.source.separate_reads]
     return Phases(
         back=_table([(frame["worker"], ready, frame["start_time"]), unfinished["back"]]),
         away=_table([(frame["worker"], frame["start_time"], frame["arrive_time"]), unfinished["away"]]),
         waits=_table(
             [
                 (frame["worker"], frame["arrive_time"], frame["serve_time"]),
-                *((reads["worker"], reads["read_arrive_time"], reads["read_serve_time"]) for reads in both_reads),
+                (reads["worker"], reads["read_arrive_time"], reads["read_serve_time"]),
                 (present["worker"], present["arrive_time"], np.full(len(present), last)),
                 *_let_wait(trace, frame, open_reads, present, last),
             ]
@@ -57,7 +58,7 @@ def phases(trace: "Trace", workers: int) -> Phases:
         served=_table(
             [
                 (frame["worker"], frame["serve_time"], frame["commit_time"]),
-                *((reads["worker"], reads["read_serve_time"], reads["read_time"]) for reads in both_reads),
+                (reads["worker"], reads["read_serve_time"], reads["read_time"]),
             ]
         ),
     )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: What can become of a message.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
+#: Their positions, for records that are not yet rows.
+APPLIED, BUFFERED, DISCARDED, CANCELLED = range(len(OUTCOMES))
 #: The outcomes of messages that the server takes up.
 TAKEN_UP = ("applied", "buffered")
 #: The columns of a trace and their units.
@@ -178,6 +180,19 @@ class Trace:
             return self
         frame = self.frame[kept].reset_index(drop=True)
         return Trace(frame.assign(commit=np.arange(len(frame))), self.source, self.open_reads, self.present)
+
+    @property
+    def read_visits(self) -> "pd.DataFrame":
+        """The reads that were visits of their own: their columns of ``frame``, also of those not yet consumed.
+
+        None of exchanges, and not the first of a worker, which no server served.
+        """
+        import pandas as pd
+
+        columns = list(self.open_reads.columns)
+        tables = [self.frame, self.open_reads] if self.source.separate_reads else []
+        reads = [table.loc[table["job"] > 0, columns] for table in tables]
+        return pd.concat(reads, ignore_index=True) if reads else self.open_reads.head(0)
 
     @functools.cached_property
     def worker_step(self) -> np.ndarray:

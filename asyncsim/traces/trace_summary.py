@@ -11,14 +11,13 @@ With queues that fill slowly, or very unequal workers, leave out more: ``warm_up
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import TAKEN_UP
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from asyncsim.traces.trace import Trace
 
 
@@ -45,6 +44,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``computing_share``: part of the workers' time in which they computed, or what they had computed was on its
           way to the server; also where nothing came of it. (Of ``read_then_write`` with separate visits, also the
           journeys between these.)
+        - ``lost_time_share``: part of the workers' time in which they did that and nothing came of it.
         - ``versions``: how many were made; ``discarded_share``, ``cancelled_share``: part of all computations that
           came to nothing, at the server and before.
         - ``utilisation``: part of the time that the server was busy; without locks the mean number of visits in
@@ -52,7 +52,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``wait_mean`` (s): from a visit's arrival to the begin of its service.
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
 
-        ``computing_share`` and the last four are nan for a prescribed trace: it has no server.
+        The shares of time and the last four are nan for a prescribed trace: it has no server.
 
     Raises
     ------
@@ -82,13 +82,14 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "share_min": float(workers["share"].min()),
         "share_max": float(workers["share"].max()),
         "computing_share": _computing_share(trace, begin, end),
+        "lost_time_share": _lost_time_share(trace, begin, end),
         "versions": _versions(trace, warm_up),
         **{f"{what}_share": float(outcomes.get(what, 0) / len(rows)) for what in ("discarded", "cancelled")},
         **_server(trace, begin, end),
     }
 
 
-def per_worker(trace: "Trace", warm_up: int | None = None) -> "pd.DataFrame":
+def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     """Return one row per worker, also for those without a commit.
 
     Parameters
@@ -105,8 +106,6 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> "pd.DataFrame":
         the commits at the server; means are nan without a commit. ``discarded`` and ``cancelled``: how many of its
         computations came to nothing.
     """
-    import pandas as pd
-
     warm_up = _warm_up(trace, warm_up)
     rows = _measured(trace, warm_up)
     lost = {
@@ -133,7 +132,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> "pd.DataFrame":
     )
 
 
-def queue(trace: "Trace") -> "pd.DataFrame":
+def queue(trace: "Trace") -> pd.DataFrame:
     """Return how many visits are at the server, waiting or in service, as a step function of time.
 
     Returns
@@ -141,8 +140,6 @@ def queue(trace: "Trace") -> "pd.DataFrame":
     pandas.DataFrame
         ``time`` (s, ascending, from 0) and ``in_system`` from that time on.
     """
-    import pandas as pd
-
     visits = _visits(trace)
     arrived = np.concatenate([visits.arrive, trace.present["arrive_time"].to_numpy()])
     time, in_system = _steps(arrived, visits.end)
@@ -163,10 +160,7 @@ _READ_TIMES = ["read_arrive_time", "read_serve_time", "read_time"]
 
 def _visits(trace: "Trace") -> _Visits:
     times = trace.frame.loc[trace.frame["outcome"] != "cancelled", _COMMIT_TIMES].to_numpy()
-    if trace.source.separate_reads:
-        reads = [table.loc[table["job"] > 0, _READ_TIMES] for table in (trace.frame, trace.open_reads)]
-        times = np.concatenate([times, *(table.to_numpy() for table in reads)])
-    return _Visits(*times.T)
+    return _Visits(*np.concatenate([times, trace.read_visits[_READ_TIMES].to_numpy()]).T)
 
 
 def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
@@ -196,13 +190,20 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 def _computing_share(trace: "Trace", begin: float, end: float) -> float:
     if trace.protocol == "prescribed":
         return np.nan
-    away = phases(trace, trace.workers).away
+    away = phases(trace, range(trace.workers)).away
     computing = _overlap(away["begin"].to_numpy(), away["end"].to_numpy(), begin, end)
     if trace.protocol == "read_then_write" and trace.source.separate_reads:  # then a visit lies in between
-        reads = [table.loc[table["job"] > 0, _READ_TIMES] for table in (trace.frame, trace.open_reads)]
-        arrive, _, read = np.concatenate([table.to_numpy() for table in reads]).T
-        computing -= _overlap(arrive, read, begin, end)
+        reads = trace.read_visits
+        computing -= _overlap(reads["read_arrive_time"].to_numpy(), reads["read_time"].to_numpy(), begin, end)
     return _ratio(computing, trace.workers * (end - begin))
+
+
+def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
+    if trace.protocol == "prescribed":
+        return np.nan
+    lost = trace.frame[~trace.frame["outcome"].isin(TAKEN_UP)]
+    in_vain = _overlap(lost["start_time"].to_numpy(), lost["arrive_time"].to_numpy(), begin, end)
+    return _ratio(in_vain, trace.workers * (end - begin))
 
 
 def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -218,7 +219,7 @@ def _overlap(start: np.ndarray, stop: np.ndarray, begin: float, end: float) -> f
     return float(np.maximum(np.minimum(stop, end) - np.maximum(start, begin), 0.0).sum())
 
 
-def _measured(trace: "Trace", warm_up: int) -> "pd.DataFrame":
+def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
     """Return the rows after those of the warm-up, with what was discarded and cancelled."""
     if not warm_up:
         return trace.frame

@@ -10,9 +10,8 @@ import numpy as np
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
 from asyncsim.errors import InputError, require_count, require_number
-from asyncsim.traces.admission import APPLIED, CANCELLED
 from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of
-from asyncsim.traces.trace import COLUMNS, Trace
+from asyncsim.traces.trace import APPLIED, CANCELLED, COLUMNS, Trace
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from asyncsim.clusters.policy import Policy
-
-#: Outcomes, as positions in `asyncsim.traces.trace.OUTCOMES`.
-APPLIED, BUFFERED, DISCARDED, CANCELLED = range(4)
+from asyncsim.traces.trace import APPLIED, BUFFERED, DISCARDED
 
 Member = TypeVar("Member")
 
