@@ -96,6 +96,7 @@ def run(config: Config) -> Result:
             write_csv(folder / TABLE, table)
             figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py").draw(folder)
             print(report(config, cells[0], table))
+            _say_at_the_edge(config.tune, table)
             names = ", ".join(path.name for path in figures)
             print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
 
@@ -106,10 +107,10 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
     """Return a row per method at its best learning rate, the best method first.
 
     Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target), the
-    measures (those to the target are infinite if a seed did not meet it, the others means over the seeds that
-    finished; those of the problem's own last), and means over the method's traces: ``staleness_mean``, ``discarded``
-    (share of the computations whose work was thrown away), ``messages`` and ``gigabytes`` (both ways, a vector of
-    parameters each).
+    measures (those to the target are infinite if a seed did not meet it, the others means over the seeds that finished;
+    those of the problem's own last), ``simulated_seconds`` of these runs, and means over the method's traces:
+    ``staleness_mean``, ``discarded`` (share of the computations whose work was thrown away), ``messages`` and
+    ``gigabytes`` (both ways, a vector of parameters each).
     """
     import pandas as pd
 
@@ -135,14 +136,17 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
                 "diverged": len(group) - len(ended),
                 **_until_target(seeds, config.target),
                 **{name: ended[name].mean() for name in names if name in ended},
+                "simulated_seconds": ended["simulated_seconds"].mean(),
                 **costs,
             }
         )
     table = pd.DataFrame(rows)
-    # By seeds that diverged first: the means of the others would flatter a method.
-    best = ["diverged", config.measure]
+    # By seeds that diverged first: the means of the others would flatter a method. Where the measures are the same, as
+    # those of rates with which the target was never met, by the loss.
     least = _best(config) == "least"
-    table = table.sort_values(best, ascending=[True, least], na_position="last", kind="stable")
+    order = {"diverged": True, "final_loss": True, config.measure: least}
+    by = ["diverged", config.measure, *({"final_loss"} - {config.measure})]
+    table = table.sort_values(by, ascending=[order[name] for name in by], na_position="last", kind="stable")
     return table.drop_duplicates("method").reset_index(drop=True)
 
 
@@ -171,6 +175,7 @@ def _best(config: Config) -> str | None:
 
 def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     """Return what the study prints: beside losses and the test accuracy those measures for which there is room."""
+    from asyncsim.study.cell import timings
     from asyncsim.study.outcome import ROOM, own_measures
 
     measured = [name for name in table if name.startswith(("final_", "train_", "test_"))]
@@ -183,6 +188,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
         "final_loss": "minibatch loss",
         "test_accuracy": "accuracy",
         "staleness_mean": "staleness",
+        "simulated_seconds": "in all (s)",
     }
     shown = shown.rename(columns=titles)
     for name in ("reached", "diverged"):
@@ -190,10 +196,21 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     text = table_text(shown)
     direction = "" if config.best is None else f", the {config.best} first"
     tuned = ", each at the best of its learning rates" if config.tune else ""
+    clusters = timings(cell.cluster, cell.methods)
+    whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
+    described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
     return (
-        f"{describe(cell.cluster)}\n{cell.problem.name}; time and gradients until a train loss of {config.target:g} is "
+        f"{described}\n{cell.problem.name}; time and gradients until a train loss of {config.target:g} is "
         f"reached; sorted by {titles[config.measure]}{direction}{tuned}\n{text}"
     )
+
+
+def _say_at_the_edge(tried: "tuple[float, ...]", table: "pd.DataFrame") -> None:
+    """Say aloud which methods are best at the least or the largest rate that was tried: others may be better."""
+    for rate, which in ((min(tried), "least"), (max(tried), "largest")) if len(tried) > 1 else ():
+        names = table.loc[table["learning_rate"] == rate, "method"]
+        if len(names):
+            note(f"{', '.join(names)}: best at the {which} rate of --tune, {rate:g}; one beyond it may be better")
 
 
 def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, float]:

@@ -1,9 +1,11 @@
 """How much sooner more workers learn when a batch of a given size is divided among them.
 
 Figure 4 of the GEM paper: the effective batch is 256 examples, so each of n workers computes gradients of 256 / n, and
-that takes it an n-th of the time. All clusters are given the same simulated seconds. The paper measured 60 s of wall
-clock; what a gradient took there is unknown, so --compute, the law of the time of the whole batch on one worker, is a
-guess here, as is the service time, which bounds the throughput of many workers.
+that takes it an n-th of the time. Each steps by its own gradient at the full learning rate, so that n workers take n
+times n as many steps in a time, of noisier gradients: a speed-up beyond n is that of more steps. All clusters are given
+the same simulated seconds. The paper measured 60 s of wall clock; what a gradient took there is unknown, so --compute,
+the law of the time of the whole batch on one worker, is a guess here, as is the service time, which bounds the
+throughput of many workers.
 
 Prints how long each cluster needs until a training loss is reached, and how many times as quick that is as the fewest
 workers; writes that as a table, beside traces, runs, a summary and a figure. At paper scale about 600,000 commits of
@@ -113,7 +115,7 @@ def run(config: Config) -> Result:
             }
             for n in config.workers
         ]
-        cells = sweep(config, grid)
+        cells = _that_divide(sweep(config, grid))
         for cell in cells:
             if cell.problem.batch_size not in (None, cell.values["batch_size"]):
                 raise InputError(
@@ -126,6 +128,29 @@ def run(config: Config) -> Result:
             cells = [_long_enough(cell, config.seconds) for cell in cells]
         conclude = functools.partial(_conclude, config.target)
         return run_cells("speedup", config, cells, conclude)
+
+
+def _that_divide(cells: "list[Cell]") -> "list[Cell]":
+    """Return the cells without the methods that leave most of a batch to nobody: those of one worker, beyond that one.
+
+    Raises
+    ------
+    InputError
+        There are no others.
+    """
+    alone = [method.name for method in cells[0].methods if method.timing.workers == 1]
+    several = [cell for cell in cells if cell.cluster.workers > 1]
+    if not alone or not several:
+        return cells
+    if len(alone) < len(cells[0].methods):
+        note(f"with more workers than one there is no {', '.join(alone)}: the others of its batch would be nobody's")
+    elif len(several) == len(cells):
+        raise InputError(f"methods = {', '.join(alone)}: has one worker, among whom no batch is divided; give others")
+    kept = (
+        cell if cell not in several else cell._replace(methods=[m for m in cell.methods if m.name not in alone])
+        for cell in cells
+    )
+    return [cell for cell in kept if cell.methods]
 
 
 def speedups(finished: Finished, target: float) -> "pd.DataFrame":
@@ -169,7 +194,10 @@ def _conclude(target: float, folder: Path, summary: "pd.DataFrame") -> None:
     shown = shown.rename(columns={"time_to_target": "time (s)"})
     shown["reached"] = [f"{row.reached} of {row.seeds}" for row in table.itertuples()]
     print(f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it")
-    print(f"{table_text(shown)}\n")
+    print(table_text(shown))
+    if table["batch_size"].nunique() > 1:
+        print("a share of the batch steps as far as all of it does: n workers take n\u00b2 as many steps in a time")
+    print()
     report("speedup", folder, summary, ("workers", "batch_size", "method"), (TABLE,))
 
 

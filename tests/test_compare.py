@@ -131,6 +131,26 @@ def test_any_measure_of_the_problem_chooses_the_best_rate(capsys, measure, best,
     assert "train come" in printed and "train gap" in printed
 
 
+def test_rates_that_never_meet_the_target_are_told_apart_by_the_loss(capsys):
+    folder, _ = compare.run(judged(seeds=1, target=1e-9))
+    (row,) = pd.read_csv(folder / compare.TABLE).itertuples()
+    assert np.isinf(row.time_to_target) and row.learning_rate == 0.2
+    assert (
+        "note: downpour: best at the largest rate of --tune, 0.2; one beyond it may be better"
+        in capsys.readouterr().err
+    )
+
+
+def test_each_timing_is_named_with_its_methods(capsys):
+    compare.run(
+        compare.Config(workers=3, steps=4, seeds=1, problem="quadratic", methods=("downpour", "batch_sgd", "sgd"))
+    )
+    lines = capsys.readouterr().out.splitlines()
+    begins = ["downpour: 3 workers, compute ", "batch_sgd: 3 workers, compute ", "sgd: 1 worker, compute "]
+    assert [line[: len(begin)] for line, begin in zip(lines, begins, strict=False)] == begins
+    assert lines[1].endswith(", barrier()")
+
+
 def test_measures_that_there_are_not_are_listed():
     with pytest.raises(InputError, match=r"^measure = 'train_gab': unknown; did you mean 'train_gap'\? choose from "):
         compare.run(judged(measure="train_gab"))

@@ -168,6 +168,7 @@ def test_scales_are_valid_and_chosen_by_name(name):
         ("speedup", "--batch-size 8", "batch_size = 8: follows from the effective batch; give effective_batch"),
         ("speedup", "--workers 2 --compute [1]*2", "compute = '[1]*2': must be one law, not a list of 2"),
         ("speedup", "--steps -1", "steps = -1: must be at least 0"),
+        ("speedup", "--methods sgd --workers 2 4", "methods = sgd: has one worker, among whom no batch is divided"),
         ("generalization", "--epochs 0", "epochs = 0: must be at least 1"),
         ("generalization", "", "problem = 'quadratic': has no test data to generalize to; choose another"),
         ("forensics", "--fitted 7", "fitted = 7: is not among workers, 5, 10, 20, 30; give some of these"),
@@ -378,6 +379,17 @@ def test_interrupted_limits_keep_the_grid(told, monkeypatch):
 
 
 # Parts
+
+
+def test_speedup_runs_a_method_of_one_worker_on_one_only(told):
+    code, _, err = told("speedup", "--workers 1 2 --methods downpour sgd --seconds 1")
+    summary = read("mine", "speedup").summary
+    assert code == 0 and list(zip(summary["workers"], summary["method"], strict=True)) == [
+        (1, "downpour"),
+        (1, "sgd"),
+        (2, "downpour"),
+    ]
+    assert "note: with more workers than one there is no sgd: the others of its batch would be nobody's" in err
 
 
 def test_epochs_are_passes_through_the_data():

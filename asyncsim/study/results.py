@@ -94,11 +94,16 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
         found.pop(INCOMPLETE, None)
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(
-            f"resume = {str(folder)!r}: no results of a study ({error}); give the folder of one"
+            f"resume = {str(folder)!r}: no results of a study ({_why(error)}); give the folder of one"
         ) from error
     if "study" not in found:
         raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give the folder of one")
     wanted = json.loads(json.dumps(record))
+    if found["study"] != wanted.get("study"):
+        raise InputError(
+            f"resume = {str(folder)!r}: holds results of the study {found['study']}; give the folder of one of "
+            f"{wanted.get('study')}"
+        )
     differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if differing:
         told = "; ".join(f"{name} = {found.get(name)!r}, not {wanted.get(name)!r}" for name in differing[:3])
@@ -183,6 +188,10 @@ def _make(folder: Path, exist_ok: bool) -> list[Path]:
     except OSError as error:
         raise _unwritable(folder, error) from error
     return made
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _unwritable(folder: Path, error: OSError) -> InputError:

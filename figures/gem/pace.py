@@ -28,6 +28,8 @@ from .panels import (
 
 #: Examples of the training sets, for data epochs; of other problems gradients are shown.
 _EXAMPLES = {"digits": 1_437, "mnist": 60_000}
+#: Above the numbers of workers with which a target was not reached.
+_NEVER: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 8, "linestyle": "none"}
 _PARTS = {"train_loss": ("training", "-"), "test_loss": ("validation", (0, (3, 1)))}
 
 
@@ -57,9 +59,15 @@ def times_to_target(results: Finished) -> Figure:
     figure, (axes,) = look.new_figure(*PANEL)
     axes.set_xscale("log")
     names = look.looks([name for name in methods_of(results) if name in set(table["method"])])
-    log_axis(axes, [table["time_to_target"]], f"time to a train loss of {target:g} (s)")
-    for name, one in names.items():
-        rows = table[(table["method"] == name) & np.isfinite(table["time_to_target"])]
+    reached = table[np.isfinite(table["time_to_target"])]
+    first = reached.groupby("method")[["workers", "time_to_target"]].transform("first").prod(axis=1)
+    log_axis(axes, [reached["time_to_target"], first / reached["workers"]], f"time to a train loss of {target:g} (s)")
+    top = axes.get_ylim()[1]
+    for turn, (name, one) in enumerate(names.items()):
+        never = table.loc[(table["method"] == name) & ~np.isfinite(table["time_to_target"]), "workers"]
+        if len(never):  # side by side, as they often are the same
+            axes.plot(never * 1.08**turn, [top] * len(never), color=one.color, clip_on=False, **_NEVER)
+        rows = reached[reached["method"] == name]
         n, time = rows["workers"].to_numpy(), rows["time_to_target"].to_numpy()
         axes.fill_between(n, rows["least_time"], rows["most_time"], color=one.color, alpha=0.2, linewidth=0)
         axes.plot(n, time, color=one.color, linestyle=one.line, marker="o", markersize=3.2, label=one.label)
@@ -69,8 +77,10 @@ def times_to_target(results: Finished) -> Figure:
     axes.set_xticks(places, [f"{n:g}" for n in places])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("workers n")
-    guide = axes.plot([], [], color=look.BLACK, linestyle=":", linewidth=0.8, label="n times as quick")
-    finish(figure, axes, setting(results, f"a batch{_whole_batch(results)} divided among n workers"), guide)
+    more = axes.plot([], [], color=look.GREY, linestyle=":", linewidth=0.8, label="n times as quick")
+    if len(reached) < len(table):
+        more += axes.plot([], [], color=look.GREY, label="not reached", **_NEVER)
+    finish(figure, axes, setting(results, f"a batch{_whole_batch(results)} divided among n workers"), more, columns=2)
     return figure
 
 
