@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from asyncsim.drawing.look import looks
+from asyncsim.drawing.look import Look, looks
 from asyncsim.replays.run import Run
 from asyncsim.table_text import number_text
 
@@ -114,7 +114,12 @@ def curve_over_seeds(
 
 
 def draw_curves(
-    axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str, until: float | None = None
+    axes: Axes,
+    curves: Mapping[str, Curve],
+    labels: Mapping[str, str],
+    against: str,
+    until: float | None = None,
+    style: Mapping[str, Look] | None = None,
 ) -> None:
     """Draw mean and range of each method, and a cross where a run diverged.
 
@@ -128,15 +133,17 @@ def draw_curves(
         What the horizontal axis shows.
     until : float, optional
         Where it ends; a cross beyond that is not drawn.
+    style : mapping, optional
+        By the names of the curves, if these are no methods.
     """
-    for name, look in looks(curves).items():
+    for name, look in (style or looks(curves)).items():
         curve = curves[name]
         # Only where there is something: a line would break at every bin that is empty.
         known = np.isfinite(curve.mean)
         x = _along(curve, against)[known]
         axes.fill_between(x, curve.low[known], curve.high[known], color=look.color, alpha=0.2, linewidth=0)
-        style: dict[str, Any] = {"marker": "." if len(x) == 1 else ""}  # a line of one point is none
-        axes.plot(x, curve.mean[known], color=look.color, linestyle=look.line, label=labels[name], **style)
+        marker = "." if len(x) == 1 else ""  # a line of one point is none
+        axes.plot(x, curve.mean[known], color=look.color, linestyle=look.line, label=labels[name], marker=marker)
         for time, step, value in curve.ends:
             end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
             if until is None or end <= until:
@@ -198,10 +205,19 @@ def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
     return (each, zero) if np.abs(zero + each * step - time).max() < 0.01 * time.max() else None
 
 
-def mark_beyond(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
-    """Say of each curve that leaves the axes at the top how far it goes, as far as it is between their sides."""
+def mark_beyond(
+    axes: Axes,
+    curves: Mapping[str, Curve],
+    labels: Mapping[str, str],
+    against: str,
+    style: Mapping[str, Look] | None = None,
+) -> None:
+    """Say of each curve that leaves the axes at the top how far it goes, as far as it is between their sides.
+
+    ``style`` as in `draw_curves`.
+    """
     (begin, end), top, told = axes.get_xlim(), axes.get_ylim()[1], 0
-    for name, look in looks(curves).items():
+    for name, look in (style or looks(curves)).items():
         x, mean = _along(curves[name], against), curves[name].mean
         beyond = (mean > top) & (begin <= x) & (x <= end)
         if not beyond.any():
@@ -209,8 +225,8 @@ def mark_beyond(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
         text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
         # Towards the middle, so that the text stays inside.
         side, aside = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
-        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": look.color}
-        axes.annotate(text, (last, top), (aside, -4 - 9 * told), textcoords="offset points", **style)
+        text_style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": look.color}
+        axes.annotate(text, (last, top), (aside, -4 - 9 * told), textcoords="offset points", **text_style)
         told += 1
 
 

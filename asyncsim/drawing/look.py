@@ -9,6 +9,7 @@ those of a paper's columns, at which everything stays readable::
         look.save(figure, "staleness")
 """
 
+import itertools
 import math
 import os
 import textwrap
@@ -136,6 +137,17 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
         taken.add(place)
         found[name] = Look(*_FREE[place], name.replace("_", " "))
     return {name: found[name] for name in names}
+
+
+#: Colours and lines of things that are no methods and have no order; neighbours differ in both.
+_COLORS_OF_OTHERS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_LINES_OF_OTHERS = ("-", "--", "-.", ":")
+
+
+def others(names: Iterable[str]) -> dict[str, Look]:
+    """Return looks for things that are no methods and have no order, policies say; all differ up to 28."""
+    colors, lines = itertools.cycle(_COLORS_OF_OTHERS), itertools.cycle(_LINES_OF_OTHERS)
+    return {name: Look(next(colors), next(lines), name) for name in names}
 
 
 class Shade(NamedTuple):

@@ -1,0 +1,134 @@
+"""The figures of a study of policies, from the folder of results that it wrote.
+
+The data come from ``python -m asyncsim.study policies``, which draws them itself. To draw them again::
+
+    python -m figures.policies results/policies              # in a clone
+    python -m asyncsim.figures.policies results/policies     # installed
+
+``policies``: what the workers do with their time under each policy. ``loss``: training losses against simulated time, a
+panel for each method.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from asyncsim.drawing import look
+from asyncsim.drawing.command import draw_folder
+from asyncsim.drawing.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, loss_axis, mark_beyond
+from asyncsim.replays.run import Run
+from asyncsim.study.finished import Finished, read
+from asyncsim.wording import counted, over_seeds
+
+_COLUMNS = ("workers", "policy", "computing", "in_vain", "throughput")
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw both figures of a folder of results, into the folder.
+
+    Raises
+    ------
+    InputError
+        There are no results, or a file cannot be written.
+    """
+    folder = Path(folder)
+    finished = read(folder, "policies")
+    with look.style():
+        written = look.save(time_spent(finished), folder / "policies")
+        return written + look.save(loss(finished), folder / "loss")
+
+
+def time_spent(finished: Finished) -> Figure:
+    """Draw which part of their time workers compute, compute in vain and wait: a bar for each policy."""
+    table = finished.table("policies.csv", _COLUMNS)
+    counts = table["workers"].unique()
+    figure, panels = look.new_figure(look.DOUBLE, 0.9 + 0.27 * len(table) + 0.3 * len(counts), 1, len(counts))
+    for axes, count in zip(panels, counts, strict=True):
+        rows = table[table["workers"] == count]
+        place = np.arange(len(rows))
+        useful = rows["computing"] - rows["in_vain"]
+        parts: list[tuple[str, Any, str]] = [
+            ("computing, taken up", useful, look.SKY),
+            ("computing in vain", rows["in_vain"], look.VERMILLION),
+            ("waiting, or at the server", 1 - rows["computing"], look.ORANGE),
+        ]
+        left = np.zeros(len(rows))
+        for label, part, color in parts:
+            axes.barh(place, part, left=left, color=color, edgecolor="white", linewidth=0.5, label=label)
+            left += part.to_numpy()
+        axes.set_yticks(place, rows["policy"])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlim(0, 1)
+        for row, throughput in zip(place, rows["throughput"], strict=True):
+            axes.annotate(f"{throughput:.3g} commits/s", (1, row), (3, 0), textcoords="offset points", va="center")
+        axes.set_title(counted(int(count), "worker"))
+    panels[-1].set_xlabel("part of the workers' time")
+    handles, labels = panels[0].get_legend_handles_labels()
+    look.legend_below(figure, handles, labels, 3)
+    look.title(figure, f"what workers do under each policy; {_seeds(finished, 'means over')}", look.DOUBLE)
+    return figure
+
+
+def loss(finished: Finished) -> Figure:
+    """Draw the training losses under each policy against simulated time: a panel for each method and cluster."""
+    summary = finished.summary
+    panels_of = summary[["workers", "method"]].drop_duplicates().itertuples(index=False)
+    found = [(int(workers), str(method)) for workers, method in panels_of]
+    policies = summary["policy"].unique()
+    columns = min(2, len(found))
+    rows = -(-len(found) // columns)
+    figure, panels = look.new_figure(look.SINGLE if columns == 1 else look.DOUBLE, 2.7 * rows, columns, rows)
+    for axes in panels[len(found) :]:
+        axes.remove()
+    for axes, (workers, method) in zip(panels, found, strict=False):
+        own = finished._replace(summary=finished.rows(workers=workers, method=method))
+        curves = {str(policy): _curve(own.runs(policy=policy)) for policy in own.summary["policy"].unique()}
+        named, style = {policy: policy for policy in curves}, look.others(policies)
+        scale, *limits = loss_axis(curves.values())
+        axes.set_yscale(scale)
+        axes.set_ylim(*limits)
+        draw_curves(axes, curves, named, "time", style={name: style[name] for name in curves})
+        mark_beyond(axes, curves, named, "time", style)
+        axes.axhline(finished.config["target"], color=look.BLACK, linewidth=0.6, zorder=0, label="target")
+        axes.set_ylabel("loss on the training data")
+        axes.set_title(f"{look.looks([method])[method].label}, {counted(workers, 'worker')}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    if (summary["status"] == "diverged").any():
+        handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)
+        labels.append("diverged")
+    look.legend_below(figure, handles, labels, 2 * columns)
+    look.title(figure, f"{finished.config['problem']}; {_seeds(finished)}", figure.get_figwidth())
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the figures of a folder; return the exit code (2 for bad input)."""
+    return draw_folder("policies", draw, arguments)
+
+
+def _curve(runs: Sequence[Run]) -> Curve:
+    """Return the training losses of some runs at their evaluations."""
+    found = [run.evaluations.assign(loss=run.evaluations["train_loss"].where(np.isfinite)) for run in runs]
+    time, losses = (pd.concat([one[name] for one in found], axis=1) for name in ("commit_time", "loss"))
+    ends = [
+        (float(one["commit_time"].iloc[-1]), float(one["commit"].iloc[-1]), float(one["loss"].dropna().iloc[-1]))
+        for run, one in zip(runs, found, strict=True)
+        if run.diverged_at is not None
+    ]
+    # Once a seed has diverged the means are of the others, which may be earlier: a line does not go back.
+    return curve_over_seeds(np.maximum.accumulate(time.mean(axis=1)), np.arange(len(time)), losses, ends)
+
+
+def _seeds(finished: Finished, what: str = "mean and range of") -> str:
+    counts = finished.summary.groupby(["workers", "policy", "method"])["seed"].nunique()
+    return over_seeds(int(counts.max()), what, int(counts.min()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

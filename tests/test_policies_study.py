@@ -1,0 +1,104 @@
+"""The study of policies: its tables are those of its traces and runs, and its figures show them."""
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+
+from asyncsim import InputError, study, theory
+from asyncsim.study import load_file, shipped
+from asyncsim.study.finished import read
+
+policies = study.load("policies")
+figures = load_file("asyncsim.figures.policies", shipped("figures") / "policies.py")
+SMALL = {"workers": (4,), "steps": 30, "seeds": 2, "problem": "quadratic", "target": 0.01, "compute": "exponential(1)"}
+#: What is waiting, in vain, and neither.
+POLICIES = ("asynchronous", "barrier", "barrier(2)", "discard_stale(2)")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The results of four policies, and what was printed."""
+    out = tmp_path_factory.mktemp("results") / "policies"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        policies.run(policies.Config(**SMALL, service=0.0, policy=POLICIES, out=out))
+    return read(out, "policies"), printed.getvalue()
+
+
+def test_tables_are_of_the_traces_and_the_runs(results):
+    finished, printed = results
+    folder, summary = finished.folder, finished.summary
+    assert list(summary["policy"].unique()) == list(POLICIES) and len(summary) == 2 * len(POLICIES)
+    table = finished.table(policies.POLICIES).set_index("policy")
+    for policy, row in table.iterrows():
+        traces = [finished.trace(name) for name in summary.loc[summary["policy"] == policy, "trace_file"]]
+        found = [trace.summary() for trace in traces]
+        assert row["throughput"] == pytest.approx(np.mean([one["throughput"] for one in found]))
+        assert row["in_vain"] == pytest.approx(np.mean([one["lost_time_share"] for one in found]))
+        assert row["most"] == pytest.approx(4 * np.mean([one["share_max"] for one in found]))
+        known = theory.throughput_theory(traces[0].cluster)
+        assert (row["theory"], row["law"], row["exact"]) == (known.commits, known.name, known.exact)
+    assert table["computing"].loc["asynchronous"] == pytest.approx(1) and table["computing"].loc["barrier"] < 0.8
+    assert table["in_vain"].loc[["asynchronous", "barrier"]].max() == 0 < table["in_vain"].loc["discard_stale(2)"]
+    times = finished.table(policies.TIMES)
+    assert list(times["policy"]) == list(POLICIES) and (times["reached"] <= times["seeds"]).all()
+    assert "simulated time until a train loss of 0.01 is reached" in printed and "4.00 (nobody waits)" in printed
+    assert {path.name for path in folder.glob("*.png")} == {"policies.png", "loss.png"}
+
+
+def test_by_default_the_policies_fit_the_workers():
+    usual = ("asynchronous", "bounded_staleness(3)", "barrier")
+    assert policies.Config().policy == (*usual, "barrier(16)", "first_of(10)", "discard_stale(20)")
+    assert policies.Config(workers=(8, 5)).policy == (*usual, "barrier(4)", "first_of(2)", "discard_stale(5)")
+    policies.Config(workers=(1,)).check()
+
+
+def test_policies_share_their_random_numbers():
+    folder, summary = policies.run(policies.Config(**SMALL, policy=("asynchronous", "buffered(2)")))
+    finished = read(folder, "policies")
+    first, second = (finished.trace(name).frame for name in summary.loc[summary["seed"] == 0, "trace_file"])
+    assert first["worker"].equals(second["worker"]) and not first["version"].equals(second["version"])
+
+
+def test_the_bars_are_the_parts_of_the_time(results):
+    finished, _ = results
+    table = finished.table(policies.POLICIES)
+    (axes,) = figures.time_spent(finished).axes
+    useful, in_vain, waiting = ([bar.get_width() for bar in bars] for bars in axes.containers)
+    np.testing.assert_allclose(in_vain, table["in_vain"])
+    np.testing.assert_allclose(np.add(useful, in_vain), table["computing"])
+    np.testing.assert_allclose(np.add(useful, in_vain) + waiting, 1)
+    assert [text.get_text() for text in axes.get_yticklabels()] == list(POLICIES)
+
+
+@pytest.mark.full
+def test_runs_that_diverge_end_with_a_cross():
+    folder, summary = policies.run(policies.Config(**SMALL, policy=("asynchronous", "barrier"), learning_rate=50.0))
+    assert (summary["status"] == "diverged").all()
+    (axes,) = figures.loss(read(folder, "policies")).axes
+    assert [line.get_marker() for line in axes.lines].count("x") >= 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ("rennala",)}, "methods = rennala: has a timing of its own, and here policies are compared"),
+        ({"methods": ("sgd",)}, "methods = sgd: has a timing of its own"),
+        ({"policy": ()}, "policy: none given"),
+        ({"policy": ("barrier", "barrier")}, "policy = barrier, barrier: one comes twice"),
+        ({"policy": ("barrier(5)",)}, "policy"),
+        ({"policy": ("bariers",)}, "policy = 'bariers': unknown; did you mean"),
+        ({"target": 0.0}, "target = 0.0: must be above zero"),
+    ],
+)
+def test_bad_input(options, message, tmp_path):
+    with pytest.raises(InputError) as error:
+        policies.run(policies.Config(**SMALL | options))
+    assert str(error.value).startswith(message) and list(tmp_path.iterdir()) == []
