@@ -1,4 +1,4 @@
-"""Which timing policy a cluster should have: what each costs, and what it brings to staleness and learning.
+"""Which timing policy a cluster should have: what each costs, and what it does to learning.
 
 Clusters that differ in nothing but the policy, who waits for whom and what the server takes up, have the same random
 numbers. By default every worker is five times as slow once in twenty local steps. Prints for each policy how many
