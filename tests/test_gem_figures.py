@@ -193,6 +193,17 @@ def test_generalization_keeps_numbers_of_workers_apart(tmp_path):
     assert ends[1] == pytest.approx(2 * ends[0])
 
 
+@pytest.mark.parametrize(("hidden", "square"), [(None, []), ([0.05, 0.1, 0.05], [(0.5, 2.5)]), ([9.0, 9.0, 0.05], [])])
+def test_the_cluster_to_be_found_is_marked(tmp_path, hidden, square):
+    write_all(tmp_path, problem="quadratic")
+    results = read(tmp_path / "forensics", "forensics")
+    if hidden is not None:
+        results.config["hidden"] = hidden
+    axes = gem.FIGURES["forensics"].draw(results).axes[0]
+    marks = {line.get_marker(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines}
+    assert marks.pop("o") == (1.5, 1.5) and list(marks.values()) == square
+
+
 def test_times_to_the_target_and_what_n_times_as_quick_is(figures):
     (axes,) = figures["speedup"].axes
     ours, guide = [line for line in axes.lines if len(line.get_xdata())][:2]

@@ -43,14 +43,17 @@ def fitted(results: Finished) -> Figure:
     """Draw a row for each method: the map of the deviation, and the curves of the cluster that fits all best."""
     table = _table(results)
     names = look.looks(dict.fromkeys(table["method"]))
-    best, all_rates = _best(table), _rates(table)
+    best, all_rates, hidden = _best(table), _rates(table), _hidden(results)
     figure = Figure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")
     shown: dict[str, Any] = {"width_ratios": [1, 1.25]}
     panels = figure.subplots(len(names), 2, squeeze=False, gridspec_kw=shown)
     most = table.loc[table["fitted"]].groupby(["method", *_CLUSTER])["deviation"].mean().max()
     image: Any = None
     for (left, right), (name, one) in zip(panels, names.items(), strict=True):
-        image = _map(left, table[table["method"] == name], all_rates[name], best, most)
+        image = _map(left, table[table["method"] == name], all_rates[name], most)
+        _mark(left, table, best, "o", 17)
+        if hidden is not None:
+            _mark(left, table, hidden, "s", 15)
         left.set_title(f"{one.label}, \u03b7 = {all_rates[name]:g}, fitted n")
         curves = _curves(results, name, all_rates[name], best)
         theirs = _targets(results, name, curves)
@@ -58,7 +61,8 @@ def fitted(results: Finished) -> Figure:
     panels[-1][0].set_xlabel("CV of the compute time")
     panels[-1][1].set_xlabel(STEPS)
     figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation over the fitted n", location="left", shrink=0.8)
-    where = f"service {best[0]:g} s, CV {best[1]:g} (circle: the best of all)"
+    square = "" if hidden is None else "; square: the one to be found"
+    where = f"service {best[0]:g} s, CV {best[1]:g} (circle: the best of all{square})"
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
     text = setting(results, f"cluster fitted to {_fitted_to(results)}: {where}")
@@ -114,7 +118,7 @@ def _rates(table: pd.DataFrame) -> dict[str, float]:
     return {str(name): float(scores[name].idxmin()) for name in scores.index.unique("method")}
 
 
-def _map(axes: Axes, table: pd.DataFrame, rate: float, best: tuple[float, float], most: float) -> Any:
+def _map(axes: Axes, table: pd.DataFrame, rate: float, most: float) -> Any:
     rows = table[table["fitted"] & (table["learning_rate"] == rate)]
     square = (rows["deviation"] ** 2).groupby([rows["service"], rows["cv"]]).mean().unstack() ** 0.5
     cells = square.to_numpy(float)
@@ -123,12 +127,25 @@ def _map(axes: Axes, table: pd.DataFrame, rate: float, best: tuple[float, float]
         color = "white" if value < 0.55 * most else "black"
         if np.isfinite(value):
             axes.text(column + 0.5, row + 0.5, f"{value:.2f}", color=color, fontsize=6, ha="center", va="center")
-    place = (list(square.columns).index(best[1]) + 0.5, list(square.index).index(best[0]) + 0.5)
-    axes.plot(*place, marker="o", markersize=17, markerfacecolor="none", color=look.VERMILLION, markeredgewidth=1.3)
     axes.set_xticks(np.arange(square.shape[1]) + 0.5, [f"{value:g}" for value in square.columns])
     axes.set_yticks(np.arange(square.shape[0]) + 0.5, [f"{value:g}" for value in square.index])
     axes.set_ylabel("service time (s)")
     return image
+
+
+def _mark(axes: Axes, table: pd.DataFrame, cluster: tuple[float, float], marker: str, size: float) -> None:
+    """Mark a cluster in a map, if that has it."""
+    services, spreads = (sorted(table.loc[table["fitted"], name].unique()) for name in _CLUSTER)
+    service, cv = cluster
+    if service in services and cv in spreads:
+        style: dict[str, Any] = {"markerfacecolor": "none", "color": look.VERMILLION, "markeredgewidth": 1.3}
+        axes.plot(spreads.index(cv) + 0.5, services.index(service) + 0.5, marker=marker, markersize=size, **style)
+
+
+def _hidden(results: Finished) -> tuple[float, float] | None:
+    """Return the cluster whose curves were to be fitted; None if they are published."""
+    hidden = results.config.get("hidden")
+    return None if is_paper(results) or hidden is None else (hidden[0], hidden[1])
 
 
 def _curves(results: Finished, method: str, rate: float, best: tuple[float, float]) -> dict[int, Curve]:
