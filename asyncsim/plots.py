@@ -4,7 +4,7 @@ The functions draw on axes that are given to them, in a notebook or in ``figures
 `asyncsim.drawing.look` has the style of the paper figures.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
-from asyncsim.errors import InputError, require_count
+from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.table_text import number_text
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.cluster_means import alike
@@ -83,7 +83,7 @@ def beyond(values: np.ndarray, end: float) -> str:
     return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond \u2192" if cut_off else ""
 
 
-def timeline(axes: Axes, trace: "Trace", workers: int | Sequence[int] = 20, visits: float = 3) -> None:
+def timeline(axes: Axes, trace: "Trace", workers: int | Iterable[int] = 20, visits: float = 3) -> None:
     """Draw what workers do until there have been so many visits per worker: computing, waiting, served.
 
     ``workers`` are those that are drawn, or how many: the first ones, or some from the first to the last if they are
@@ -94,9 +94,10 @@ def timeline(axes: Axes, trace: "Trace", workers: int | Sequence[int] = 20, visi
     Raises
     ------
     InputError
-        A worker that the trace does not have, or none.
+        A worker that the trace does not have, or none; visits that are not above zero.
     """
     shown = _shown(trace, workers)
+    require_positive("visits", visits)
     place = {worker: row for row, worker in enumerate(shown)}
     last = min(len(trace), max(1, round(visits * trace.workers))) - 1
     end = float(trace.frame["commit_time"].iloc[last])
@@ -235,9 +236,9 @@ def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str
     return float(most.max() if drawn else means.max())
 
 
-def _shown(trace: "Trace", workers: int | Sequence[int]) -> list[int]:
+def _shown(trace: "Trace", workers: int | Iterable[int]) -> list[int]:
     """Return the workers that a timeline has, in its order."""
-    if isinstance(workers, Sequence) and not isinstance(workers, str):
+    if isinstance(workers, Iterable) and not isinstance(workers, str):
         shown = [require_count(f"workers[{i}]", worker, minimum=0) for i, worker in enumerate(workers)]
         if not shown or len(set(shown)) < len(shown) or max(shown) >= trace.workers:
             raise InputError(f"workers = {shown}: must be some of 0 to {trace.workers - 1}, each once")

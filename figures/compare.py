@@ -25,6 +25,7 @@ from asyncsim.drawing.curves import (
     Curve,
     curve_over_seeds,
     draw_curves,
+    draw_target,
     loss_axis,
     mark_after,
     mark_below,
@@ -67,7 +68,7 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
         draw_curves(axes, curves, labels, against, _longest_time(finished.summary) if against == "time" else None)
-        axes.axhline(finished.config["target"], color=look.BLACK, linewidth=0.6, zorder=0, label="target")
+        draw_target(axes, finished.config["target"])
     panels[1].set_xlabel("gradients computed, also those thrown away")
     panels[0].set_ylabel("loss on the training data")
     mark_beyond(panels[0], curves, labels, "time")

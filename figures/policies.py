@@ -21,9 +21,10 @@ from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
 from asyncsim.drawing.command import draw_folder
-from asyncsim.drawing.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, loss_axis, mark_beyond
+from asyncsim.drawing.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, draw_target, loss_axis, mark_beyond
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished, read
+from asyncsim.table_text import number_text
 from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ("workers", "policy", "computing", "in_vain", "throughput")
@@ -54,9 +55,9 @@ def time_spent(finished: Finished) -> Figure:
         place = np.arange(len(rows))
         useful = rows["computing"] - rows["in_vain"]
         parts: list[tuple[str, Any, str]] = [
-            ("computing, taken up", useful, look.SKY),
-            ("computing in vain", rows["in_vain"], look.VERMILLION),
-            ("waiting, or at the server", 1 - rows["computing"], look.ORANGE),
+            ("computing, sending: taken up", useful, look.SKY),
+            ("computing, sending: in vain", rows["in_vain"], look.VERMILLION),
+            ("the rest: waiting, at the server, the way back", 1 - rows["computing"], look.ORANGE),
         ]
         left = np.zeros(len(rows))
         for label, part, color in parts:
@@ -66,7 +67,8 @@ def time_spent(finished: Finished) -> Figure:
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(0, 1)
         for row, throughput in zip(place, rows["throughput"], strict=True):
-            axes.annotate(f"{throughput:.3g} commits/s", (1, row), (3, 0), textcoords="offset points", va="center")
+            rate = f"{number_text(throughput)} commits/s"
+            axes.annotate(rate, (1, row), (3, 0), textcoords="offset points", va="center")
         axes.set_title(counted(int(count), "worker"))
     panels[-1].set_xlabel("part of the workers' time")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -80,7 +82,7 @@ def loss(finished: Finished) -> Figure:
     summary = finished.summary
     panels_of = summary[["workers", "method"]].drop_duplicates().itertuples(index=False)
     found = [(int(workers), str(method)) for workers, method in panels_of]
-    policies = summary["policy"].unique()
+    style = look.others(summary["policy"].unique())
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
     figure, panels = look.new_figure(look.SINGLE if columns == 1 else look.DOUBLE, 2.7 * rows, columns, rows)
@@ -88,21 +90,23 @@ def loss(finished: Finished) -> Figure:
         axes.remove()
     for axes, (workers, method) in zip(panels, found, strict=False):
         own = finished._replace(summary=finished.rows(workers=workers, method=method))
+        own_style = {name: style[name] for name in own.summary["policy"].unique()}
         curves = {str(policy): _curve(own.runs(policy=policy)) for policy in own.summary["policy"].unique()}
-        named, style = {policy: policy for policy in curves}, look.others(policies)
+        named = {policy: policy for policy in curves}
         scale, *limits = loss_axis(curves.values())
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
-        draw_curves(axes, curves, named, "time", style={name: style[name] for name in curves})
-        mark_beyond(axes, curves, named, "time", style)
-        axes.axhline(finished.config["target"], color=look.BLACK, linewidth=0.6, zorder=0, label="target")
+        draw_curves(axes, curves, named, "time", style=own_style)
+        mark_beyond(axes, curves, named, "time", own_style)
+        draw_target(axes, finished.config["target"])
         axes.set_ylabel("loss on the training data")
         axes.set_title(f"{look.looks([method])[method].label}, {counted(workers, 'worker')}")
-    handles, labels = panels[0].get_legend_handles_labels()
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:  # a policy may be missing in some of them, after an interruption say
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if (summary["status"] == "diverged").any():
-        handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)
-        labels.append("diverged")
-    look.legend_below(figure, handles, labels, 2 * columns)
+        (handles["diverged"],) = panels[0].plot([], [], color=look.BLACK, **DIVERGED)
+    look.legend_below(figure, list(handles.values()), list(handles), 2 * columns)
     look.title(figure, f"{finished.config['problem']}; {_seeds(finished)}", figure.get_figwidth())
     return figure
 

@@ -96,7 +96,7 @@ def run(config: Config) -> Result:
             write_csv(folder / TABLE, table)
             figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py").draw(folder)
             print(report(config, cells[0], table))
-            _say_at_the_edge(config.tune, table)
+            _say_at_the_edge(summary, table)
             names = ", ".join(path.name for path in figures)
             print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
 
@@ -205,12 +205,16 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     )
 
 
-def _say_at_the_edge(tried: "tuple[float, ...]", table: "pd.DataFrame") -> None:
-    """Say aloud which methods are best at the least or the largest rate that was tried: others may be better."""
-    for rate, which in ((min(tried), "least"), (max(tried), "largest")) if len(tried) > 1 else ():
-        names = table.loc[table["learning_rate"] == rate, "method"]
-        if len(names):
-            note(f"{', '.join(names)}: best at the {which} rate of --tune, {rate:g}; one beyond it may be better")
+def _say_at_the_edge(summary: "pd.DataFrame", table: "pd.DataFrame") -> None:
+    """Say aloud which methods are best at the least or the largest rate of several: others may be better."""
+    at_edge: dict[tuple[str, float], list[str]] = {}
+    for row in table.dropna(subset="learning_rate").itertuples():
+        tried = sorted(summary.loc[summary["method"] == row.method, "method.learning_rate"].dropna().unique())
+        if len(tried) > 2 and row.learning_rate in (tried[0], tried[-1]):
+            which = "least" if row.learning_rate == tried[0] else "largest"
+            at_edge.setdefault((which, float(row.learning_rate)), []).append(str(row.method))
+    for (which, rate), names in at_edge.items():
+        note(f"{', '.join(names)}: best at the {which} rate of --tune, {rate:g}; one beyond it may be better")
 
 
 def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, float]:

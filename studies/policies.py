@@ -8,19 +8,21 @@ a training loss. Writes this as two tables, beside traces, runs, a summary and t
 """
 
 import functools
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from asyncsim.clusters.policy import Policy
+from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError, require_positive
 from asyncsim.files import write_csv
 from asyncsim.study import load_file, shipped
-from asyncsim.study.config import LawLike, MethodLike, PolicyLike
+from asyncsim.study.beside_theory import Known, beside
+from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,26 +33,17 @@ if TYPE_CHECKING:
 POLICIES, TIMES = "policies.csv", "times.csv"
 
 
-def _usual_policies(workers: int) -> tuple[str, ...]:
-    """Return policies that clusters of so many workers can have."""
-    most, half = max(1, 4 * workers // 5), max(1, workers // 2)
-    some = (f"barrier({most})", f"first_of({half})", f"discard_stale({max(1, workers)})")
-    return ("asynchronous", "bounded_staleness(3)", "barrier", *some)
-
-
 @dataclass(frozen=True)
 class Config(SweepConfig):
     """Options of the study of policies."""
 
-    varied: ClassVar = ("workers", "policy")
-
     workers: tuple[int, ...] = (20,)
     """Workers of the clusters, one after the other."""
-    # Several values here, of which each cell has one.
+    # Several values here, of which each cell has one, or none yet.
     policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
     """What the server takes up and when workers go on, one policy after the other; see above. None: asynchronous,
-    bounded_staleness(3), barrier, barrier of four fifths of the workers, first_of half of them, and discard_stale of as
-    many versions as there are workers."""
+    bounded_staleness(3), barrier, barrier of four fifths of each cluster's workers, first_of half of them, and
+    discard_stale of as many versions as there are workers."""
     compute: LawLike = "mixture([gamma(mean=1, cv=0.2), gamma(mean=5, cv=0.2)], [0.95, 0.05])"
     """Law of the time of a local step (s); "[constant(1)]*18 + [constant(3)]*2" gives one per worker."""
     methods: tuple[MethodLike, ...] = ("downpour",)
@@ -59,10 +52,6 @@ class Config(SweepConfig):
     """Loss on the training data until which the time is told."""
     evaluate_every: int | None = 5
     """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
-
-    def __post_init__(self) -> None:
-        if self.policy is None:
-            object.__setattr__(self, "policy", _usual_policies(min(self.workers, default=1)))
 
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
@@ -74,6 +63,26 @@ class Config(SweepConfig):
         """
         super().check()
         require_positive("target", self.target)
+        if self.policy is not None:
+            if isinstance(self.policy, str | Policy) or not isinstance(self.policy, Sequence):
+                raise InputError(
+                    f"policy = {self.policy!r}: must be a list of policies; write ({self.policy!r},) for one"
+                )
+            policies = [parse_policy(one) if isinstance(one, str) else one for one in self.policy]
+            if not policies:
+                raise InputError("policy: none given; give one or more")
+            if len(set(policies)) < len(policies):
+                raise InputError(f"policy = {', '.join(map(_text, self.policy))}: one comes twice; give each once")
+        for workers, policy in self.points():
+            self.at(workers=workers, policy=policy).check()
+
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of one cluster; asynchronous, if the values have no policy."""
+        return super().at(**{"policy": "asynchronous", **values})
+
+    def points(self) -> list[tuple[int, str]]:
+        """Return the workers and the policy of each cluster."""
+        return [(n, one) for n in self.workers for one in map(_text, self.policy or _usual_policies(n))]
 
 
 SCALES = {
@@ -92,12 +101,13 @@ def run(config: Config) -> Result:
     KeyboardInterrupt
         Passed on; tables and figures of the runs that were finished are there then.
     """
+    from asyncsim.study.cell import meet
+
     config.check()
     with config.computing_device():
-        chosen = [_text(one) for one in config.policy or ()]
-        cells = sweep(config, [{"policy": one, "workers": n} for n, one in itertools.product(config.workers, chosen)])
+        cells = sweep(config, [{"policy": policy, "workers": n} for n, policy in config.points()])
         for method in cells[0].methods:
-            if method.timing.policy is not None or method.timing.workers is not None:
+            if any(meet(cell.cluster, method.timing) != cell.cluster for cell in cells):
                 raise InputError(
                     f"methods = {method.name}: has a timing of its own, and here policies are compared; give methods "
                     "that have none, or run the study compare"
@@ -111,15 +121,17 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
     """Return what each policy costs: a row for each, with means over its traces.
 
     Columns: ``workers``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that is in the long
-    run or can be at most, and why (``law``, ``exact``); ``computing`` and ``in_vain``, parts of the workers' time;
-    ``least`` and ``most``, the commits of a worker relative to the mean; ``staleness_mean``, ``staleness_q99``.
+    run or can be at most, and why (``theory_name``, ``exact``); ``versions`` a second; ``computing`` and ``in_vain``,
+    parts of the workers' time in which they compute or send, and in which they do so for nothing; ``steps``, commits
+    per worker of a trace; ``least`` and ``most``, the commits of a worker relative to the mean; ``staleness_mean``,
+    ``staleness_q99``.
     """
     import pandas as pd
 
     from asyncsim.theory import throughput_theory
 
     rows = []
-    traces = summary.drop_duplicates("trace_file")
+    traces = summary.drop_duplicates(["workers", "policy", "trace_file"])
     for (workers, policy), group in traces.groupby(["workers", "policy"], sort=False):
         mean = group.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
         known = throughput_theory(clusters[policy, workers])
@@ -129,14 +141,16 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
                 "policy": policy,
                 "throughput": mean["throughput"],
                 "theory": float("nan") if known is None else known.commits,
-                "law": "" if known is None else known.name,
+                "theory_name": "" if known is None else known.name,
                 "exact": known is not None and known.exact,
+                "versions": mean["versions"] / mean["duration"],
                 "computing": mean["computing_share"],
                 "in_vain": mean["lost_time_share"],
                 "least": workers * mean["share_min"],
                 "most": workers * mean["share_max"],
                 "staleness_mean": mean["staleness_mean"],
                 "staleness_q99": mean["staleness_q99"],
+                "steps": (mean["commits"] + mean["warm_up"]) / workers,
             }
         )
     return pd.DataFrame(rows)
@@ -146,8 +160,9 @@ def times_table(finished: Finished, target: float) -> "pd.DataFrame":
     """Return how long each method needs under each policy: a row for each pair.
 
     Columns: ``workers``, ``policy``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target),
-    ``time_to_target`` (s, simulated; infinite if a seed did not meet it), ``final_loss`` and ``test_accuracy`` (if the
-    problem has it), means over the seeds that finished.
+    ``time_to_target`` (s, simulated; the mean, infinite if a seed did not meet it), and ``final_loss`` (of
+    minibatches), ``train_loss`` and ``test_accuracy`` (if the problem has it) at the end, after ``simulated_seconds``:
+    means over the seeds that finished.
     """
     import numpy as np
     import pandas as pd
@@ -156,7 +171,7 @@ def times_table(finished: Finished, target: float) -> "pd.DataFrame":
 
     rows = []
     summary = finished.summary
-    measured = [name for name in ("final_loss", "test_accuracy") if name in summary]
+    measured = [name for name in ("final_loss", "train_loss", "test_accuracy") if name in summary]
     for (workers, policy, method), group in summary.groupby(["workers", "policy", "method"], sort=False):
         times = [time_to_target(finished.run(name).evaluations, target) for name in group["run_folder"]]
         ended = group[group["status"] == "finished"]
@@ -170,6 +185,7 @@ def times_table(finished: Finished, target: float) -> "pd.DataFrame":
                 "reached": int(np.isfinite(times).sum()),
                 "time_to_target": float(np.mean(times)),
                 **ended[measured].mean(),
+                "simulated_seconds": ended["simulated_seconds"].mean(),
             }
         )
     return pd.DataFrame(rows)
@@ -181,23 +197,48 @@ def _conclude(clusters: "dict[tuple[str, int], Cluster]", target: float, folder:
     write_csv(folder / POLICIES, policies)
     write_csv(folder / TIMES, times)
     figures = load_file("asyncsim.figures.policies", shipped("figures") / "policies.py").draw(folder)
-    shown = policies.drop(columns=["theory", "law", "exact"])
-    known = zip(policies["theory"], policies["law"], policies["exact"], strict=True)
-    shown["theory"] = [
-        f"{'' if exact else 'at most '}{value:.2f} ({law})" if law else "-" for value, law, exact in known
-    ]
-    shown["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
-    print(
-        "commits/s, measured and in the long run; parts of the workers' time; staleness in versions; commits of a "
-        "worker, relative to the mean"
-    )
-    print(table_text(shown.drop(columns=["least", "most"])))
-    for name in ("diverged", "reached"):
-        times[name] = [f"{count} of {seeds}" for count, seeds in zip(times[name], times["seeds"], strict=True)]
-    print(f"\nsimulated time until a train loss of {target:g} is reached")
-    print(table_text(times.drop(columns="seeds").rename(columns={"time_to_target": "time (s)"})))
+    print(_policies_text(policies, summary["seed"].nunique()))
+    print(_times_text(times, target))
     written = ["summary.csv", POLICIES, TIMES, *(path.name for path in figures)]
     print(f"\nwrote {folder}: config.json, traces, runs, {', '.join(written)}")
+
+
+def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
+    shown = policies.drop(columns=["theory", "theory_name", "exact", "steps", "least", "most"])
+    known = [
+        Known(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
+    ]
+    rows = zip(known, policies["throughput"], policies["steps"], strict=True)
+    shown["theory"] = [beside(one, throughput, 2, steps)[1] or "-" for one, throughput, steps in rows]
+    shown["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
+    titles = {"throughput": "commits/s", "versions": "versions/s", "computing": "computing, sending"}
+    return (
+        f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
+        f"staleness in versions; commits of a worker relative to the mean\n{table_text(shown.rename(columns=titles))}\n"
+    )
+
+
+def _times_text(times: "pd.DataFrame", target: float) -> str:
+    shown = times.drop(columns="seeds")
+    for name in ("diverged", "reached"):
+        shown[name] = [f"{count} of {seeds}" for count, seeds in zip(times[name], times["seeds"], strict=True)]
+    titles = {
+        "time_to_target": "time (s)",
+        "simulated_seconds": "in all (s)",
+        "final_loss": "minibatch loss",
+        "train_loss": "train loss",
+    }
+    return (
+        f"simulated time until a train loss of {target:g} is reached: mean over the seeds, inf if one never does\n"
+        f"{table_text(shown.rename(columns=titles | {'test_accuracy': 'test accuracy'}))}"
+    )
+
+
+def _usual_policies(workers: int) -> tuple[str, ...]:
+    """Return policies that clusters of so many workers can have."""
+    most, half = max(1, 4 * workers // 5), max(1, workers // 2)
+    some = (f"barrier({most})", f"first_of({half})", f"discard_stale({max(1, workers)})")
+    return ("asynchronous", "bounded_staleness(3)", "barrier", *some)
 
 
 def _text(policy: str | Policy) -> str:

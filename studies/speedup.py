@@ -122,11 +122,14 @@ def run(config: Config) -> Result:
                     f"problem = {cell.problem.name!r}: has minibatches of {cell.problem.batch_size}, but those of this "
                     "study follow from the workers; let it take a batch_size"
                 )
-        if cells[0].problem.batch_size is None and config.changed("effective_batch"):
-            note(f"--effective-batch changes nothing for {cells[0].problem.name}, which has no minibatches")
+        if cells[0].problem.batch_size is None:
+            note(
+                f"{cells[0].problem.name} has no minibatches: gradients are as noisy whatever the number of workers, "
+                "and --effective-batch only says which numbers there may be"
+            )
         if config.steps == 0:
             cells = [_long_enough(cell, config.seconds) for cell in cells]
-        conclude = functools.partial(_conclude, config.target)
+        conclude = functools.partial(_conclude, config.target, cells[0].problem.batch_size is not None)
         return run_cells("speedup", config, cells, conclude)
 
 
@@ -142,10 +145,9 @@ def _that_divide(cells: "list[Cell]") -> "list[Cell]":
     several = [cell for cell in cells if cell.cluster.workers > 1]
     if not alone or not several:
         return cells
-    if len(alone) < len(cells[0].methods):
-        note(f"with more workers than one there is no {', '.join(alone)}: the others of its batch would be nobody's")
-    elif len(several) == len(cells):
+    if len(alone) == len(cells[0].methods) and len(several) == len(cells):
         raise InputError(f"methods = {', '.join(alone)}: has one worker, among whom no batch is divided; give others")
+    note(f"{', '.join(alone)}: runs with one worker only, as more would leave the rest of the batch uncomputed")
     kept = (
         cell if cell not in several else cell._replace(methods=[m for m in cell.methods if m.name not in alone])
         for cell in cells
@@ -187,7 +189,7 @@ def speedups(finished: Finished, target: float) -> "pd.DataFrame":
     return table.assign(speedup=finite.groupby(table["method"]).transform("first") / finite)
 
 
-def _conclude(target: float, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(target: float, divided: bool, folder: Path, summary: "pd.DataFrame") -> None:
     table = speedups(read(folder, "speedup"), target)
     write_csv(folder / TABLE, table)
     shown = table[["method", "workers", "batch_size", "reached", "time_to_target", "speedup"]]
@@ -195,8 +197,8 @@ def _conclude(target: float, folder: Path, summary: "pd.DataFrame") -> None:
     shown["reached"] = [f"{row.reached} of {row.seeds}" for row in table.itertuples()]
     print(f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it")
     print(table_text(shown))
-    if table["batch_size"].nunique() > 1:
-        print("a share of the batch steps as far as all of it does: n workers take n\u00b2 as many steps in a time")
+    if divided and table["batch_size"].nunique() > 1:
+        print("a share of the batch steps as far as all of it does: n workers take up to n\u00b2 as many steps")
     print()
     report("speedup", folder, summary, ("workers", "batch_size", "method"), (TABLE,))
 

@@ -8,18 +8,14 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.study import load_file, shipped
+from asyncsim.study.beside_theory import Known, beside
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.wording import counted
-
-#: Commits of each worker from which on a trace is no short one.
-_LONG_TRACE = 100
-#: Commits of each worker by which a longer one may lie beyond what holds in the long run.
-_FEW = 3
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,17 +86,17 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
     expected = staleness_theory(cluster, computations=steps)
     rate, queue = throughput_theory(cluster), queue_theory(cluster)
     saturating = saturating_workers(cluster)
-    commits = None if rate is None else _Known(rate.commits, rate.name, rate.exact)
-    share = None if rate is None or rate.computing is None else _Known(rate.computing, rate.name, rate.exact)
-    busy = None if queue is None else _Known(queue.utilisation, queue.name, queue.exact)
+    commits = None if rate is None else Known(rate.commits, rate.name, rate.exact)
+    share = None if rate is None or rate.computing is None else Known(rate.computing, rate.name, rate.exact)
+    busy = None if queue is None else Known(queue.utilisation, queue.name, queue.exact)
     served = "visits in service, mean" if cluster.discipline == "lock_free" else "server utilisation"
     least, most = cluster.workers * mean[["share_min", "share_max"]]
     rows = [
         ("staleness, mean", f"{mean['staleness_mean']:.2f}", _mean(expected, traces)),
         ("staleness, std", f"{mean['staleness_std']:.2f}", _spread(expected)),
-        ("throughput (commits/s)", *_beside(commits, mean["throughput"], 2, steps)),
-        ("workers computing", *_beside(share, mean["computing_share"], 3, steps)),
-        (served, *_beside(busy, mean["utilisation"], 3, steps)),
+        ("throughput (commits/s)", *beside(commits, mean["throughput"], 2, steps)),
+        ("computing, sending", *beside(share, mean["computing_share"], 3, steps)),
+        (served, *beside(busy, mean["utilisation"], 3, steps)),
         ("mean wait (s)", f"{mean['wait_mean']:.4f}", ""),
         ("commits of a worker", f"{least:.2f} to {most:.2f} of the mean", ""),
     ]
@@ -110,28 +106,9 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         # Of either way, as each commit has one message with parameters up and one down.
         rows.append(("shared link, utilisation", f"{mean['throughput'] * cluster.transfer_time:.3f}", "at most 1"))
     if cluster.policy.staleness_limit is not None:
-        rows.append(("computing in vain", f"{mean['lost_time_share']:.3f}", ""))
+        rows.append(("of that in vain", f"{mean['lost_time_share']:.3f}", ""))
         rows.append(("computations lost", f"{mean['discarded_share'] + mean['cancelled_share']:.3f}", ""))
     return [("", "measured", "theory, in the long run"), *rows]
-
-
-class _Known(NamedTuple):
-    """What theory says of a quantity: its value if that is ``exact``, else the largest possible one."""
-
-    value: float
-    name: str
-    exact: bool
-
-
-def _beside(known: _Known | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
-    """Return a measured value and what theory says of it; it may lie beyond by a few commits of each worker."""
-    value = f"{measured:.{digits}f}"
-    if known is None:
-        return value, ""
-    excused = steps < _LONG_TRACE or measured < known.value * (1 + _FEW / steps)
-    exceeded = not known.exact and round(measured, digits) > round(known.value, digits) and excused
-    why = f"{known.name}, which short traces exceed" if exceeded else known.name
-    return value, f"{'' if known.exact else 'at most '}{known.value:.{digits}f} ({why})"
 
 
 def _mean(expected: "StalenessTheory", traces: "pd.DataFrame") -> str:

@@ -8,6 +8,7 @@ from asyncsim import (
     Cluster,
     Exponential,
     Gamma,
+    InputError,
     barrier,
     bounded_staleness,
     buffered,
@@ -160,11 +161,40 @@ def test_share_of_time_that_comes_to_nothing(cluster, share):
     assert simulate(cluster, 2_000).summary()["lost_time_share"] == pytest.approx(share, rel=5e-3)
 
 
+@pytest.mark.parametrize(
+    ("policy", "visit"),
+    [
+        ("discard_stale(2)", {"protocol": "read_then_write"}),
+        ("discard_stale(2)", {"protocol": "read_then_write", "exclusive": False}),
+        *((policy, {}) for policy in ("discard_stale(2)", "barrier(2)", "cancel_stale(3)")),
+        *(
+            (policy, {"protocol": "write_then_read"})
+            for policy in ("discard_stale(2)", "barrier(2)", "cancel_stale(3)")
+        ),
+    ],
+)
+def test_what_is_lost_was_computed(policy, visit):
+    summary = simulate(Cluster(6, "gamma(1, 0.5)", service=0.2, policy=policy, **visit), 500).summary()
+    assert 0 < summary["lost_time_share"] < summary["computing_share"] < 1
+
+
+def test_commits_at_the_instant_at_which_the_measured_time_begins_are_not_of_it():
+    # 16 commits of 20 workers make a version each second; the warm-up of 20 ends amid the second.
+    cluster = Cluster(20, 1.0, policy=barrier(16))
+    assert simulate(cluster, 400).summary()["throughput"] == pytest.approx(16.0)
+
+
 def test_a_server_saturates_at_the_knee():
     assert saturating_workers(Cluster(3, Gamma(1.0, 0.2), service=0.02)) == pytest.approx(51)
     assert saturating_workers(Cluster(3, Gamma(1.0, 0.2), service=0.02, protocol="write_then_read")) == 26
     for unknown in ({"service": 0.0}, {"discipline": "lock_free"}, {"policy": barrier()}):
         assert saturating_workers(Cluster(3, **{"compute": 1.0, "service": 0.02} | unknown)) is None
+
+
+@pytest.mark.parametrize("function", [throughput_theory, queue_theory, staleness_theory, saturating_workers])
+def test_theory_is_of_a_cluster(function):
+    with pytest.raises(InputError, match=r"^cluster = 8: must be a Cluster"):
+        function(8)
 
 
 def test_a_pull_is_no_computing():

@@ -6,7 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from asyncsim import InputError, study, theory
+from asyncsim import InputError, barrier, study, theory
+from asyncsim.files import write_csv
 from asyncsim.study import load_file, shipped
 from asyncsim.study.finished import read
 
@@ -44,19 +45,24 @@ def test_tables_are_of_the_traces_and_the_runs(results):
         assert row["in_vain"] == pytest.approx(np.mean([one["lost_time_share"] for one in found]))
         assert row["most"] == pytest.approx(4 * np.mean([one["share_max"] for one in found]))
         known = theory.throughput_theory(traces[0].cluster)
-        assert (row["theory"], row["law"], row["exact"]) == (known.commits, known.name, known.exact)
+        assert (row["theory"], row["theory_name"], row["exact"]) == (known.commits, known.name, known.exact)
     assert table["computing"].loc["asynchronous"] == pytest.approx(1) and table["computing"].loc["barrier"] < 0.8
     assert table["in_vain"].loc[["asynchronous", "barrier"]].max() == 0 < table["in_vain"].loc["discard_stale(2)"]
     times = finished.table(policies.TIMES)
     assert list(times["policy"]) == list(POLICIES) and (times["reached"] <= times["seeds"]).all()
-    assert "simulated time until a train loss of 0.01 is reached" in printed and "4.00 (nobody waits)" in printed
+    assert (
+        "simulated time until a train loss of 0.01 is reached: mean over the seeds" in printed
+        and "4.00 (nobody waits)" in printed
+    )
     assert {path.name for path in folder.glob("*.png")} == {"policies.png", "loss.png"}
 
 
-def test_by_default_the_policies_fit_the_workers():
-    usual = ("asynchronous", "bounded_staleness(3)", "barrier")
-    assert policies.Config().policy == (*usual, "barrier(16)", "first_of(10)", "discard_stale(20)")
-    assert policies.Config(workers=(8, 5)).policy == (*usual, "barrier(4)", "first_of(2)", "discard_stale(5)")
+def test_by_default_the_policies_fit_each_number_of_workers():
+    def usual(n, most, half):
+        texts = ("asynchronous", "bounded_staleness(3)", "barrier", f"barrier({most})", f"first_of({half})")
+        return [(n, text) for text in (*texts, f"discard_stale({n})")]
+
+    assert policies.Config(workers=(20, 5)).points() == usual(20, 16, 10) + usual(5, 4, 2)
     policies.Config(workers=(1,)).check()
 
 
@@ -79,6 +85,18 @@ def test_the_bars_are_the_parts_of_the_time(results):
 
 
 @pytest.mark.full
+def test_a_policy_that_is_missing_with_some_workers_is_drawn_with_the_others():
+    config = policies.Config(**SMALL | {"workers": (2, 3), "seeds": 1}, policy=("asynchronous", "barrier"))
+    folder, summary = policies.run(config)
+    write_csv(folder / "summary.csv", summary.iloc[[1, 2, 3]])
+    figure = figures.loss(read(folder, "policies"))
+    assert [
+        len([line for line in axes.lines if line.get_label() in ("asynchronous", "barrier")]) for axes in figure.axes
+    ] == [1, 2]
+    assert {"asynchronous", "barrier"} <= {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+@pytest.mark.full
 def test_runs_that_diverge_end_with_a_cross():
     folder, summary = policies.run(policies.Config(**SMALL, policy=("asynchronous", "barrier"), learning_rate=50.0))
     assert (summary["status"] == "diverged").all()
@@ -91,8 +109,12 @@ def test_runs_that_diverge_end_with_a_cross():
     [
         ({"methods": ("rennala",)}, "methods = rennala: has a timing of its own, and here policies are compared"),
         ({"methods": ("sgd",)}, "methods = sgd: has a timing of its own"),
+        ({"methods": ("dana_zero",), "window": 2}, "methods = dana_zero: has a timing of its own"),
         ({"policy": ()}, "policy: none given"),
         ({"policy": ("barrier", "barrier")}, "policy = barrier, barrier: one comes twice"),
+        ({"policy": ("barrier(3)", barrier(3))}, "policy = barrier(3), barrier(count=3): one comes twice"),
+        ({"policy": "barrier"}, "policy = 'barrier': must be a list of policies; write ('barrier',) for one"),
+        ({"workers": 4}, "workers = 4: must be a list; write (4,) for one"),
         ({"policy": ("barrier(5)",)}, "policy"),
         ({"policy": ("bariers",)}, "policy = 'bariers': unknown; did you mean"),
         ({"target": 0.0}, "target = 0.0: must be above zero"),

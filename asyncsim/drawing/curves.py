@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from asyncsim.drawing.look import Look, looks
+from asyncsim.drawing.look import BLACK, Look, looks
 from asyncsim.replays.run import Run
 from asyncsim.table_text import number_text
 
@@ -150,6 +150,13 @@ def draw_curves(
                 axes.plot(end, height, color=look.color, clip_on=False, zorder=4, **DIVERGED)
     axes.set_xlim(0, until)
     axes.set_xlabel("simulated time (s)" if against == "time" else "worker steps (commits per worker)")
+
+
+def draw_target(axes: Axes, loss: float) -> None:
+    """Draw a loss that is to be reached, if it is in view."""
+    low, high = axes.get_ylim()
+    if low <= loss <= high:
+        axes.axhline(loss, color=BLACK, linewidth=0.6, zorder=0, label="target")
 
 
 def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:

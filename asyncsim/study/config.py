@@ -55,7 +55,8 @@ Policies: asynchronous; bounded_staleness(bound), nobody is more than so many co
 the workers' clocks, not of the staleness in versions); buffered(count), so many messages make a version;
 first_of(count), and their workers wait for it; barrier(count), and the others are stopped, all workers without a count;
 discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit, count=1), and computations
-that become so are stopped; rounds, a version by every worker in turn.
+that become so are stopped; rounds, a version by every worker in turn, while further messages are buffered and nobody
+waits.
 """
 
     #: 0 for studies that have another option for how long they are, which counts where ``steps`` is 0.

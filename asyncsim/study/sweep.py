@@ -67,6 +67,8 @@ class SweepConfig(StudyOptions):
         super().check()
         for name in self.varied:
             values = getattr(self, name)
+            if isinstance(values, str) or not isinstance(values, Sequence):
+                raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
             if not values:
                 raise InputError(f"{name}: none given; give one or more")
             if len(set(values)) < len(values):
@@ -215,7 +217,9 @@ def run_cells(
                 measure(folder, executor)
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
-                conclude(folder, name_missing(interrupted=True))
+                ended = name_missing(interrupted=True)
+                if len(ended):
+                    conclude(folder, ended)
             raise
         ended = name_missing(interrupted=False)
         failed = len(summary) - len(ended)

@@ -2,6 +2,13 @@
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Exponential, Law
+from asyncsim.errors import InputError
+
+
+def require_cluster(cluster: Cluster) -> None:
+    """Raise InputError unless that is a cluster."""
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"cluster = {cluster!r}: must be a Cluster, asyncsim.Cluster(workers=100, compute=1.0) say")
 
 
 def alike(cluster: Cluster) -> bool:
@@ -52,6 +59,7 @@ def think_time(cluster: Cluster) -> float | None:
     None where it is not a sum of stated means: workers unlike each other, a link that they queue for, or a policy that
     lets them wait or stops them.
     """
+    require_cluster(cluster)
     if not alike(cluster) or cluster.shared_bandwidth or cluster.policy.chooses_when_to_reply:
         return None
     return away(cluster)[0]

@@ -15,7 +15,7 @@ from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixtur
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError
 from asyncsim.theory.barriers import sum_law
-from asyncsim.theory.cluster_means import alike, journeys
+from asyncsim.theory.cluster_means import alike, journeys, require_cluster
 from asyncsim.theory.expected_throughput import memoryless_clocks
 from asyncsim.theory.queueing import knee
 from asyncsim.theory.staleness import (
@@ -39,7 +39,8 @@ class StalenessTheory(NamedTuple):
     law : str
         Name of the closed form, ``""`` if there is none.
     mean : float or None
-        Over commits; None if only bounds are known.
+        Over commits; None if only bounds are known. One that is conserved counts also what workers have read that are
+        never served, as under ``lowest_rank`` at a saturated server.
     mean_bounds : tuple of float
         Smallest and largest possible mean; both equal to ``mean`` where that is known.
     std : float or None
@@ -71,6 +72,7 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
         Commits per worker of the trace at hand. Laws of little spread leave the start in step only slowly, and the
         spread of the stationary regime is not stated for a trace that hardly reaches it.
     """
+    require_cluster(cluster)
     n = cluster.workers
     if cluster.policy != asynchronous():
         return _under_policy(cluster)
@@ -123,8 +125,8 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
 def _in_rotation(cluster: Cluster) -> bool:
     """Return whether the workers take turns for ever: all times constant and alike, first come first served."""
     laws = (cluster.compute, cluster.service, cluster.latency_up, cluster.latency_down)
-    alike = all(isinstance(law, Constant) for law in laws) and isinstance(cluster.window, int)
-    return alike and cluster.discipline == "fifo"
+    constant = all(isinstance(law, Constant) for law in laws) and isinstance(cluster.window, int)
+    return constant and cluster.discipline == "fifo"
 
 
 def _geometric(rates: list[float], shift: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from asyncsim.theory.cluster_means import (
     memoryless,
     pulls,
     queues,
+    require_cluster,
     think_time,
 )
 from asyncsim.theory.queueing import knee, repairman, saturation_bound
@@ -77,6 +78,7 @@ def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
     None where computations are stopped of which the short ones are left, so that more may end than the mean time says;
     for barriers that is told by order statistics, of laws whose sums over a window are known.
     """
+    require_cluster(cluster)
     rate = _rate(cluster)
     return None if rate is None else rate._replace(computing=_computing_share(cluster, rate))
 

@@ -36,7 +36,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     -------
     dict
         - ``workers``, ``commits``, ``warm_up``: counts; ``commits`` are those measured.
-        - ``duration`` (s), ``throughput`` (commits/s).
+        - ``duration`` (s), ``throughput`` (commits/s; not of those at the very instant at which it begins).
         - ``staleness_mean``, ``_std``, ``_min``, ``_median``, ``_q90``, ``_q99``, ``_max``: over commits.
         - ``staleness_mean_over_workers``: the mean over workers of each one's own mean. It exceeds
           ``staleness_mean`` when some are slow.
@@ -60,7 +60,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         A warm-up that leaves nothing.
     """
     warm_up = _warm_up(trace, warm_up)
-    staleness = trace.taken_up.frame["staleness"].to_numpy()[warm_up:]
+    staleness, times = trace.taken_up.frame[["staleness", "commit_time"]].to_numpy()[warm_up:].T
     rows = _measured(trace, warm_up)
     outcomes = rows["outcome"].value_counts()
     workers = per_worker(trace, warm_up)
@@ -70,7 +70,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "commits": len(staleness),
         "warm_up": warm_up,
         "duration": end - begin,
-        "throughput": _ratio(len(staleness), end - begin),
+        "throughput": _ratio(int((times > begin).sum()), end - begin),
         "staleness_mean": float(staleness.mean()),
         "staleness_std": float(staleness.std()),
         "staleness_min": int(staleness.min()),
@@ -192,7 +192,7 @@ def _computing_share(trace: "Trace", begin: float, end: float) -> float:
         return np.nan
     away = phases(trace, range(trace.workers)).away
     computing = _overlap(away["begin"].to_numpy(), away["end"].to_numpy(), begin, end)
-    if trace.protocol == "read_then_write" and trace.source.separate_reads:  # then a visit lies in between
+    if trace.protocol == "read_then_write":  # then a read of its own, if there are some, lies in between
         reads = trace.read_visits
         computing -= _overlap(reads["read_arrive_time"].to_numpy(), reads["read_time"].to_numpy(), begin, end)
     return _ratio(computing, trace.workers * (end - begin))
@@ -203,6 +203,10 @@ def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
         return np.nan
     lost = trace.frame[~trace.frame["outcome"].isin(TAKEN_UP)]
     in_vain = _overlap(lost["start_time"].to_numpy(), lost["arrive_time"].to_numpy(), begin, end)
+    if trace.protocol == "read_then_write":
+        pulls = lost.assign(job=lost["job"] + 1).merge(trace.read_visits, on=["worker", "job"], suffixes=("", "_pull"))
+        until = np.minimum(pulls["read_time_pull"], pulls["arrive_time"])  # of one that was stopped none may lie within
+        in_vain -= _overlap(pulls["read_arrive_time_pull"].to_numpy(), until.to_numpy(), begin, end)
     return _ratio(in_vain, trace.workers * (end - begin))
 
 
