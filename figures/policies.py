@@ -9,6 +9,7 @@ The data come from ``python -m asyncsim.study policies``, which draws them itsel
 panel for each method.
 """
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -85,22 +86,24 @@ def loss(finished: Finished) -> Figure:
     style = look.others(summary["policy"].unique())
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
-    figure, panels = look.new_figure(look.SINGLE if columns == 1 else look.DOUBLE, 2.7 * rows, columns, rows)
+    size = look.SINGLE if columns == 1 else look.DOUBLE, 2.7 * rows
+    figure, panels = look.new_figure(*size, columns, rows, sharey=True)
     for axes in panels[len(found) :]:
         axes.remove()
-    for axes, (workers, method) in zip(panels, found, strict=False):
-        own = finished._replace(summary=finished.rows(workers=workers, method=method))
-        own_style = {name: style[name] for name in own.summary["policy"].unique()}
-        curves = {str(policy): _curve(own.runs(policy=policy)) for policy in own.summary["policy"].unique()}
-        named = {policy: policy for policy in curves}
-        scale, *limits = loss_axis(curves.values())
+    curves_of = {one: _curves(finished._replace(summary=finished.rows(workers=one[0], method=one[1]))) for one in found}
+    scale, *limits = loss_axis(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))
+    for axes, ((workers, method), curves) in zip(panels, curves_of.items(), strict=False):
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
+        if scale == "log":
+            look.plain_logs(axes.yaxis)
+        own_style, named = {name: style[name] for name in curves}, {name: name for name in curves}
         draw_curves(axes, curves, named, "time", style=own_style)
         mark_beyond(axes, curves, named, "time", own_style)
         draw_target(axes, finished.config["target"])
-        axes.set_ylabel("loss on the training data")
         axes.set_title(f"{look.looks([method])[method].label}, {counted(workers, 'worker')}")
+    for axes in panels[: len(found) : columns]:
+        axes.set_ylabel("loss on the training data")
     handles: dict[str, Any] = {}
     for axes in figure.axes:  # a policy may be missing in some of them, after an interruption say
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
@@ -114,6 +117,11 @@ def loss(finished: Finished) -> Figure:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figures of a folder; return the exit code (2 for bad input)."""
     return draw_folder("policies", draw, arguments)
+
+
+def _curves(finished: Finished) -> dict[str, Curve]:
+    """Return the training losses under each policy."""
+    return {str(policy): _curve(finished.runs(policy=policy)) for policy in finished.summary["policy"].unique()}
 
 
 def _curve(runs: Sequence[Run]) -> Curve:
