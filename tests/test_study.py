@@ -22,6 +22,7 @@ from asyncsim.clusters.law_text import name_of
 from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
+from asyncsim.study.beside_theory import Known, beside
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
 
@@ -751,18 +752,20 @@ def printed(told, *options: str) -> str:
     return "\n".join(out)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
-    ("measured", "steps", "said"),
+    ("measured", "steps", "exact", "said"),
     [
-        (5.04, 10, ", which short traces exceed"),
-        (5.04, 100, ""),  # nothing excuses it
-        (4.98, 10, ""),
-        (4.980000001, 10, ""),  # round-off, which does not show
+        (5.04, 10, False, "at most 4.98 (a bound, which short traces exceed)"),
+        (5.04, 100, False, "at most 4.98 (a bound, which short traces exceed)"),  # by less than three commits of each
+        (5.04, 1000, False, "at most 4.98 (a bound)"),  # nothing excuses it
+        (4.98, 10, False, "at most 4.98 (a bound)"),
+        (4.980000001, 10, False, "at most 4.98 (a bound)"),  # round-off, which does not show
+        (5.04, 10, True, "4.98 (a bound)"),
     ],
 )
-def test_bounds_that_short_traces_exceed(measured, steps, said):
-    assert study.load("staleness")._exceeded(measured, 4.98, 2, steps) == said
+def test_bounds_that_short_traces_exceed(measured, steps, exact, said):
+    assert beside(Known(4.98, "a bound", exact), measured, 2, steps) == (f"{measured:.2f}", said)
+    assert beside(None, measured, 2, steps) == (f"{measured:.2f}", "")
 
 
 def test_workers_that_never_commit_are_told_beside_what_is_conserved(told):
