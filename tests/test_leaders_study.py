@@ -144,6 +144,7 @@ def test_the_study_runs_lsgd_with_and_without_groups(tmp_path, capsys):
     assert finished.config["hyperparameters"]["lsgd"]["local_momentum"] == 0.5
 
 
+@pytest.mark.full
 def test_methods_that_take_no_optimizer_keep_their_rule(tmp_path, capsys):
     options = {"workers": (2,), "window": (1,), "gradients": 8, "seeds": 1, "problem": "quadratic"}
     result = leaders.run(leaders.Config(methods=("gem",), local_momentum=0.9, out=tmp_path / "with", **options))

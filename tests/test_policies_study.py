@@ -66,6 +66,7 @@ def test_by_default_the_policies_fit_each_number_of_workers():
     policies.Config(workers=(1,)).check()
 
 
+@pytest.mark.full
 def test_policies_share_their_random_numbers():
     folder, summary = policies.run(policies.Config(**SMALL, policy=("asynchronous", "buffered(2)")))
     finished = read(folder, "policies")
