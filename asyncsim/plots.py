@@ -245,11 +245,9 @@ def _shown(trace: "Trace", workers: int | Iterable[int]) -> list[int]:
         return shown
     count = min(require_count("workers", workers), trace.workers)
     cluster = trace.cluster
-    return (
-        list(range(count))
-        if cluster is None or alike(cluster)
-        else [round(one) for one in np.linspace(0, trace.workers - 1, count)]
-    )
+    if cluster is None or alike(cluster):
+        return list(range(count))
+    return [round(worker) for worker in np.linspace(0, trace.workers - 1, count)]
 
 
 def _bars(

@@ -127,6 +127,8 @@ def check_forensics(results):
     assert fit.loc[~fit["fitted"], ["workers", "learning_rate"]].to_numpy().tolist() == [[3, 0.1]]
     assert (fit["bins"] == 3).all()
     assert "compute" not in results.config and results.config["cv"]  # which the compute times follow from
+    # Although the digits' network has an argument of that name, which is another thing.
+    assert results.config["hidden"] == [0.0, 0.2, 0.1]
 
 
 CHECKS = {

@@ -756,7 +756,7 @@ def printed(told, *options: str) -> str:
     ("measured", "steps", "exact", "said"),
     [
         (5.04, 10, False, "at most 4.98 (a bound, which short traces exceed)"),
-        (5.04, 100, False, "at most 4.98 (a bound, which short traces exceed)"),  # by less than three commits of each
+        (5.04, 100, False, "at most 4.98 (a bound, which short traces exceed)"),
         (5.04, 1000, False, "at most 4.98 (a bound)"),  # nothing excuses it
         (4.98, 10, False, "at most 4.98 (a bound)"),
         (4.980000001, 10, False, "at most 4.98 (a bound)"),  # round-off, which does not show

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-#: Commits of each worker from which on a trace is no short one, and by how many a longer one may lie beyond what holds
-#: in the long run.
-_LONG_TRACE, _FEW = 100, 3
+#: Commits of each worker from which on a trace is no short one: of 20 workers behind a barrier a bound that is all but
+#: reached is exceeded by some per cent in hundreds of them.
+_LONG_TRACE = 1000
 
 
 class Known(NamedTuple):
@@ -26,13 +26,12 @@ def beside(known: Known | None, measured: float, digits: int, steps: float) -> t
     digits : int
         After the point.
     steps : float
-        Commits per worker of the trace: a bound of the long run may be exceeded by a few of them, and a short trace may
-        lie further beyond, which is then said.
+        Commits per worker of the trace: a short one may lie beyond what bounds the long run, which is then said.
     """
     value = f"{measured:.{digits}f}"
     if known is None:
         return value, ""
-    excused = steps < _LONG_TRACE or measured < known.value * (1 + _FEW / steps)
-    exceeded = not known.exact and round(measured, digits) > round(known.value, digits) and excused
+    beyond = round(measured, digits) > round(known.value, digits)
+    exceeded = not known.exact and beyond and steps < _LONG_TRACE
     why = f"{known.name}, which short traces exceed" if exceeded else known.name
     return value, f"{'' if known.exact else 'at most '}{known.value:.{digits}f} ({why})"

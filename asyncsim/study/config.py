@@ -248,7 +248,9 @@ waits.
         from asyncsim.study.fingerprint import fingerprint
         from asyncsim.traces.trace import package_versions
 
-        elsewhere = set.union(*factory_options()) | _ELSEWHERE
+        # A study's own option may be called as an argument of some factory, which does not get it.
+        elsewhere = set.union(*factory_options()) & {field.name for field in dataclasses.fields(StudyOptions)}
+        elsewhere |= _ELSEWHERE
         elsewhere -= {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {

@@ -53,7 +53,7 @@ def fitted(results: Finished) -> Figure:
         image = _map(left, table[table["method"] == name], all_rates[name], most)
         _mark(left, table, best, "o", 17)
         if hidden is not None:
-            _mark(left, table, hidden, "s", 15)
+            _mark(left, table, hidden, "s", 23)
         left.set_title(f"{one.label}, \u03b7 = {all_rates[name]:g}, fitted n")
         curves = _curves(results, name, all_rates[name], best)
         theirs = _targets(results, name, curves)
