@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim.drawing.look import BLACK, BLUE, ORANGE, SKY, VERMILLION
+from asyncsim.drawing.look import BLACK, BLUE, ORANGE, PURPLE, SKY, VERMILLION
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.table_text import number_text
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
@@ -84,7 +84,7 @@ def beyond(values: np.ndarray, end: float) -> str:
 
 
 def timeline(axes: Axes, trace: "Trace", workers: int | Iterable[int] = 20, visits: float = 3) -> None:
-    """Draw what workers do until there have been so many visits per worker: computing, waiting, served.
+    """Draw what workers do until there have been so many visits per worker: computing, sending, waiting, served.
 
     ``workers`` are those that are drawn, or how many: the first ones, or some from the first to the last if they are
     unlike each other. A short stroke marks each commit, a cross what was discarded or cancelled. What no commit came of
@@ -102,9 +102,12 @@ def timeline(axes: Axes, trace: "Trace", workers: int | Iterable[int] = 20, visi
     last = min(len(trace), max(1, round(visits * trace.workers))) - 1
     end = float(trace.frame["commit_time"].iloc[last])
     doing = phases(trace, shown)
-    _bars(axes, place, doing.back, end, _PALE, "reply travels")
-    _bars(axes, place, doing.away, end, SKY, "computes" if _no_network(trace) else "computes, sends")
-    _bars(axes, place, doing.waits, end, ORANGE, "waits")
+    _bars(axes, place, doing.returning, end, _PALE, "reply travels")
+    tells = not trace.frame["send_time"].isna().all()
+    _bars(axes, place, doing.computing, end, SKY, "computes" if tells else "computes, sends")
+    _bars(axes, place, doing.sending, end, BLUE, "sends")
+    _bars(axes, place, doing.waiting, end, ORANGE, "waits")
+    _bars(axes, place, doing.held, end, PURPLE, "held by the policy")
     # With an edge: most services are too short for their own width to be seen.
     _bars(axes, place, doing.served, end, VERMILLION, "served", edge=0.7)
     ended = trace.frame[trace.frame["worker"].isin(shown) & (trace.frame["commit_time"] <= end)]
@@ -263,14 +266,6 @@ def _bars(
     corners = np.stack([begin, low, begin, high, end, high, end, low], axis=-1).reshape(-1, 4, 2)
     style: dict[str, Any] = {"facecolor": color, "edgecolor": color, "linewidth": edge, "label": label}
     axes.add_collection(PolyCollection(list(corners), **style))
-
-
-def _no_network(trace: "Trace") -> bool:
-    """Return whether a message arrives when its computation ends."""
-    cluster = trace.cluster
-    if cluster is None:
-        return trace.protocol == "prescribed"
-    return cluster.latency_up.mean + cluster.transfer_time == 0
 
 
 def _legend_on_top(axes: Axes) -> None:

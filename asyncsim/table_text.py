@@ -7,6 +7,8 @@ if TYPE_CHECKING:
 
 #: Numbers from here on are told with an exponent.
 _LARGE = 1e7
+#: Parts of a whole that are smaller are next to nothing: tables leave them out.
+LEAST_SHARE = 0.0005
 
 
 def number_text(value: float, digits: int = 3) -> str:

@@ -25,10 +25,19 @@ from asyncsim.drawing.command import draw_folder
 from asyncsim.drawing.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, draw_target, loss_axis, mark_beyond
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished, read
-from asyncsim.table_text import number_text
+from asyncsim.table_text import LEAST_SHARE, number_text
+from asyncsim.traces.phases import IN_WORDS, Phases
 from asyncsim.wording import counted, over_seeds
 
-_COLUMNS = ("workers", "policy", "computing", "in_vain", "throughput")
+_COLUMNS = ("workers", "policy", *Phases._fields, "in_vain", "throughput")
+#: What workers do beside computing.
+_COLORS = {
+    "sending": look.BLUE,
+    "waiting": look.ORANGE,
+    "served": look.GREEN,
+    "held": look.PURPLE,
+    "returning": look.GREY,
+}
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
@@ -47,21 +56,17 @@ def draw(folder: str | os.PathLike) -> list[Path]:
 
 
 def time_spent(finished: Finished) -> Figure:
-    """Draw which part of their time workers compute, compute in vain and wait: a bar for each policy."""
+    """Draw what workers do with their time, and which part of it is in vain: a bar for each policy."""
     table = finished.table("policies.csv", _COLUMNS)
     counts = table["workers"].unique()
     figure, panels = look.new_figure(look.DOUBLE, 0.9 + 0.27 * len(table) + 0.3 * len(counts), 1, len(counts))
     for axes, count in zip(panels, counts, strict=True):
         rows = table[table["workers"] == count]
         place = np.arange(len(rows))
-        useful = rows["computing"] - rows["in_vain"]
-        parts: list[tuple[str, Any, str]] = [
-            ("computing, sending: taken up", useful, look.SKY),
-            ("computing, sending: in vain", rows["in_vain"], look.VERMILLION),
-            ("the rest: waiting, at the server, the way back", 1 - rows["computing"], look.ORANGE),
-        ]
         left = np.zeros(len(rows))
-        for label, part, color in parts:
+        for label, part, color in _parts(rows):
+            if part.max() < LEAST_SHARE:
+                continue
             axes.barh(place, part, left=left, color=color, edgecolor="white", linewidth=0.5, label=label)
             left += part.to_numpy()
         axes.set_yticks(place, rows["policy"])
@@ -76,6 +81,17 @@ def time_spent(finished: Finished) -> Figure:
     look.legend_below(figure, handles, labels, 3)
     look.title(figure, f"what workers do under each policy; {_seeds(finished, 'means over')}", look.DOUBLE)
     return figure
+
+
+def _parts(rows: pd.DataFrame) -> list[tuple[str, pd.Series, str]]:
+    """Return what workers do, in which part of their time under each policy, and its colour."""
+    others = [(doing, rows[phase], _COLORS[phase]) for phase, doing in IN_WORDS.items() if phase != "computing"]
+    useful = rows["computing"] - rows["in_vain"]
+    return [
+        ("computing what is taken up", useful, look.SKY),
+        ("computing in vain", rows["in_vain"], look.VERMILLION),
+        *others,
+    ]
 
 
 def loss(finished: Finished) -> Figure:

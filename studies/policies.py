@@ -2,9 +2,9 @@
 
 Clusters that differ in nothing but the policy, who waits for whom and what the server takes up, have the same random
 numbers. By default every worker is five times as slow once in twenty local steps. Prints for each policy how many
-commits a second the server takes up, beside the most that theory allows, which part of their time the workers compute,
-which part of it in vain, how unequal their shares are and how stale their commits; and how long each method needs until
-a training loss. Writes this as two tables, beside traces, runs, a summary and two figures.
+commits a second the server takes up, beside the most that theory allows, in which parts of their time the workers
+compute, send, wait and are held, how unequal their shares are and how stale their commits; and how long each method
+needs until a training loss. Writes this as two tables, beside traces, runs, a summary and two figures.
 """
 
 import functools
@@ -21,7 +21,7 @@ from asyncsim.study.beside_theory import Known, beside
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.table_text import table_text
+from asyncsim.table_text import LEAST_SHARE, table_text
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -121,14 +121,15 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
     """Return what each policy costs: a row for each, with means over its traces.
 
     Columns: ``workers``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that is in the long
-    run or can be at most, and why (``theory_name``, ``exact``); ``versions`` a second; ``computing`` and ``in_vain``,
-    parts of the workers' time in which they compute or send, and in which they do so for nothing; ``steps``, commits
-    per worker of a trace; ``least`` and ``most``, the commits of a worker relative to the mean; ``staleness_mean``,
-    ``staleness_q99``.
+    run or can be at most, and why (``theory_name``, ``exact``); ``versions`` a second; ``computing``, ``sending``,
+    ``waiting``, ``served``, ``held`` and ``returning``, the parts of the workers' time, and ``in_vain``, in which they
+    compute for nothing; ``steps``, commits per worker of a trace; ``least`` and ``most``, the commits of a worker
+    relative to the mean; ``staleness_mean``, ``staleness_q99``.
     """
     import pandas as pd
 
     from asyncsim.theory import throughput_theory
+    from asyncsim.traces.phases import Phases
 
     rows = []
     traces = summary.drop_duplicates(["workers", "policy", "trace_file"])
@@ -144,7 +145,7 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
                 "theory_name": "" if known is None else known.name,
                 "exact": known is not None and known.exact,
                 "versions": mean["versions"] / mean["duration"],
-                "computing": mean["computing_share"],
+                **{phase: mean[f"{phase}_share"] for phase in Phases._fields},
                 "in_vain": mean["lost_time_share"],
                 "least": workers * mean["share_min"],
                 "most": workers * mean["share_max"],
@@ -204,14 +205,17 @@ def _conclude(clusters: "dict[tuple[str, int], Cluster]", target: float, folder:
 
 
 def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
+    from asyncsim.traces.phases import Phases
+
     shown = policies.drop(columns=["theory", "theory_name", "exact", "steps", "least", "most"])
+    shown = shown.drop(columns=[phase for phase in Phases._fields if shown[phase].max() < LEAST_SHARE])
     known = [
         Known(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
     ]
     rows = zip(known, policies["throughput"], policies["steps"], strict=True)
     shown["theory"] = [beside(one, throughput, 2, steps)[1] or "-" for one, throughput, steps in rows]
     shown["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
-    titles = {"throughput": "commits/s", "versions": "versions/s", "computing": "computing, sending"}
+    titles = {"throughput": "commits/s", "versions": "versions/s", "in_vain": "in vain"}
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
         f"staleness in versions; commits of a worker relative to the mean\n{table_text(shown.rename(columns=titles))}\n"

@@ -15,6 +15,7 @@ from asyncsim.study import load_file, shipped
 from asyncsim.study.beside_theory import Known, beside
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.table_text import LEAST_SHARE
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         ("staleness, mean", f"{mean['staleness_mean']:.2f}", _mean(expected, traces)),
         ("staleness, std", f"{mean['staleness_std']:.2f}", _spread(expected)),
         ("throughput (commits/s)", *beside(commits, mean["throughput"], 2, steps)),
-        ("computing, sending", *beside(share, mean["computing_share"], 3, steps)),
+        ("workers: computing", *beside(share, mean["computing_share"], 3, steps)),
+        *_other_shares(mean),
         (served, *beside(busy, mean["utilisation"], 3, steps)),
         ("mean wait (s)", f"{mean['wait_mean']:.4f}", ""),
         ("commits of a worker", f"{least:.2f} to {most:.2f} of the mean", ""),
@@ -106,9 +108,17 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         # Of either way, as each commit has one message with parameters up and one down.
         rows.append(("shared link, utilisation", f"{mean['throughput'] * cluster.transfer_time:.3f}", "at most 1"))
     if cluster.policy.staleness_limit is not None:
-        rows.append(("of that in vain", f"{mean['lost_time_share']:.3f}", ""))
+        rows.append(("  computing in vain", f"{mean['lost_time_share']:.3f}", ""))
         rows.append(("computations lost", f"{mean['discarded_share'] + mean['cancelled_share']:.3f}", ""))
     return [("", "measured", "theory, in the long run"), *rows]
+
+
+def _other_shares(mean: "pd.Series") -> list[tuple[str, str, str]]:
+    """Return what workers do beside computing, and in which part of their time, where that is not next to nothing."""
+    from asyncsim.traces.phases import IN_WORDS
+
+    shares = ((doing, mean[f"{phase}_share"]) for phase, doing in IN_WORDS.items() if phase != "computing")
+    return [(f"  {doing}", f"{share:.3f}", "") for doing, share in shares if share >= LEAST_SHARE]
 
 
 def _mean(expected: "StalenessTheory", traces: "pd.DataFrame") -> str:

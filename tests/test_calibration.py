@@ -120,10 +120,21 @@ def test_write_then_read():
     assert (found.cluster.discipline, found.cluster.protocol) == ("lowest_rank", "write_then_read")
 
 
+@pytest.mark.parametrize("protocol", ["exchange", "write_then_read"])
+def test_the_way_up_is_found_where_messages_tell_when_they_set_off(protocol):
+    cluster = Cluster(4, "gamma(1, 0.3)", 0.01, ("exponential(0.5)", 0.25), protocol=protocol)
+    found = examine(simulate(cluster, 2_000, seed=0))
+    assert_found(found, "compute", cluster.compute)
+    assert_found(found, "latency up", cluster.latency_up)
+    assert found.cluster.latency_down == Constant(0.25)
+
+
 def test_a_known_way_up_is_taken_out():
     trace = simulate(Cluster(4, "gamma(1, 0.3)", 0.01, (0.5, 0.25)), 2_000, seed=0)
-    assert calibrate(trace).compute.mean == pytest.approx(1.5, rel=0.02)
-    known = calibrate(trace, latency_up=0.5)
+    silent = without_cluster(trace, trace.frame.assign(send_time=np.nan))
+    assert calibrate(silent).compute.mean == pytest.approx(1.5, rel=0.02)
+    known = calibrate(silent, latency_up=0.5)
+    assert calibrate(trace, latency_up=0.5) == known
     assert type(known.compute) is Gamma
     assert (known.compute.mean, known.compute.cv) == pytest.approx((1.0, 0.3), rel=0.05)
     assert known.latency_up == Constant(0.5)
@@ -240,7 +251,7 @@ def test_contention_is_told():
     for draw in draws:
         worker = int(np.argmin(arrive))
         now = arrive[worker]
-        rows.append((worker, begin[worker], now, now, now))
+        rows.append((worker, begin[worker], now, now, now, now))
         begin[worker] = now + (3.0 if len(rows) % 7 == 0 else 0.1)  # a way down, so that not all compute at once
         others = int(np.count_nonzero((begin <= begin[worker]) & (arrive > begin[worker])))
         arrive[worker] = begin[worker] + draw * (1 + 0.5 * others)
@@ -266,9 +277,9 @@ def shifted(name, row, by):
         (GOOD.frame, {}, r"must be a Trace"),
         (simulate(Cluster(3, "gamma(1, 0.3)"), 15), {}, r"trace: \d+ durations for the law of .*; record at least 20"),
         (
-            shifted("arrive_time", 7, -5.0),
+            shifted("send_time", 7, -5.0),
             {},
-            r"a computation from start_time to arrive_time of row 7 lasts -.* one clock",
+            r"a computation from start_time to send_time of row 7 lasts -.* one clock",
         ),
         (shifted("start_time", 7, np.nan), {}, r"the way down .* of row 7 lasts nan s; it must be finite"),
         (GOOD, {"latency_up": 100.0}, r"latency_up = constant\(value=100\): longer than the"),
@@ -294,7 +305,7 @@ def test_a_server_of_several_threads_is_refused():
 def test_lost_computations_are_refused():
     log = GOOD.frame[list(COMMIT_RECORD)].assign(outcome="applied")
     last = log["commit_time"].max() + 0.1
-    lost = {"worker": 0, "start_time": last, "arrive_time": last, "serve_time": last, "commit_time": last}
+    lost = {"worker": 0, **dict.fromkeys(COMMIT_RECORD[1:], last)}
     log.loc[len(log)] = {**lost, "outcome": "cancelled"}
     reads = log.rename(columns={"arrive_time": "read_arrive_time", "serve_time": "read_serve_time"})
     trace = recorded(log, reads=reads.assign(read_time=reads["commit_time"]))

@@ -50,6 +50,7 @@ def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int =
             "read_serve_time": np.maximum(read_time - 0.1, 0),
             "read_time": read_time,
             "start_time": read_time,
+            "send_time": np.nan,
             "form_version": commit,
             "form_time": commit_time,
             "arrive_time": commit_time - 0.2,
@@ -523,7 +524,8 @@ def test_a_reply_that_travels_is_drawn_and_named():
     plots.timeline(axes, trace)
     assert "reply travels" in legend(axes)
     assert drawn(axes, "reply travels") == [(0, 1.6, 1.85), (0, 3.45, 3.7)]
-    assert drawn(axes, "computes, sends") == [(0, 0, 1.1), (0, 1.85, 2.95), (0, 3.7, 4.8)]
+    assert drawn(axes, "computes") == [(0, 0, 1), (0, 1.85, 2.85), (0, 3.7, 4.7)]
+    assert drawn(axes, "sends") == [(0, 1, 1.1), (0, 2.85, 2.95), (0, 4.7, 4.8)]
 
 
 def test_the_timeline_shows_each_phase_of_the_first_workers():

@@ -78,10 +78,13 @@ def test_the_bars_are_the_parts_of_the_time(results):
     finished, _ = results
     table = finished.table(policies.POLICIES)
     (axes,) = figures.time_spent(finished).axes
-    useful, in_vain, waiting = ([bar.get_width() for bar in bars] for bars in axes.containers)
-    np.testing.assert_allclose(in_vain, table["in_vain"])
-    np.testing.assert_allclose(np.add(useful, in_vain), table["computing"])
-    np.testing.assert_allclose(np.add(useful, in_vain) + waiting, 1)
+    drawn = {bars.get_label(): [bar.get_width() for bar in bars] for bars in axes.containers}
+    np.testing.assert_allclose(drawn["computing in vain"], table["in_vain"])
+    np.testing.assert_allclose(
+        np.add(drawn["computing what is taken up"], drawn["computing in vain"]), table["computing"]
+    )
+    np.testing.assert_allclose(drawn["held by the policy"], table["held"])
+    np.testing.assert_allclose(np.sum(list(drawn.values()), axis=0), 1)
     assert [text.get_text() for text in axes.get_yticklabels()] == list(POLICIES)
 
 

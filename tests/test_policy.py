@@ -435,15 +435,15 @@ def test_barrier_by_hand():
     assert summary["staleness_max"] == 0
     assert trace.per_worker(0)[["commits", "cancelled"]].to_numpy().tolist() == [[2, 0], [2, 0], [0, 2]]
     # Worker 0 waits for worker 1 each time.
-    waits = phases(trace, range(3)).waits
-    assert waits.to_numpy().tolist() == [[0, 1.0, 2.0], [0, 3.0, 4.0]]
-    away = phases(trace, range(3)).away.sort_values(["worker", "begin"]).to_numpy().tolist()
-    assert away == [[0, 0, 1], [0, 2, 3], [1, 0, 2], [1, 2, 4], [2, 0, 2], [2, 2, 4]]
+    doing = phases(trace, range(3))
+    assert doing.held.to_numpy().tolist() == [[0, 1.0, 2.0], [0, 3.0, 4.0]]
+    computing = doing.computing.sort_values(["worker", "begin"]).to_numpy().tolist()
+    assert computing == [[0, 0, 1], [0, 2, 3], [1, 0, 2], [1, 2, 4], [2, 0, 2], [2, 2, 4]]
 
 
 def test_who_still_waits_at_the_end_is_drawn_to_the_end():
     trace = simulate(Cluster(3, [1.0, 2.0, 3.0], policy=bounded_staleness(0)), 2)
-    assert phases(trace, range(3)).waits.to_numpy().tolist() == [[0, 1.0, 2.0]]
+    assert phases(trace, range(3)).held.to_numpy().tolist() == [[0, 1.0, 2.0]]
 
 
 def test_discarding_by_hand():

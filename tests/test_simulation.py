@@ -12,6 +12,7 @@ from usual import follow, usual_model
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
+from asyncsim.clusters.policy import barrier, discard_stale
 from asyncsim.errors import InputError
 from asyncsim.simulation import environment
 from asyncsim.simulation.delays import delays
@@ -512,3 +513,28 @@ def test_lock_free_utilisation_counts_who_is_in_service_at_the_end():
     time = np.r_[begin, queue["time"][(queue["time"] > begin) & (queue["time"] < end)], end]
     there = queue["in_system"].to_numpy()[np.searchsorted(queue["time"], time[:-1], side="right") - 1]
     assert trace.summary()["utilisation"] == pytest.approx(there @ np.diff(time) / (end - begin))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"latency": "exponential(0.3)", "window": 3},
+        {"protocol": "read_then_write", "exclusive": False},
+        {"protocol": "write_then_read", "latency": 0.2},
+        {"bandwidth": 1e3, "message_bytes": 100, "shared_bandwidth": True},
+        {"policy": discard_stale(3)},
+        {"policy": barrier(2), "latency": 0.1},
+    ],
+    ids=str,
+)
+def test_messages_set_off_when_they_are_computed(options):
+    """With the times that a worker draws for its jobs one after the other; those that are stopped do not count."""
+    cluster = Cluster(4, "gamma(1, 0.5)", service="exponential(0.1)", **options)
+    frame = simulate(cluster, 200, seed=3).frame
+    draw = delays(cluster.compute_laws, 3, "compute", cluster.windows)
+    drawn = [[draw(worker) for _ in range(frame["job"].max() + 1)] for worker in range(4)]
+    ended = frame[frame["outcome"] != "cancelled"]
+    expected = [drawn[worker][job] for worker, job in zip(ended["worker"], ended["job"], strict=True)]
+    assert (ended["send_time"] - ended["start_time"]).tolist() == pytest.approx(expected)
+    assert (ended["send_time"] <= ended["arrive_time"]).all()

@@ -25,6 +25,7 @@ from asyncsim.problems import PROBLEMS
 from asyncsim.study.beside_theory import Known, beside
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
+from asyncsim.traces.phases import Phases
 
 ROOT = study.shipped("studies").parent
 HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "simpy", "sklearn")
@@ -812,7 +813,7 @@ def test_means_are_of_the_seeds_that_finished():
     ]
     trace = {"trace.commits": 3, "trace.warm_up": 1, "trace.throughput": 1.0, "trace.utilisation": 0.5}
     trace |= {"trace.staleness_mean": 1.0, "trace.staleness_std": 0.0, "trace.wait_mean": 0.0, "trace.share_min": 0.5}
-    trace |= {"trace.computing_share": 1.0, "trace.share_max": 0.5}
+    trace |= {f"trace.{phase}_share": 1 / 6 for phase in Phases._fields} | {"trace.share_max": 0.5}
     common = [{"method": "downpour", "seed": seed, "trace_file": seed, **trace} for seed in range(3)]
     summary = pd.DataFrame([one | row for one, row in zip(common, rows, strict=True)])
     lines = staleness.report(Cluster(2, 1.0), [methods.downpour()], "digits", summary).splitlines()

@@ -10,8 +10,17 @@ import pytest
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Gamma, Uniform
+from asyncsim.clusters.policy import (
+    asynchronous,
+    barrier,
+    bounded_staleness,
+    cancel_stale,
+    discard_stale,
+    first_of,
+)
 from asyncsim.errors import InputError
 from asyncsim.simulation.simulate import simulate
+from asyncsim.traces.phases import Phases
 from asyncsim.traces.prescription import prescribed
 from asyncsim.traces.trace import COLUMNS, Source, Trace
 from asyncsim.traces.trace_file import FORMAT
@@ -118,7 +127,9 @@ def rewrite_header(path, change):
 def test_another_format(trace, tmp_path):
     path = trace.save(tmp_path / "trace.parquet")
     rewrite_header(path, lambda header: header.update(format=FORMAT + 1))
-    with pytest.raises(InputError, match=rf"format {FORMAT + 1}, made by asyncsim .* this one reads format {FORMAT}"):
+    with pytest.raises(
+        InputError, match=rf"format {FORMAT + 1}, made by asyncsim .* this one reads formats 1 and {FORMAT}"
+    ):
         Trace.load(path)
 
 
@@ -217,6 +228,11 @@ def test_summary_by_hand():
         "share_min": 0.4,
         "share_max": 0.6,
         "computing_share": 13 / 18,  # 0-2, 3-5, 6-8 and 0-3, 4-7, 8-9
+        "sending_share": 0.0,
+        "waiting_share": 0.0,
+        "served_share": 5 / 18,
+        "held_share": 0.0,
+        "returning_share": 0.0,
         "lost_time_share": 0.0,
         "versions": 5,
         "discarded_share": 0.0,
@@ -228,6 +244,56 @@ def test_summary_by_hand():
     }
     assert list(summary) == list(expected)
     assert summary == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_file_of_format_1_does_not_tell_when_messages_set_off(tmp_path):
+    trace = simulate(BY_HAND, 5)
+    older = trace.frame.drop(columns="send_time").to_parquet
+    path, older_path = trace.save(tmp_path / "trace.parquet"), tmp_path / "older.parquet"
+    older(older_path)
+    header = pq.read_table(path).schema.metadata[b"asyncsim"]
+    header = json.dumps(json.loads(header) | {"format": 1}).encode()
+    pq.write_table(pq.read_table(older_path).replace_schema_metadata({b"asyncsim": header}), older_path)
+    read = Trace.load(older_path)
+    assert read.frame["send_time"].isna().all()
+    pd.testing.assert_frame_equal(read.frame.drop(columns="send_time"), trace.frame.drop(columns="send_time"))
+
+
+def test_parts_of_the_workers_time_by_hand():
+    # Worker 0 computes 0-2, sends 2-3, is served 3-4, gets its reply at 6; worker 1 computes 0-3, arrives at 4, is
+    # served 4-5, gets its reply at 7. The reads of worker 0 are followed by 6-8 (computing), 8-9, 9-10.
+    trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, latency=(1.0, 2.0)), 3)
+    assert trace.frame[["send_time", "arrive_time"]].to_numpy().tolist() == [[2.0, 3.0], [3.0, 4.0], [8.0, 9.0]]
+    summary = trace.summary(warm_up=0)
+    spent = {what: 20 * summary[f"{what}_share"] for what in Phases._fields}
+    # Worker 1 computes from 7 on, to the end at 10.
+    expected = {"computing": 10, "sending": 3, "waiting": 0, "served": 3, "held": 0, "returning": 4}
+    assert spent == pytest.approx(expected)
+
+
+READS_FIRST = {"protocol": "read_then_write"}
+FORMS = [
+    *({"policy": policy} for policy in (barrier(), barrier(2), first_of(2), bounded_staleness(1), cancel_stale(3))),
+    *(
+        {"protocol": "write_then_read", "policy": policy}
+        for policy in (asynchronous(), barrier(), first_of(2), bounded_staleness(1), discard_stale(3), cancel_stale(3))
+    ),
+    *({**READS_FIRST, "exclusive": exclusive} for exclusive in (True, False)),
+    {**READS_FIRST, "exclusive": False, "policy": discard_stale(3)},
+    {"discipline": "lock_free", "policy": barrier()},
+    {"bandwidth": 1e3, "message_bytes": 100, "shared_bandwidth": True},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: ", ".join(map(str, form.values())))
+def test_workers_do_one_thing_at_a_time(form):
+    """The parts of their time are the whole, whenever one begins to look."""
+    for latency in (0.0, "exponential(0.3)"):
+        cluster = Cluster(4, Gamma(1.0, 0.5), service="exponential(0.1)", latency=latency, **form)
+        trace = simulate(cluster, 60, seed=1)
+        for warm_up in (0, 4, 30):
+            summary = trace.summary(warm_up)
+            assert sum(summary[f"{what}_share"] for what in Phases._fields) == pytest.approx(1.0, rel=1e-9)
 
 
 def test_summary_leaves_the_warm_up_out():

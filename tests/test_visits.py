@@ -17,9 +17,10 @@ PROTOCOLS = {
     "write_then_read": {"protocol": "write_then_read", "window": 2},
 }
 READ_TIMES = ["read_arrive_time", "read_serve_time", "read_time"]
+SMALLEST = [name for name in COMMIT_RECORD if name != "send_time"]
 LOG = pd.DataFrame(
     [(0, 0.0, 2.0, 2.0, 2.5), (1, 0.0, 2.1, 2.5, 3.0), (0, 2.5, 4.0, 4.0, 4.5), (1, 3.0, 4.2, 4.5, 5.0)],
-    columns=list(COMMIT_RECORD),
+    columns=SMALLEST,
 )
 
 #: The reads that are part of the first three commits.
@@ -69,7 +70,7 @@ def test_reads_that_share_a_reading_of_the_clock_may_say_what_they_saw():
 
 def test_a_pull_may_see_the_commit_of_another_at_the_same_time():
     """Worker 1 is served at 3.0, when worker 0 has committed, and commits at 4.0."""
-    log = pd.DataFrame([(0, 0.0, 2.0, 2.0, 3.0), (1, 0.0, 2.1, 3.0, 4.0)], columns=list(COMMIT_RECORD))
+    log = pd.DataFrame([(0, 0.0, 2.0, 2.0, 3.0), (1, 0.0, 2.1, 3.0, 4.0)], columns=SMALLEST)
     reads = pd.DataFrame({"worker": [0, 1]}).assign(**{name: [3.0, 3.0] for name in READ_TIMES})
     for version in (0, 1):
         recorded(log, reads=reads.assign(read_version=[0, version]), protocol="read_then_write")
@@ -85,6 +86,19 @@ def test_without_the_workers_clocks():
     """The computation is taken to begin when its read was served."""
     frame = recorded(LOG.drop(columns="start_time"), begin=0.0).frame
     assert frame["start_time"].tolist() == [0.0, 0.0, 2.5, 3.0]
+
+
+def test_when_messages_set_off_may_be_told():
+    """Without it sending counts as computing."""
+    log = LOG.assign(send_time=[1.5, 1.1, 3.5, 4.2])
+    assert recorded(log, begin=0.0).frame["send_time"].tolist() == [1.5, 1.1, 3.5, 4.2]
+    assert recorded(LOG).frame["send_time"].isna().all()
+    shares = [recorded(visits).summary(warm_up=0) for visits in (log, LOG)]
+    for told, summary in zip((True, False), shares, strict=True):
+        spent = 10 * np.array([summary[f"{what}_share"] for what in ("computing", "sending", "waiting", "served")])
+        assert spent == pytest.approx([5.3, 2.0, 0.7, 2.0] if told else [7.3, 0.0, 0.7, 2.0])
+    with pytest.raises(InputError, match=r"arrive_time of row 1 is 2\.1; it must not be before send_time"):
+        recorded(LOG.assign(send_time=[1.5, 2.2, 3.5, 4.2]))
 
 
 def test_a_worker_that_is_killed_and_reads_afresh(tmp_path):

@@ -113,10 +113,11 @@ def calibrate(
 ) -> Cluster:
     """Return the cluster whose laws fit the durations of a trace, simulated or recorded.
 
-    A worker's way down is from ``read_time`` to ``start_time``, its computation with the way up from ``start_time`` to
-    ``arrive_time``, and a service from ``serve_time`` to ``commit_time``, or from ``read_serve_time`` to ``read_time``
-    where reads are visits of their own. If a visit waits although the server is free, as real ones do that need a while
-    to take it up, that is service as well. The time that messages take for their size is part of the latencies.
+    A worker's way down is from ``read_time`` to ``start_time``, its computation from there to ``send_time``, its way up
+    to ``arrive_time``, and a service from ``serve_time`` to ``commit_time``, or from ``read_serve_time`` to
+    ``read_time`` where reads are visits of their own. If a visit waits although the server is free, as real ones do
+    that need a while to take it up, that is service as well. The time that messages take for their size is part of the
+    latencies.
 
     Parameters
     ----------
@@ -132,11 +133,11 @@ def calibrate(
         Whether each worker gets a law of its own for computing; by default if their laws together have a smaller BIC
         than one for all.
     latency_up : Law, number or text, optional
-        The way up, which a trace does not show apart from computing: by default it counts as computing, and is zero.
-        ``"down"``: the law of the way down. What is given is taken out of the durations, a constant exactly, another
-        law by mean and variance. With separate read_then_write visits the default is the difference between the two
-        ways around the read and the way down, by mean and variance; where they hardly differ a constant,
-        with a warning.
+        The way up; by default as the trace has it. Where a trace does not tell when messages set off, it counts as
+        computing by default, and is zero. ``"down"``: the law of the way down. What is given is taken out of the time
+        from ``start_time`` to the arrival, a constant exactly, another law by mean and variance. With separate
+        read_then_write visits the default is the difference between the two ways around the read and the way down, by
+        mean and variance; where they hardly differ a constant, with a warning.
     discipline : str, optional
         ``"fifo"``, ``"lowest_rank"`` or ``"random"``; by default the first that 95 % of the server's choices agree
         with. What is given is checked against them.
@@ -215,14 +216,19 @@ def _unfitted(name: str, law: Law) -> Part:
 
 def _way_up(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
     """Return the law of the way up, the durations of computing without it, and what is to be known of it."""
-    if given is None and found.round_trip is not None:
+    if given is not None:
+        taken = down if given == "down" else as_law("latency_up", given)
+        together = found.compute if found.up is None else found.compute + found.up
+        return _unfitted("latency up", taken), without("latency_up", together, taken), []
+    if found.round_trip is not None:
         ways, notes = _without_the_way_down(found.round_trip, down)
-        up = _part("latency up", ways, law)
-        return up, without("latency up", found.compute, up.fit.law), notes
-    if given is None:
+    elif found.up is not None:
+        ways, notes = found.up, []
+    else:
         return _unfitted("latency up", Constant(0.0)), found.compute, []
-    taken = down if given == "down" else as_law("latency_up", given)
-    return _unfitted("latency up", taken), without("latency_up", found.compute, taken), []
+    up = _part("latency up", ways, law)
+    computed = found.compute if found.up is not None else without("latency up", found.compute, up.fit.law)
+    return up, computed, notes
 
 
 def _without_the_way_down(round_trip: np.ndarray, down: Law) -> tuple[np.ndarray, list[str]]:

@@ -101,12 +101,15 @@ class Book:
         for event in events:
             self.take(event)
 
-    def commit_event(self, worker: int, start: float, arrive: float, serve: float, commit: float) -> Event:
+    def commit_event(self, worker: int, start: float, send: float, arrive: float, serve: float, commit: float) -> Event:
         """Return the row of the commit that a worker makes now."""
         account = self.accounts[worker]
         read, form = account.read or FIRST, Read(self.version, arrive, serve, commit)
         if account.pulled is not None:
             form = account.pulled
+        # The clocks of two machines agree up to the time of a message.
+        sent_until = arrive if account.pulled is None else account.pulled.arrive
+        start = min(max(start, read.time), sent_until)
         return {
             "event": "commit",
             "worker": worker,
@@ -116,8 +119,8 @@ class Book:
             "read_arrive_time": read.arrive,
             "read_serve_time": read.serve,
             "read_time": read.time,
-            # The clocks of two machines agree up to the time of a message.
-            "start_time": min(max(start, read.time), arrive),
+            "start_time": start,
+            "send_time": min(max(send, start), sent_until),
             "form_version": form.version,
             "form_time": form.time,
             "arrive_time": arrive,
@@ -148,7 +151,7 @@ class Book:
         account = self.accounts[worker]
         cancelled = None
         if account.read is not None:
-            row = self.commit_event(worker, account.read.time, time, time, time)
+            row = self.commit_event(worker, account.read.time, time, time, time, time)
             cancelled = {
                 **row,
                 "form_version": self.version,
@@ -220,7 +223,9 @@ class Book:
         columns: dict[str, Any] = {"commit": np.arange(len(self.rows))}
         for name in COLUMNS:
             if name not in ("commit", "outcome"):
-                columns[name] = np.array([row[name] for row in self.rows], np.int64 if name in _COUNTS else np.float64)
+                # Logs of before do not tell when messages set off.
+                values = [row.get(name, np.nan) if name == "send_time" else row[name] for row in self.rows]
+                columns[name] = np.array(values, np.int64 if name in _COUNTS else np.float64)
         columns["outcome"] = pd.Categorical([row["outcome"] for row in self.rows], OUTCOMES)
         processes = self.processes
         source = Source(

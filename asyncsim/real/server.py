@@ -65,10 +65,11 @@ class Call(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a worker brings: the job it is of, when it began on the server's clock (s), and what was computed."""
+    """What a worker brings: the job, when it began and was done on the server's clock (s), and what was computed."""
 
     job: int
     start_time: float
+    send_time: float
     update: Any
     loss: float
     learner: Any
@@ -131,7 +132,7 @@ class Server:
         state, parameters = self._parameters.state, self._parameters
         if self._book.version >= self._header.commits:
             return
-        row = self._book.commit_event(0, 0.0, 0.0, 0.0, 0.0)
+        row = self._book.commit_event(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         job = parameters.job(0, self._book.accounts[0])
         parameters.commit(row, job.start, job.start, job.learner)
         parameters.state = state
@@ -237,7 +238,7 @@ class Server:
             call.answer.give(None)  # of a process that was given up
             return
         start = self._parameters.job(worker, account).start
-        row = book.commit_event(worker, update.start_time, call.arrive, serve_time, self.clock())
+        row = book.commit_event(worker, update.start_time, update.send_time, call.arrive, serve_time, self.clock())
         recorded = self._parameters.commit(row, update.update, start, update.learner)
         row["commit_time"] = self.clock()
         if not self._processes.pulls:

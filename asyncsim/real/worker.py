@@ -50,9 +50,10 @@ class Worker:
             start_time = time.monotonic() - zero
             time.sleep(self._delay(self._index))
             result = self._computing.run(self._index, job)
+            send_time = time.monotonic() - zero
             if self._processes.pulls and server.pull(self._index, job.job) is None:
                 return
-            update = Update(job.job, start_time, result.update, float(result.loss), result.learner)
+            update = Update(job.job, start_time, send_time, result.update, float(result.loss), result.learner)
             job = server.commit(self._index, update)
 
     def _find_zero(self, server: Any) -> float:

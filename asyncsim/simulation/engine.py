@@ -54,7 +54,11 @@ class Simulation:
             if cluster.discipline == "lock_free"
             else self._station(service, waiting_room(cluster.discipline, seed))
         )
+        # Of each worker's last computation. What takes no time to arrive is not followed apart: it sets off then.
         self.start_time = array("d", [0.0]) * cluster.workers
+        at_once = cluster.latency_up == Constant(0.0) and cluster.transfer_time == 0
+        reads_first = cluster.separate_reads and cluster.protocol == "read_then_write"
+        self.send_time = self.server.arrive_time if at_once and not reads_first else self.start_time[:]
 
     def run(self, commits: int, told: Callable[[int], None]) -> None:
         """Go on until so many messages have been taken up, telling how many there are now and then."""
@@ -96,7 +100,7 @@ class Simulation:
         return compute
 
     def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
-        cluster, env, start_time = self.cluster, self.env, self.start_time
+        cluster, env, start_time, send_time = self.cluster, self.env, self.start_time, self.send_time
         duration = delays(cluster.compute_laws, self.seed, "compute", cluster.windows)
 
         def compute(worker: Worker) -> None:
@@ -105,7 +109,15 @@ class Simulation:
             worker.callbacks = computed
             env.schedule(worker, NORMAL, duration(index))
 
-        return compute
+        def compute_and_send(worker: Worker) -> None:
+            index = worker.index
+            lasts = duration(index)
+            start_time[index] = env._now
+            send_time[index] = env._now + lasts
+            worker.callbacks = computed
+            env.schedule(worker, NORMAL, lasts)
+
+        return compute if send_time is self.server.arrive_time else compute_and_send
 
     def _way(self, direction: str, law: Law) -> Callable[..., Step]:
         """Return the function that puts a journey before a step."""
@@ -138,11 +150,11 @@ class Simulation:
 
     def _commit(self, then: Step) -> Step:
         env, server, record = self.env, self.server, self.commits.extend
-        start_time, arrive_time = self.start_time, self.server.arrive_time
+        start_time, send_time, arrive_time = self.start_time, self.send_time, self.server.arrive_time
 
         def commit(worker: Worker) -> None:
             index = worker.index
-            record((index, start_time[index], arrive_time[index], server.serve_time, env._now))
+            record((index, start_time[index], send_time[index], arrive_time[index], server.serve_time, env._now))
             then(worker)
 
         return commit

@@ -70,14 +70,16 @@ class PolicySimulation(Simulation):
 
     def _commit(self, then: Step) -> Step:
         env, server, admission, record = self.env, self.server, self.admission, self.commits.extend
-        start_time, arrive_time, serve_time = self.start_time, self.server.arrive_time, self.serve_time
+        start_time, send_time = self.start_time, self.send_time
+        arrive_time, serve_time = self.server.arrive_time, self.serve_time
         self._go_on = then
 
         def commit(worker: Worker) -> None:
             index = worker.index
             serve_time[index] = server.serve_time
             outcome = admission.take(index, self.read_version[index])
-            record((index, start_time[index], arrive_time[index], server.serve_time, env._now, outcome))
+            times = start_time[index], send_time[index], arrive_time[index], server.serve_time, env._now
+            record((index, *times, outcome))
             if outcome != DISCARDED:
                 self.taken.append(index)
             for one in admission.who_goes_on(worker, index, outcome):
@@ -124,6 +126,6 @@ class PolicySimulation(Simulation):
         now = self.env._now
         # Its end is still in the event queue, and finds nothing to do.
         self._computing.pop(index).callbacks = []
-        self.commits.extend((index, self.start_time[index], now, now, now, CANCELLED))
+        self.commits.extend((index, self.start_time[index], now, now, now, now, CANCELLED))
         self.server.arrive_time[index] = self.serve_time[index] = now
         self._go_on(Worker(self.env, index))

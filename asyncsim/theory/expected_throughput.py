@@ -19,7 +19,6 @@ from asyncsim.theory.cluster_means import (
     demand,
     journeys,
     memoryless,
-    pulls,
     queues,
     require_cluster,
     think_time,
@@ -40,9 +39,9 @@ class ThroughputTheory(NamedTuple):
     exact : bool
         Whether that is the rate; else it is the largest possible one.
     computing : float or None
-        The part of the workers' time in which they compute or send at that rate: the ``computing_share`` of a trace, or
-        the most that it can be. None where workers are unlike each other and may wait, where a link is shared or reads
-        are visits of their own before the writes, and where computations are stopped.
+        The part of the workers' time in which they compute at that rate: the ``computing_share`` of a trace, or the
+        most that it can be. None where workers that are unlike each other may wait and are not kept in step, and where
+        computations are stopped.
     """
 
     name: str
@@ -144,15 +143,22 @@ def _rate(cluster: Cluster) -> ThroughputTheory | None:
 def _computing_share(cluster: Cluster, rate: ThroughputTheory) -> float | None:
     policy = cluster.policy
     stopped = policy.stops_computations and policy.per_version(cluster.workers) < cluster.workers
-    if stopped or pulls(cluster) or cluster.shared_bandwidth:
+    if stopped:
         return None
-    busy = [one + cluster.latency_up.mean + cluster.transfer_time for one in computing(cluster)]
-    if alike(cluster):
-        return rate.commits * busy[0] / cluster.workers
+    busy = computing(cluster)
+    if alike(cluster) or _in_step(cluster):
+        return rate.commits / cluster.workers * math.fsum(busy) / cluster.workers
     if rate.exact and not policy.chooses_when_to_reply:  # each has its own pace
         cycles = [one + demand(cluster) for one in away(cluster)]
         return math.fsum(part / cycle for part, cycle in zip(busy, cycles, strict=True)) / cluster.workers
     return None
+
+
+def _in_step(cluster: Cluster) -> bool:
+    """Return whether a policy lets no worker commit more often than another, in the long run."""
+    policy = cluster.policy
+    everyone = policy.name == "barrier" and policy.per_version(cluster.workers) == cluster.workers
+    return everyone or policy.bound is not None
 
 
 def _highest_rate(cluster: Cluster) -> float:
@@ -162,8 +168,7 @@ def _highest_rate(cluster: Cluster) -> float:
     slowest; no server and no shared link is more than busy.
     """
     cycles = [one + demand(cluster) for one in away(cluster)]
-    in_step = cluster.policy.bound is not None or cluster.policy.name == "barrier"
-    limits = [len(cycles) / max(cycles) if in_step else math.fsum(1 / cycle for cycle in cycles)]
+    limits = [len(cycles) / max(cycles) if _in_step(cluster) else math.fsum(1 / cycle for cycle in cycles)]
     if cluster.discipline != "lock_free" and cluster.service.mean > 0:
         limits.append(1 / demand(cluster))
     if cluster.shared_bandwidth:  # in either direction, as each commit has one message with parameters up and one down

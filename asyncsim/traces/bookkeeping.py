@@ -13,7 +13,7 @@ from asyncsim.traces.trace import APPLIED, OUTCOMES, Source, Trace
 Columns = dict[str, np.ndarray]
 
 #: What a simulation records of each commit and, where reads are visits of their own, of each read.
-COMMIT_RECORD = ("worker", "start_time", "arrive_time", "serve_time", "commit_time")
+COMMIT_RECORD = ("worker", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 READ_RECORD = ("worker", "read_version", "read_arrive_time", "read_serve_time", "read_time")
 
 
@@ -131,6 +131,7 @@ def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _Visits, rea
         "read_serve_time": reads["read_serve_time"][used],
         "read_time": reads["read_time"][used],
         "start_time": commits["start_time"],
+        "send_time": commits["send_time"],
         "form_version": form_version,
         "form_time": form_time,
         "arrive_time": commits["arrive_time"],

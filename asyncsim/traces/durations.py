@@ -21,6 +21,8 @@ _FEWEST_CHOICES = 20
 #: Times that must not pass in another order, with what lies between.
 _ORDER = {
     ("read_time", "start_time"): "the way down",
+    ("start_time", "send_time"): "a computation",
+    ("send_time", "arrive_time"): "the way up",
     ("start_time", "arrive_time"): "a computation",
     ("arrive_time", "serve_time"): "a wait",
     ("serve_time", "commit_time"): "a service",
@@ -35,7 +37,7 @@ class Durations(NamedTuple):
     Attributes
     ----------
     compute : Float64[ndarray, "computations"]
-        From the start of a computation to its message's arrival: with the way up in it.
+        From the start of a computation until its message sets off; to its arrival where the trace does not tell that.
     worker : Int64[ndarray, "computations"]
         Whose.
     begin : Float64[ndarray, "computations"]
@@ -44,6 +46,8 @@ class Durations(NamedTuple):
         How many others were under way at that time.
     service : Float64[ndarray, "visits"]
         With the time in which the visit waited although the server was free.
+    up : Float64[ndarray, "computations"] or None
+        The way up after each computation; None where the trace does not tell it.
     down : Float64[ndarray, "journeys"]
     round_trip : Float64[ndarray, "journeys"] or None
         Way down and way up together, between a read visit and the write visit that follows it; None where a message
@@ -57,6 +61,7 @@ class Durations(NamedTuple):
     begin: np.ndarray
     others: np.ndarray
     service: np.ndarray
+    up: np.ndarray | None
     down: np.ndarray
     round_trip: np.ndarray | None
     idle: np.ndarray
@@ -108,18 +113,21 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     warm_up = min(trace.workers, len(trace) // 2) if warm_up is None else require_count("warm_up", warm_up, 0)
     frame = trace.frame
     used = ((frame["commit"] >= warm_up) & (frame["job"] > 0)).to_numpy()
-    starts, ends = frame["start_time"].to_numpy(), frame["arrive_time"].to_numpy()
+    starts, sent, arrived = (frame[name].to_numpy() for name in ("start_time", "send_time", "arrive_time"))
     down, round_trip = starts - frame["read_time"].to_numpy(), None
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()[used]
     if trace.source.separate_reads:
         service = np.concatenate([service, (frame["read_time"] - frame["read_serve_time"]).to_numpy()[used]])
         if trace.protocol == "read_then_write":
-            round_trip = (ends - frame["form_time"].to_numpy())[used]
-            ends = _pull_arrivals(trace)
+            round_trip = (arrived - frame["form_time"].to_numpy())[used]
+            arrived = _pull_arrivals(trace)
             committed = frame.groupby("worker", sort=False)["commit_time"].shift()
             down = starts - committed.to_numpy()
-    used = used & np.isfinite(ends)
-    first, last = np.sort(starts[np.isfinite(ends)]), np.sort(ends[np.isfinite(ends)])
+    known = np.isfinite(arrived)
+    used = used & known  # a new array, as a column may be read-only
+    tells = not np.isnan(sent).any()
+    ends = sent if tells else arrived
+    first, last = np.sort(starts[known]), np.sort(ends[known])
     under_way = np.searchsorted(first, starts, side="right") - np.searchsorted(last, starts, side="right")
     return Durations(
         (ends - starts)[used],
@@ -127,6 +135,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
         starts[used],
         under_way[used] - 1,
         service,
+        (arrived - sent)[used] if tells else None,
         down[used],
         round_trip,
         idle[used],
@@ -232,7 +241,10 @@ def _visits(trace: Trace) -> "pd.DataFrame":
 
 
 def _check_times(frame: "pd.DataFrame") -> None:
+    tells = not frame["send_time"].isna().all()
     for (earlier, later), what in _ORDER.items():
+        if "send_time" in (earlier, later) and not tells:
+            continue
         duration = (frame[later] - frame[earlier]).to_numpy()
         for holds, rule in ((np.isfinite(duration), "must be finite"), (duration >= 0, "must not be negative")):
             if not holds.all():

@@ -83,6 +83,7 @@ def prescribed(
         "read_serve_time": read_time,
         "read_time": read_time,
         "start_time": read_time,
+        "send_time": commit_time,
         "form_version": commit,
         "form_time": commit_time,
         "arrive_time": commit_time,

@@ -35,6 +35,7 @@ COLUMNS = {
     "read_serve_time": "s",
     "read_time": "s",
     "start_time": "s",
+    "send_time": "s",
     "form_version": "versions",
     "form_time": "s",
     "arrive_time": "s",
@@ -125,6 +126,9 @@ class Trace:
             zero for a worker's first job.
         ``start_time``
             When the computation began.
+        ``send_time``
+            When it was done and its message set off; with separate read_then_write visits, its request to read. Of a
+            cancelled computation when it was stopped. Not a number in recorded traces that do not tell it.
         ``form_version``, ``form_time``
             The central version with which the message was formed, and when that was read: the version
             before the commit, at ``commit_time``; but with separate read_then_write visits that of the

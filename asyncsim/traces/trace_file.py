@@ -16,8 +16,10 @@ from asyncsim.traces.trace import COLUMNS, OUTCOMES, Source, Trace, no_open_read
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Raised by one whenever an older asyncsim could not read the files any more.
-FORMAT = 1
+#: Raised by one whenever the files change.
+FORMAT = 2
+#: The format of the files that do not tell when messages set off.
+_WITHOUT_SEND_TIMES = 1
 _METADATA = b"asyncsim"
 #: Small tables that travel in the header, by name, with what makes an empty one.
 _SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present}
@@ -44,6 +46,8 @@ def load(path: str | os.PathLike) -> Trace:
     header = _read_header(path, table.schema.metadata)
     try:
         frame = table.replace_schema_metadata(None).to_pandas()
+        if header["format"] == _WITHOUT_SEND_TIMES:
+            frame = frame.assign(send_time=np.nan)
         frame["outcome"] = pd.Categorical(frame["outcome"], OUTCOMES)
         cluster = header["source"].pop("cluster")
         source = Source(**header["source"], cluster=None if cluster is None else Cluster.from_dict(cluster))
@@ -93,10 +97,10 @@ def _read_header(path: Path, stored: dict[bytes, bytes] | None) -> dict[str, Any
         kind, version = None, None
     if kind != "trace":
         raise InputError(f"path = {str(path)!r}: not a trace; give a file that Trace.save wrote")
-    if version != FORMAT:
+    if version not in (_WITHOUT_SEND_TIMES, FORMAT):
         made_by = header.get("source", {}).get("versions", {}).get("asyncsim", "unknown")
         raise InputError(
             f"path = {str(path)!r}: a trace of format {version!r}, made by asyncsim {made_by}; this one reads "
-            f"format {FORMAT}: use that version, or simulate again"
+            f"formats {_WITHOUT_SEND_TIMES} and {FORMAT}: use that version, or simulate again"
         )
     return header

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.errors import InputError, require_count
-from asyncsim.traces.phases import phases
+from asyncsim.traces.phases import Phases, computed_until, phases
 from asyncsim.traces.trace import TAKEN_UP
 
 if TYPE_CHECKING:
@@ -41,10 +41,11 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``staleness_mean_over_workers``: the mean over workers of each one's own mean. It exceeds
           ``staleness_mean`` when some are slow.
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
-        - ``computing_share``: part of the workers' time in which they computed, or what they had computed was on its
-          way to the server; also where nothing came of it. (Of ``read_then_write`` with separate visits, also the
-          journeys between these.)
-        - ``lost_time_share``: part of the workers' time in which they did that and nothing came of it.
+        - ``computing_share``, ``sending_share``, ``waiting_share``, ``served_share``, ``held_share``,
+          ``returning_share``: parts of the workers' time, as `asyncsim.traces.phases.Phases` tells them apart; together
+          the whole of a simulated trace. Sending counts as computing where the trace does not tell when messages set
+          off.
+        - ``lost_time_share``: part of the workers' time in which they computed and nothing came of it.
         - ``versions``: how many were made; ``discarded_share``, ``cancelled_share``: part of all computations that
           came to nothing, at the server and before.
         - ``utilisation``: part of the time that the server was busy; without locks the mean number of visits in
@@ -81,7 +82,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "staleness_mean_over_workers": float(workers["mean_staleness"].mean()),
         "share_min": float(workers["share"].min()),
         "share_max": float(workers["share"].max()),
-        "computing_share": _computing_share(trace, begin, end),
+        **_time_shares(trace, begin, end),
         "lost_time_share": _lost_time_share(trace, begin, end),
         "versions": _versions(trace, warm_up),
         **{f"{what}_share": float(outcomes.get(what, 0) / len(rows)) for what in ("discarded", "cancelled")},
@@ -187,27 +188,23 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     return dict(zip(names, values, strict=True))
 
 
-def _computing_share(trace: "Trace", begin: float, end: float) -> float:
+def _time_shares(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     if trace.protocol == "prescribed":
-        return np.nan
-    away = phases(trace, range(trace.workers)).away
-    computing = _overlap(away["begin"].to_numpy(), away["end"].to_numpy(), begin, end)
-    if trace.protocol == "read_then_write":  # then a read of its own, if there are some, lies in between
-        reads = trace.read_visits
-        computing -= _overlap(reads["read_arrive_time"].to_numpy(), reads["read_time"].to_numpy(), begin, end)
-    return _ratio(computing, trace.workers * (end - begin))
+        return {f"{phase}_share": np.nan for phase in Phases._fields}
+    doing = phases(trace, range(trace.workers))._asdict()
+    spent = {
+        phase: _overlap(table["begin"].to_numpy(), table["end"].to_numpy(), begin, end)
+        for phase, table in doing.items()
+    }
+    return {f"{phase}_share": _ratio(time, trace.workers * (end - begin)) for phase, time in spent.items()}
 
 
 def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
     if trace.protocol == "prescribed":
         return np.nan
     lost = trace.frame[~trace.frame["outcome"].isin(TAKEN_UP)]
-    in_vain = _overlap(lost["start_time"].to_numpy(), lost["arrive_time"].to_numpy(), begin, end)
-    if trace.protocol == "read_then_write":
-        pulls = lost.assign(job=lost["job"] + 1).merge(trace.read_visits, on=["worker", "job"], suffixes=("", "_pull"))
-        until = np.minimum(pulls["read_time_pull"], pulls["arrive_time"])  # of one that was stopped none may lie within
-        in_vain -= _overlap(pulls["read_arrive_time_pull"].to_numpy(), until.to_numpy(), begin, end)
-    return _ratio(in_vain, trace.workers * (end - begin))
+    until = computed_until(trace, lost, trace.read_visits)
+    return _ratio(_overlap(lost["start_time"].to_numpy(), until, begin, end), trace.workers * (end - begin))
 
 
 def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

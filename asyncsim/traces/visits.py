@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
-#: The times of a visit in the order in which they pass.
-_COMMIT_TIMES = ("start_time", "arrive_time", "serve_time", "commit_time")
+#: The times of a visit in the order in which they pass; all but these are needed.
+_COMMIT_TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 _READ_TIMES = ("read_arrive_time", "read_serve_time", "read_time")
+_OPTIONAL = ("send_time",)
 _PRESENT = ("worker", "arrive_time")
 #: What is counted, and checked if it is given.
 _COUNTED = tuple(name for name, unit in COLUMNS.items() if unit != "s" and name not in ("worker", "outcome"))
@@ -55,6 +56,8 @@ def recorded(
         ``start_time``
             When the worker began to compute, seconds. May be left out if ``begin`` is given, where workers have clocks
             of their own: then it is when the read was served, and the way down counts as computing.
+        ``send_time``
+            When its message set off. May be left out: then the way up counts as computing.
         ``arrive_time``, ``serve_time``, ``commit_time``
             When the message reached the server's queue, when the server took it up, and when it was applied.
         ``outcome``
@@ -101,8 +104,8 @@ def recorded(
     >>> trace.frame[["worker", "job", "read_version", "staleness"]].to_numpy().tolist()
     [[0, 0, 0, 0], [1, 0, 0, 1], [0, 1, 1, 1]]
     """
-    needed = _COMMIT_TIMES if begin is None else _COMMIT_TIMES[1:]
-    commits = _table("visits", visits, ("worker", *needed))
+    optional = _OPTIONAL if begin is None else ("start_time", *_OPTIONAL)
+    commits = _table("visits", visits, ("worker", *(name for name in _COMMIT_TIMES if name not in optional)))
     if commits.empty:
         raise InputError("visits: holds no row; record one for each commit")
     seed = require_count("seed", seed, minimum=0)
@@ -116,7 +119,8 @@ def recorded(
     commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)
     waiting = _side_table("present", present, _PRESENT, begin, form.workers).sort_values("worker")
     made_by = _columns(commits, COMMIT_RECORD)
-    made_by.setdefault("start_time", np.full(len(commits), np.nan))
+    for name in optional:
+        made_by.setdefault(name, np.full(len(commits), np.nan))
     applied = _applied(commits)
     if reads is None and form.separate_reads:
         raise InputError(
