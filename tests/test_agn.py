@@ -16,6 +16,7 @@ from asyncsim import InputError, methods, problems, study
 from asyncsim.study import load_file, shipped
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import read
+from asyncsim.study.sweep import sweep
 
 windows = study.load("windows")
 agn = load_file("asyncsim.figures.agn", shipped("figures") / "agn" / "__init__.py")
@@ -113,12 +114,25 @@ def test_epochs_that_are_no_whole_visits_are_told(told, window, epochs, off):
         # The scale's own epochs are not those that somebody asked for.
         ({"steps": 3, "epochs": 40.0, "scale": "paper"}, []),
         ({"steps": 3, "alpha": 0.1}, ["--alpha changes nothing for agn"]),
-        ({"steps": 3, "alpha": 0.1, "methods": ("agn", "aeasgd")}, []),
+        ({"steps": 3, "alpha": 0.1, "methods": ("agn", "aeasgd")}, ["--alpha changes nothing for agn"]),
+        ({"steps": 3, "methods": ("downpour", "gem")}, []),  # the study's own optimizer, which nobody has asked for
         ({"steps": 3, "diagnose_energy": True}, ["--diagnose-energy changes nothing with --diagnose-every 0"]),
     ],
 )
 def test_options_that_change_nothing_are_said_aloud(told, options, notes):
     assert told(window=(1,), **options) == [f"note: {note}" for note in notes]
+
+
+def test_a_method_of_ones_own_keeps_its_defaults_where_the_study_has_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from asyncsim import methods\n\n\ndef mine(learning_rate=0.3):\n"
+        "    return methods.downpour(learning_rate)._replace(name='mine')\n"
+    )
+    for given, rate in (({}, 0.3), ({"learning_rate": 0.2}, 0.2)):
+        config = windows.Config(methods=("mine.py:mine",), workers=(2,), problem="quadratic", **given)
+        (cell,) = sweep(config, [{"workers": 2}])
+        assert cell.methods[0].hyperparameters["learning_rate"] == rate
 
 
 def test_scales_are_valid_and_chosen_by_name():
@@ -178,7 +192,7 @@ def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
 def test_studies_take_an_elastic_step(capsys):
     elastic, other = StudyConfig(methods=("aeasgd", "agn"), alpha=0.05).make_methods()
     assert elastic.hyperparameters["alpha"] == 0.05 and "alpha" not in other.hyperparameters
-    assert "alpha" not in capsys.readouterr().err
+    assert "note: --alpha changes nothing for agn\n" in capsys.readouterr().err
 
 
 def test_the_perceptron_of_the_thesis_has_pixels_from_zero_to_one(monkeypatch):

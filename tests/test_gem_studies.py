@@ -214,8 +214,8 @@ def plain(learning_rate=0.05):
         ("stability", "--scale paper", []),
         ("stability", "--scale paper --most-workers 7", ["--most-workers changes nothing without --limits"]),
         ("stability", "--methods gem downpour --alpha 0.1", ["--alpha changes nothing for gem, downpour"]),
-        ("stability", "--methods gem aeasgd --alpha 0.1", []),
-        ("stability", "--methods mine.py:elastic gem --alpha 0.1", []),
+        ("stability", "--methods gem aeasgd --alpha 0.1", ["--alpha changes nothing for gem"]),
+        ("stability", "--methods mine.py:elastic gem --alpha 0.1", ["--alpha changes nothing for gem"]),
         ("stability", "--methods mine.py:plain --alpha 0.1", ["--alpha changes nothing for plain"]),
         (
             "stability",

@@ -502,3 +502,9 @@ def test_functions_that_keep_values_are_told():
 def test_names_are_no_methods():
     with pytest.raises(InputError, match=r"method: is a str, must be a Method, which methods\.gem\(\) returns"):
         replay(prescribed(2, 20, 3), "gem", problems.quadratic([1.0]))
+
+
+@pytest.mark.parametrize(("commits", "at"), [(3, [0, 1, 2, 3]), (200, list(range(0, 201, 10)))])
+def test_evaluations_are_of_different_commits(commits, at):
+    run = replay(make_trace(commits=commits), make_method("downpour"), make_problem("quadratic"), progress=False)
+    assert run.evaluations["commit"].tolist() == at

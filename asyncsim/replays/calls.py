@@ -1,7 +1,7 @@
 """Commits of a group in calls of some each, and what is recorded of them."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,39 +30,39 @@ def calls(group: Group, most: int) -> Iterator[range]:
 _REPLACED = {1: 1, 2: 2}
 
 
-def build_commits(method: Method, layout: Layout, room: int) -> Passing:
-    """Return the function that makes the commits of a call, from that ``place`` of their group on, and their replies.
+def build_call(method: Method, layout: Layout, room: int) -> Passing:
+    """Return the function that makes some commits of a group, one after the other, and their replies.
 
-    Parameters
-    ----------
-    central, server
-        Of the replay's state.
-    rows, reads, forms : list
-        Of each commit: its worker's row, what that worker read, and what its message is formed of, if that is separate.
-    starts, updates, losses, learners
-        What the group's gradients made (`asyncsim.replays.groups.Made`).
-    visits : Visit
-        Of the chunk.
-    i, place : int
-        The first commit, in the chunk and in its group.
+    ``room`` is that of `asyncsim.replays.groups.Made`: how many gradients a group has at most.
     """
-    return Passing(_build(method, layout, room), _REPLACED)
-
-
-def _build(method: Method, layout: Layout, room: int) -> Callable[..., Any]:
     visited = build_visit(method, layout)
 
-    def commits_and_replies(central, server, rows, reads, starts, updates, forms, losses, learners, visits, i, place):
-        made, done = (starts, updates, losses, learners), []
+    def commits_and_replies(central, server, rows, reads, forms, made, visits, i, place):
+        """Make the commits from ``i`` of a chunk on, whose gradients are those from ``place`` of their group on.
+
+        Parameters
+        ----------
+        central, server
+            Of the replay's state.
+        rows, reads, forms : list
+            Of each commit: its worker's row, what that worker read, and what its message is formed of, if that is
+            separate.
+        made : Made
+            The group's gradients.
+        visits : Visit
+            Of the chunk.
+        i, place : int
+        """
+        done = []
         for turn, (row, read, form) in enumerate(zip(rows, reads, forms, strict=True)):
             visit = jax.tree.map(lambda leaf, at=i + turn: leaf[at, 0], visits)
             own = tree_row(made, place + turn) if room > 1 else made
-            done.append(visited(central, server, row, read, own, form, visit))
+            done.append(visited(central, server, row, read, (own.start, *own.result), form, visit))
             central, server, *_ = done[-1]
         centrals, _, rows, learners, replies, numbers = map(list, zip(*done, strict=True))
         return centrals, server, rows, learners, replies, jnp.stack(numbers)
 
-    return commits_and_replies
+    return Passing(commits_and_replies, _REPLACED)
 
 
 class _Recorded:

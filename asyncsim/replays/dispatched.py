@@ -16,7 +16,7 @@ import numpy as np
 
 from asyncsim.methods.method import Array, Method, State
 from asyncsim.replays.allocation import keep, trim
-from asyncsim.replays.calls import Column, build_commits, calls, records
+from asyncsim.replays.calls import Column, build_call, calls, records
 from asyncsim.replays.diagnosis import Applying, Formed, build_diagnose
 from asyncsim.replays.flat import Flat
 from asyncsim.replays.groups import Chunk, Made, build_gradients
@@ -67,7 +67,7 @@ class Dispatched:
             keep()
         # A message that is formed of what an earlier read saw may need what a commit of the same group makes.
         self._together = 1 if layout.separate_forms else room
-        self._commit = build_commits(method, layout, room)
+        self._commit = build_call(method, layout, room)
 
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
@@ -209,11 +209,8 @@ class Dispatched:
             now.server,
             [now.workers[worker]._replace(learner=()) for worker in workers],
             [now.read[slot] for slot in slots],
-            made.start,
-            made.result.update,
             [self._form(now, chunk.pieces, i) for i in commits],
-            made.result.loss,
-            made.result.learner,
+            made,
             visits,
             np.int32(commits[0]),
             np.int32(place),

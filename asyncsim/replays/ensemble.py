@@ -20,7 +20,7 @@ from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, replay, run_to_the_end
 from asyncsim.replays.replay_state import PROXY_MOMENTUM
 from asyncsim.replays.run import Run
-from asyncsim.replays.running import Running, problem_state, start, tensor_names
+from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.tuning import backend, batches_members, current_devices
 from asyncsim.traces.trace import Trace
 
@@ -221,12 +221,5 @@ def _running(
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
     key = jnp.stack([starts[seed][1] for seed, _ in runs])
-    state = program.way.initial_state(
-        params,
-        problem_state(problem, dtype),
-        slots=plan.waves.slots,
-        form_slots=plan.waves.form_slots,
-        workers=trace.workers,
-    )
     names = tensor_names(starts[grid.seeds[0]][0])
-    return Running(problem, plan, program, state, key, dtype, [Recording(trace, names) for _ in runs])
+    return Running(problem, plan, program, params, key, dtype, [Recording(trace, names) for _ in runs])

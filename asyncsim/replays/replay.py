@@ -21,7 +21,7 @@ from asyncsim.replays.programs import compiled
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay_state import PROXY_MOMENTUM, ReplayState
 from asyncsim.replays.run import Run
-from asyncsim.replays.running import Running, problem_state, start, tensor_names
+from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.ways import default_devices, way_of
 from asyncsim.threads import has_one_core
 from asyncsim.traces.trace import Trace
@@ -172,16 +172,8 @@ class Replay:
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)
-        waves = plan.waves
-        state = program.way.initial_state(
-            params,
-            problem_state(problem, dtype),
-            slots=waves.slots,
-            form_slots=waves.form_slots,
-            workers=trace.workers,
-        )
         self.devices = devices
-        self.running = Running(problem, plan, program, state, key, dtype, [Recording(trace, tensor_names(params))])
+        self.running = Running(problem, plan, program, params, key, dtype, [Recording(trace, tensor_names(params))])
 
     @property
     def state(self) -> ReplayState:
@@ -214,7 +206,7 @@ class Replay:
         InputError
             The replay is divided among several devices.
         """
-        self.running.put_state(state)
+        self.running.go_on_from(state)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the central variable on the training and the test data: the next row of `Run.evaluations`.
@@ -336,6 +328,7 @@ def evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
     """Return the numbers of commits taken up after which a run is evaluated."""
     commits = len(trace.taken_up)
     if evaluate_every is None:
-        return np.unique(np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)[1:])
+        stops = np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)
+        return np.unique(stops[stops > 0])  # the start is evaluated in any case
     step = require_count("evaluate_every", evaluate_every) * trace.workers
     return np.unique(np.r_[np.arange(step, commits, step), commits])

@@ -32,16 +32,20 @@ class Running:
         problem: Problem,
         plan: Plan,
         program: Program,
-        state: Any,
+        params: Any,
         key: jax.Array,
         dtype: Any,
         recordings: Sequence[Recording],
     ):
-        self.trace, self._state, self.recordings = recordings[0].trace, state, recordings
+        self.trace, self.recordings = recordings[0].trace, recordings
         self.position = 0
         self._problem, self._plan, self._program, self._key = problem, plan, program, key
         self._train, self._test = on_devices(problem, dtype, program.devices)
         self._batched = plan.members is not None
+        waves = plan.waves
+        slots = {"slots": waves.slots, "form_slots": waves.form_slots}
+        of_problem = problem_state(problem, dtype)
+        self._state: Any = program.way.initial_state(params, of_problem, **slots, workers=self.trace.workers)
 
     @property
     def state(self) -> ReplayState:
@@ -118,7 +122,7 @@ class Running:
         """Wait until the devices have made all commits so far."""
         jax.block_until_ready(self._held)
 
-    def put_state(self, state: ReplayState) -> None:
+    def go_on_from(self, state: ReplayState) -> None:
         """Go on from a state that a single device holds; raise InputError if there are several."""
         if len(self._program.devices) > 1:
             raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")

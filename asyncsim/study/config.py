@@ -6,7 +6,7 @@ The command line is made from it. Building methods and problems imports JAX; mak
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -199,7 +199,7 @@ waits.
         """Check the options of the executor; raise InputError for those that cannot be used."""
         executor.check(self)
 
-    def make_methods(self, swept: Collection[str] = ()) -> "list[Method]":
+    def make_methods(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "list[Method]":
         """Return the methods, saying aloud which changed options some of them ignore.
 
         Parameters
@@ -207,6 +207,8 @@ waits.
         swept : collection of str
             Options that set a study's cells apart, the columns of its summary: functions of the user's own get these,
             too, where they are the default.
+        changed : function, optional
+            Whether the user of the study chose an option, whose default there may be another; by default `changed`.
 
         Raises
         ------
@@ -216,10 +218,10 @@ waits.
         """
         from asyncsim.study.factories import make_methods
 
-        return make_methods(self, swept)
+        return make_methods(self, swept, changed or self.changed)
 
-    def make_problem(self, swept: Collection[str] = ()) -> "Problem":
-        """Return the problem, saying aloud which changed options it ignores; ``swept`` as in `make_methods`.
+    def make_problem(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "Problem":
+        """Return the problem, saying aloud which changed options it ignores; arguments as in `make_methods`.
 
         Raises
         ------
@@ -229,7 +231,7 @@ waits.
         """
         from asyncsim.study.factories import make_problem
 
-        return make_problem(self, swept)
+        return make_problem(self, swept, changed or self.changed)
 
     def computing_device(self) -> contextlib.AbstractContextManager[None]:
         """Let JAX compute on the chosen kind of device; see `asyncsim.study.device.computing_device`."""

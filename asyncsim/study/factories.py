@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from asyncsim.study.config import StudyOptions
 
 
-def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method]:
+#: Whether an option was changed by the user of a study.
+Changed = Callable[[str], bool]
+
+
+def make_methods(options: "StudyOptions", swept: Collection[str], changed: Changed) -> list[Method]:
     """Return the methods, saying aloud which changed options some of them ignore; see `StudyOptions.make_methods`."""
     methods: list[Method] = []
     used: dict[str, set[str]] = {}
     for entry in split_names(options.methods):
         arguments: dict[str, Any] = {}
         if own_file.is_own("methods", entry):
-            function, arguments = _own(options, "methods", entry, METHODS.values(), swept)
+            function, arguments = _own(options, "methods", entry, METHODS.values(), swept, changed)
             made = functools.partial(_call, options, function, arguments)
             entry = own_file.make("methods", entry, Method, "methods.gem()", made)
         elif isinstance(entry, str):
@@ -46,32 +50,32 @@ def make_methods(options: "StudyOptions", swept: Collection[str]) -> list[Method
             f"methods = {', '.join(names)}: the same name twice; give each method once, or a name of its own "
             "from Python with method._replace(name=...)"
         )
-    # The momentum is also that of the proxy that the replay keeps beside methods without one, and a study may have
-    # an alpha of its own for those of its methods that are elastic.
-    _say_ignored(options, _options_of(METHODS.values()) - {"momentum", "alpha"}, used)
+    # The momentum is also that of the proxy that the replay keeps beside methods without one.
+    _say_ignored(_options_of(METHODS.values()) - {"momentum"}, options, used, changed)
     return methods
 
 
-def make_problem(options: "StudyOptions", swept: Collection[str]) -> Problem:
+def make_problem(options: "StudyOptions", swept: Collection[str], changed: Changed) -> Problem:
     """Return the problem, saying aloud which changed options it ignores; see `StudyOptions.make_problem`."""
     # The workers are the cluster's first of all, and no problem ignores them; and what a study varies, its user need
     # not have given.
     ignorable = _options_of(PROBLEMS.values()) - {"workers", *swept}
     if isinstance(options.problem, Problem):
-        _say_ignored(options, ignorable, {options.problem.name: set()})
+        _say_ignored(ignorable, options, {options.problem.name: set()}, changed)
         return options.problem
     if not isinstance(options.problem, str):
         raise InputError(f"problem = {options.problem!r}: must be a name, or a Problem that problems.digits() returns")
     if own_file.is_own("problem", options.problem):
         # Each cluster has its workers, also where they are as many as by default.
-        function, arguments = _own(options, "problem", options.problem, PROBLEMS.values(), {*swept, "workers"})
+        swept = {*swept, "workers"}
+        function, arguments = _own(options, "problem", options.problem, PROBLEMS.values(), swept, changed)
         made = functools.partial(function, **arguments)
         problem = own_file.make("problem", options.problem, Problem, "problems.custom()", made)
     else:
         factory = PROBLEMS[require_choice("problem", options.problem, PROBLEMS)]
         arguments = _arguments_of(options, factory)
         problem = factory(**{name: value for name, value in arguments.items() if value is not None})
-    _say_ignored(options, ignorable, {options.problem: set(arguments)})
+    _say_ignored(ignorable, options, {options.problem: set(arguments)}, changed)
     return problem
 
 
@@ -86,6 +90,7 @@ def _own(
     entry: str,
     factories: Iterable[Callable[..., Any]],
     swept: Collection[str],
+    changed: Changed,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the user's own function that an entry names, and its arguments.
 
@@ -94,7 +99,7 @@ def _own(
     """
     function, known = own_file.load(option, entry), _options_of(factories)
     offered = {name: value for name, value in _arguments_of(options, function).items() if name in known}
-    chosen = {name for name in offered if options.changed(name) or name in swept}
+    chosen = {name for name in offered if changed(name) or name in swept}
     return function, own_file.arguments(option, entry, function, offered, chosen)
 
 
@@ -118,10 +123,10 @@ def _call(options: "StudyOptions", factory: Callable[..., Any], arguments: Mappi
     return factory(**given | {"optimizer": named_optimizer(arguments["optimizer"], options.learning_rate)})
 
 
-def _say_ignored(options: "StudyOptions", names: set[str], used: Mapping[str, set[str]]) -> None:
-    """Say which options were changed although some of the methods, or the problem, ignore them."""
+def _say_ignored(names: set[str], options: "StudyOptions", used: Mapping[str, set[str]], changed: Changed) -> None:
+    """Say which options of these names were changed although some of the methods, or the problem, ignore them."""
     for field in dataclasses.fields(options):
-        if field.name not in names or not options.changed(field.name):
+        if field.name not in names or not changed(field.name):
             continue
         ignoring = [name for name, taken in used.items() if field.name not in taken]
         if ignoring:

@@ -19,7 +19,6 @@ options; see `asyncsim.study.configure`.
 
 import contextlib
 import dataclasses
-import inspect
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +28,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_json
 from asyncsim.notes import each_note_once, note
-from asyncsim.study import own_file, results
+from asyncsim.study import results
 from asyncsim.study.config import StudyConfig, StudyOptions
 from asyncsim.study.executor import opened
-from asyncsim.wording import split_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,9 +129,9 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         own.check()
         of_methods, of_problem = (_chosen(own, options) for options in factory_options())
         if of_methods not in methods:
-            methods[of_methods] = own.make_methods(swept=set(values))
+            methods[of_methods] = own.make_methods(set(values), config.changed)
         if of_problem not in problems:
-            problems[of_problem] = own.make_problem(swept=set(values))
+            problems[of_problem] = own.make_problem(set(values), config.changed)
         problem = problems[of_problem]
         cluster = own.make_cluster(message_bytes=problem.parameter_count * own.bytes_per_parameter)
         cells.append(Cell(_folder_name(values), dict(values), own, cluster, methods[of_methods], problem))
@@ -141,8 +139,6 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"grid: two of its cells are called {twice!r}, as are their folders; let other values differ")
-    if config.changed("alpha") and not any(map(_takes_alpha, split_names(config.methods))):
-        note(f"--alpha changes nothing for {', '.join(method.name for method in _methods(cells))}")
     if config.diagnose_energy and not config.diagnose_every:
         note("--diagnose-energy changes nothing with --diagnose-every 0")
     return cells
@@ -262,16 +258,6 @@ def _folder_name(values: Mapping[str, Any]) -> str:
         f"{name}-{text}" if len(text) <= _LONGEST else f"{name}-{text[:_LONGEST]}-{zlib.crc32(text.encode()):08x}"
         for name, text in texts
     )
-
-
-def _takes_alpha(entry: Any) -> bool:
-    """Return whether one of a config's methods is made from its elastic step; a `Method` is made already."""
-    from asyncsim.methods import METHODS
-
-    if not isinstance(entry, str):
-        return False
-    factory = own_file.load("methods", entry) if own_file.is_own("methods", entry) else METHODS[entry]
-    return "alpha" in inspect.signature(factory).parameters
 
 
 def _methods(cells: "Sequence[Cell]") -> list[Any]:
