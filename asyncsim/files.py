@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,19 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
             raise InputError(f"{str(path)!r}: cannot be written: {error.strerror or error}") from error
         raise
     return path
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: of a function its name, of what is no number, list or table its text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(entry) for entry in value]
+    if hasattr(value, "tolist"):  # arrays, and NumPy's numbers
+        return value.tolist()
+    if callable(value):  # its text is not the same in every run
+        return f"function {getattr(value, '__name__', type(value).__name__)}"
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def write_json(path: Path, values: Any) -> Path:

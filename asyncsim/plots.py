@@ -19,6 +19,7 @@ from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.cluster_means import alike
 from asyncsim.traces.phases import phases
 from asyncsim.traces.trace import TAKEN_UP
+from asyncsim.traces.trace_summary import warm_up_of
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
         Commits left out at the start of each; by default as `Trace.summary` does.
     """
     traces = [traces] if not isinstance(traces, Sequence) else traces
-    kept = [trace.taken_up.frame["staleness"].to_numpy()[trace.summary(warm_up)["warm_up"] :] for trace in traces]
+    kept = [trace.taken_up.frame["staleness"].to_numpy()[warm_up_of(trace, warm_up) :] for trace in traces]
     staleness = np.concatenate(kept)
     cluster = traces[0].cluster
     computations = min(len(trace.taken_up) / trace.workers for trace in traces)

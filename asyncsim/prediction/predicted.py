@@ -20,6 +20,7 @@ from asyncsim.simulation.simulate import simulate
 from asyncsim.streams import Streams
 from asyncsim.traces.durations import Durations, attended, durations, require_asynchronous
 from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace_summary import warm_up_of
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def extrapolate(recorded: Trace, again: Trace, seed: int = 0, *, runs: int = RUN
     title = f"{counted(len(again), 'commit')} by {counted(again.workers, 'worker')}"
     title = f"{title}, from a recording of {recorded.workers}"
     which, origin = (f"with {trace.workers} workers" for trace in (again, recorded))
-    target = _Target(title, which, origin, again, int(again.summary()["warm_up"]))
+    target = _Target(title, which, origin, again, warm_up_of(again, None))
     return _prediction(examine(recorded, **options), target, seed, runs, options)
 
 

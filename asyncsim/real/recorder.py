@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsim.errors import InputError, require_count, require_path, require_positive
+from asyncsim.files import plain
 from asyncsim.real.cluster import check_room, ray, ray_cluster
 from asyncsim.real.crew import Crew
 from asyncsim.real.folder import Header, Recorded, load, write_trace
@@ -136,19 +137,17 @@ def _header(method: Any, problem: Any, processes: Processes, commits: int, seed:
 
     from asyncsim.real.computing import Computing
     from asyncsim.replays.method_check import check_method
-    from asyncsim.replays.recording import plain
 
     require_count("seed", seed, minimum=0)
     check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
     require_timing(method, processes)
     Computing(method, problem, processes.workers, processes.window, seed, precision).check()
-    named = {name: plain(value) for name, value in method.hyperparameters.items()}
     return Header(
         processes,
         commits,
         seed,
         precision,
-        {"name": method.name, "hyperparameters": named},
+        {"name": method.name, "hyperparameters": plain(method.hyperparameters)},
         {"name": problem.name, "config": problem.config},
         method.reply is not None,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from asyncsim.files import plain
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.diagnosis import diagnostic_rows, diagnostics_table
@@ -88,7 +89,7 @@ class Recording:
             diverged_at=self.diverged_at,
             config={
                 "method": method.name,
-                "hyperparameters": {name: plain(value) for name, value in method.hyperparameters.items()},
+                "hyperparameters": plain(method.hyperparameters),
                 "problem": problem.name,
                 "problem_config": problem.config,
                 **config,
@@ -107,12 +108,3 @@ class Recording:
             parts = [recorded[name] for recorded in self._recorded]
             table[name] = np.concatenate(parts) if parts else np.empty(0)
         return table
-
-
-def plain(value: Any) -> Any:
-    """Return a hyper-parameter as a value that JSON can hold; of a function only what it is."""
-    if callable(value):
-        return "schedule"  # a function's text is not the same in every run
-    if isinstance(value, np.generic | np.ndarray | jax.Array) and not np.ndim(value):
-        value = value.item()
-    return value if isinstance(value, int | float | str | bool | None) else repr(value)

@@ -6,7 +6,7 @@ The command line is made from it. Building methods and problems imports JAX; mak
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,6 +16,7 @@ from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.clusters.windows import proportional_windows
 from asyncsim.errors import InputError, require_count, require_fraction
+from asyncsim.files import plain
 from asyncsim.notes import note
 from asyncsim.study import executor
 from asyncsim.study.device import computing_device
@@ -256,12 +257,12 @@ waits.
         elsewhere -= {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
-            **{name: _plain(value) for name, value in own.items() if name not in elsewhere},
+            **{name: plain(value) for name, value in own.items() if name not in elsewhere},
             "proxy_momentum": self.momentum,
             "methods": [method.name for method in methods],
-            "hyperparameters": {method.name: _plain(method.hyperparameters) for method in methods},
+            "hyperparameters": {method.name: plain(method.hyperparameters) for method in methods},
             "problem": problem.name,
-            "problem_config": _plain(problem.config),
+            "problem_config": plain(problem.config),
             **{f"code of {method.name}": fingerprint(method) for method in methods},
             f"code and data of {problem.name}": fingerprint(problem),
             "versions": {**package_versions(), "jax": jax.__version__, "optax": optax.__version__},
@@ -360,17 +361,3 @@ class StudyConfig(StudyOptions):
             return parse(value) if isinstance(value, str) else value
         except InputError as error:
             raise InputError(f"{option} = {value!r}: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path | Law | Policy):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(entry) for entry in value]
-    if hasattr(value, "tolist"):  # arrays, and NumPy's numbers
-        return value.tolist()
-    if callable(value):
-        return f"function {getattr(value, '__name__', type(value).__name__)}"
-    return value if isinstance(value, str | int | float | None) else repr(value)

@@ -43,8 +43,8 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
         reads = reads if cluster.separate_reads else _reads_of_commits(cluster, commits)
         commits = {**commits, "outcome": np.full(len(commits["worker"]), APPLIED)}
     reads = _with_first(cluster, reads)
-    jobs = _Visits(commits["worker"].astype(np.int64), cluster.workers)
-    read_visits = _Visits(reads["worker"].astype(np.int64), cluster.workers)
+    jobs = _PerWorker(commits["worker"].astype(np.int64), cluster.workers)
+    read_visits = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
     columns = _rows(cluster, commits, reads, jobs, read_visits)
     columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), OUTCOMES)
     still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
@@ -65,7 +65,7 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
     return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), pd.DataFrame(present))
 
 
-class _Visits:
+class _PerWorker:
     """Visits in order of time, and for each worker which are its own.
 
     Attributes
@@ -111,7 +111,7 @@ def _with_first(cluster: Cluster, reads: Columns) -> Columns:
     return {name: np.concatenate([first[name], reads[name]]) for name in READ_RECORD}
 
 
-def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _Visits, read_visits: _Visits) -> Columns:
+def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> Columns:
     """Return the columns of the trace, without the outcome."""
     version = np.cumsum(commits["outcome"] == APPLIED)
     before = np.concatenate([[0], version[:-1]])

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.errors import InputError, require_count
+from asyncsim.errors import InputError
 from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace_summary import warm_up_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,8 +111,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     began = trace.frame["serve_time"].to_numpy()
     trace = attended(trace)
     idle = began - trace.frame["serve_time"].to_numpy()
-    warm_up = min(trace.workers, len(trace) // 2) if warm_up is None else require_count("warm_up", warm_up, 0)
-    frame = trace.frame
+    warm_up, frame = warm_up_of(trace, warm_up), trace.frame
     used = ((frame["commit"] >= warm_up) & (frame["job"] > 0)).to_numpy()
     starts, sent, arrived = (frame[name].to_numpy() for name in ("start_time", "send_time", "arrive_time"))
     down, round_trip = starts - frame["read_time"].to_numpy(), None
@@ -230,14 +230,11 @@ def choices(trace: Trace) -> Choices:
 
 
 def _visits(trace: Trace) -> "pd.DataFrame":
-    """Return all visits in the order of service: ``worker``, ``arrive``, ``serve``, ``end``."""
+    """Return all visits in the order of service: `Trace.visits`, and those that wait, which have no end yet."""
     import pandas as pd
 
-    names = ["worker", "arrive", "serve", "end"]
-    commits = trace.frame[["worker", "arrive_time", "serve_time", "commit_time"]].set_axis(names, axis=1)
-    reads = trace.read_visits[["worker", "read_arrive_time", "read_serve_time", "read_time"]].set_axis(names, axis=1)
-    waiting = trace.present.set_axis(names[:2], axis=1).assign(serve=np.inf, end=np.inf)
-    return pd.concat([commits, reads, waiting], ignore_index=True).sort_values(["serve", "end"], kind="stable")
+    waiting = trace.present.set_axis(["worker", "arrive"], axis=1).assign(serve=np.inf, end=np.inf)
+    return pd.concat([trace.visits, waiting], ignore_index=True).sort_values(["serve", "end"], kind="stable")
 
 
 def _check_times(frame: "pd.DataFrame") -> None:

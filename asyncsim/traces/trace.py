@@ -198,6 +198,19 @@ class Trace:
         reads = [table.loc[table["job"] > 0, columns] for table in tables]
         return pd.concat(reads, ignore_index=True) if reads else self.open_reads.head(0)
 
+    @property
+    def visits(self) -> "pd.DataFrame":
+        """The server visits that are over: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads."""
+        import pandas as pd
+
+        names = ["worker", "arrive", "serve", "end"]
+        commits = self.frame[self.frame["outcome"] != "cancelled"]
+        parts = [
+            commits[["worker", "arrive_time", "serve_time", "commit_time"]].set_axis(names, axis=1),
+            self.read_visits[["worker", "read_arrive_time", "read_serve_time", "read_time"]].set_axis(names, axis=1),
+        ]
+        return pd.concat(parts, ignore_index=True)
+
     @functools.cached_property
     def worker_step(self) -> np.ndarray:
         """How many rows of the same worker come before each row, ``[rows]``; its ``job`` if none was left out."""

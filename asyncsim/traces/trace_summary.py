@@ -8,7 +8,7 @@ after them comes from a later read, if all are equally fast) but never more than
 With queues that fill slowly, or very unequal workers, leave out more: ``warm_up``.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,23 @@ from asyncsim.traces.trace import TAKEN_UP
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
+
+
+def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
+    """Return how many commits are left out at the start: one per worker, at most half of all, if none are given.
+
+    Raises
+    ------
+    InputError
+        A number that leaves nothing.
+    """
+    commits = len(trace.taken_up)
+    if warm_up is None:
+        return min(trace.workers, commits // 2)
+    warm_up = require_count("warm_up", warm_up, minimum=0)
+    if warm_up >= commits:
+        raise InputError(f"warm_up = {warm_up}: leaves none of the {commits} commits; must be below that")
+    return warm_up
 
 
 def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
@@ -60,7 +77,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     InputError
         A warm-up that leaves nothing.
     """
-    warm_up = _warm_up(trace, warm_up)
+    warm_up = warm_up_of(trace, warm_up)
     staleness, times = trace.taken_up.frame[["staleness", "commit_time"]].to_numpy()[warm_up:].T
     rows = _measured(trace, warm_up)
     outcomes = rows["outcome"].value_counts()
@@ -107,7 +124,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
         the commits at the server; means are nan without a commit. ``discarded`` and ``cancelled``: how many of its
         computations came to nothing.
     """
-    warm_up = _warm_up(trace, warm_up)
+    warm_up = warm_up_of(trace, warm_up)
     rows = _measured(trace, warm_up)
     lost = {
         what: np.bincount(rows.loc[rows["outcome"] == what, "worker"], minlength=trace.workers)
@@ -141,47 +158,30 @@ def queue(trace: "Trace") -> pd.DataFrame:
     pandas.DataFrame
         ``time`` (s, ascending, from 0) and ``in_system`` from that time on.
     """
-    visits = _visits(trace)
-    arrived = np.concatenate([visits.arrive, trace.present["arrive_time"].to_numpy()])
-    time, in_system = _steps(arrived, visits.end)
+    visits = trace.visits
+    arrived = np.concatenate([visits["arrive"], trace.present["arrive_time"]])
+    time, in_system = _steps(arrived, visits["end"].to_numpy())
     return pd.DataFrame({"time": time, "in_system": in_system})
-
-
-class _Visits(NamedTuple):
-    """The server visits that were over by the last commit, reads included; times in seconds."""
-
-    arrive: np.ndarray
-    serve: np.ndarray
-    end: np.ndarray
-
-
-_COMMIT_TIMES = ["arrive_time", "serve_time", "commit_time"]
-_READ_TIMES = ["read_arrive_time", "read_serve_time", "read_time"]
-
-
-def _visits(trace: "Trace") -> _Visits:
-    times = trace.frame.loc[trace.frame["outcome"] != "cancelled", _COMMIT_TIMES].to_numpy()
-    return _Visits(*np.concatenate([times, trace.read_visits[_READ_TIMES].to_numpy()]).T)
 
 
 def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     names = ("utilisation", "wait_mean", "queue_mean", "queue_max")
     if trace.protocol == "prescribed":
         return dict.fromkeys(names, np.nan)
-    visits = _visits(trace)
+    arrived, begun, ended = trace.visits[["arrive", "serve", "end"]].to_numpy().T
     late = trace.present["arrive_time"].to_numpy()
-    arrive = np.concatenate([visits.arrive, late])
+    arrive = np.concatenate([arrived, late])
     lock_free = trace.discipline == "lock_free"
-    serve = np.concatenate([visits.serve, late if lock_free else np.full(len(late), end)])
-    served = _overlap(visits.serve, visits.end, begin, end)
+    serve = np.concatenate([begun, late if lock_free else np.full(len(late), end)])
+    served = _overlap(begun, ended, begin, end)
     if lock_free:  # all that are present are in service; elsewhere it is not recorded which of them is
         served += _overlap(late, np.full(len(late), end), begin, end)
-    measured = visits.end > begin
+    measured = ended > begin
     time, waiting = _steps(arrive, serve)
     last_before = max(int(np.searchsorted(time, begin, side="right")) - 1, 0)
     values = (
         _ratio(served, end - begin),
-        float((visits.serve - visits.arrive)[measured].mean()) if measured.any() else np.nan,
+        float((begun - arrived)[measured].mean()) if measured.any() else np.nan,
         _ratio(_overlap(arrive, serve, begin, end), end - begin),
         int(waiting[last_before:].max()),
     )
@@ -236,16 +236,6 @@ def _versions(trace: "Trace", warm_up: int) -> int:
 def _interval(trace: "Trace", warm_up: int) -> tuple[float, float]:
     times = trace.taken_up.frame["commit_time"].to_numpy()
     return float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
-
-
-def _warm_up(trace: "Trace", warm_up: int | None) -> int:
-    commits = len(trace.taken_up)
-    if warm_up is None:
-        return min(trace.workers, commits // 2)
-    warm_up = require_count("warm_up", warm_up, minimum=0)
-    if warm_up >= commits:
-        raise InputError(f"warm_up = {warm_up}: leaves none of the {commits} commits; must be below that")
-    return warm_up
 
 
 def _ratio(part: float, whole: float) -> float:
