@@ -256,6 +256,18 @@ def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturb
     assert files("mine") == undisturbed
 
 
+@pytest.mark.full
+def test_what_was_copied_from_another_seed_is_not_taken(told, replayed, undisturbed):
+    replayed.stops[3] = KeyboardInterrupt()
+    told(*STUDY, "--out=mine")
+    shutil.rmtree("mine/runs/downpour-seed1")
+    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/downpour-seed1")
+    shutil.copy("mine/traces/seed0.parquet", "mine/traces/seed1.parquet")
+    code, err = told(*STUDY, "--resume=mine")
+    assert code == 0 and files("mine") == undisturbed
+    assert "note: run runs/downpour-seed1: of seed 0, not 1: computed again" in err
+
+
 OWN = """
 import asyncsim
 from asyncsim.methods import Applied, Method, gradient_steps

@@ -162,13 +162,16 @@ class _Runs:
             return
         try:
             trace = Trace.load(trace_file)
+            _require_own("trace", trace.seed, job.seed)
         except InputError:
             # Others read it, too; whichever comes first makes it again, the same.
             trace_file.unlink(missing_ok=True)
             trace = _trace(job.cluster, job.commits, job.seed)
             trace.save(trace_file)
         try:
-            self._add(place, Run.load(run_folder), trace)
+            run = Run.load(run_folder)
+            _require_own(f"run {job.run_folder}", run.config["seed"], job.seed)
+            self._add(place, run, trace)
             self._tell(place, "read")
         except InputError as error:
             note(f"{error}: computed again")
@@ -210,6 +213,12 @@ class _Runs:
         """Say that a run is there: what is told is written."""
         told = f"{_where(self._jobs[place])}: {_told(self._rows[place])}, {how}"
         tell(f"[{len(self._rows)}/{len(self._jobs)}] {told}")
+
+
+def _require_own(what: str, seed: Any, own: int) -> None:
+    """Raise InputError for what somebody has copied from another seed."""
+    if seed != own:
+        raise InputError(f"{what}: of seed {seed}, not {own}")
 
 
 def _replayed(
