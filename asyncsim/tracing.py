@@ -1,13 +1,15 @@
 """What users' functions return when JAX traces them, and where they fail, as messages tell it."""
 
 import contextlib
+import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from asyncsim.errors import InputError
 
@@ -16,6 +18,8 @@ _OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().p
 _PACKAGES = {"site-packages", "dist-packages"}
 #: How the files of a notebook's cells are called.
 _CELLS = ("<ipython-input", "ipykernel_")
+#: Of functions in the text of a program.
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @contextlib.contextmanager
@@ -28,6 +32,33 @@ def telling_failures(call: str) -> Iterator[None]:
     except Exception as error:
         what = (str(error).splitlines() or [""])[0]
         raise InputError(f"{call}: failed: {type(error).__name__}: {what}{_remedy(error)}{_place(error)}") from error
+
+
+def shapes_of(call: str, function: Callable[..., Any], *given: Any, key: str) -> Any:
+    """Return the shapes of what a function returns, from those of what it is given.
+
+    ``key`` says where it may have the key of its random numbers from.
+
+    Raises
+    ------
+    InputError
+        It is another function when it is traced again, as it draws or counts outside of JAX.
+    """
+    # JAX remembers what it made of a function.
+    traced = [jax.make_jaxpr(lambda *arguments: function(*arguments), return_shape=True)(*given) for _ in range(2)]
+    (first, shapes), (second, _) = traced
+    same = _ADDRESS.sub("", str(first)) == _ADDRESS.sub("", str(second))
+    if not same or list(map(_bytes, first.consts)) != list(map(_bytes, second.consts)):
+        raise InputError(
+            f"{call}: computes something else when it is traced again: what is drawn or counted outside of JAX is the "
+            f"same all through a run; draw with jax.random, {key}"
+        )
+    return shapes
+
+
+def _bytes(constant: Any) -> bytes:
+    is_key = jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes()
 
 
 def told(tree: Any) -> str:

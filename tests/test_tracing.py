@@ -3,6 +3,7 @@
 import inspect
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -110,3 +111,25 @@ def test_methods():
 
 def test_trees_are_told_by_kinds_and_shapes():
     assert told({"a": jnp.zeros((2, 3), jnp.float32), "b": None}) == "{'a': float32[2, 3], 'b': None}"
+
+
+def test_what_is_drawn_or_counted_outside_of_jax_is_told():
+    """It would be the same in all commits; what is drawn with JAX is traced the same each time."""
+    calls = []
+
+    def counts(params, batch, key):
+        calls.append(key)
+        return jnp.mean(batch) * len(calls)
+
+    def draws(worker, update, start, central, visit):
+        return update + np.random.default_rng().normal(size=4).astype(np.float32), worker, {}
+
+    def draws_with_jax(worker, update, start, central, visit):
+        key = jax.random.fold_in(jax.random.key(0), visit.commit)
+        return update + jax.nn.relu(jax.random.normal(key, update.shape)), worker, {}
+
+    with pytest.raises(InputError, match=r"loss\(params, batch, key\): computes something else when .* from the key"):
+        problems.custom(lambda key: jnp.zeros(4), counts, X, batch_size=2)
+    with pytest.raises(InputError, match=r"message\(.*\): computes something else .*\.fold_in\(.*, visit\.commit\)"):
+        check_method(Method("own", {}, gradient_steps(0.1), message=draws), jnp.zeros(4))
+    check_method(Method("own", {}, gradient_steps(0.1), message=draws_with_jax), jnp.zeros(4))

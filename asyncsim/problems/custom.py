@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
-from asyncsim.tracing import telling_failures, told
+from asyncsim.tracing import shapes_of, telling_failures, told
 
 
 def custom(
@@ -211,8 +211,9 @@ def _check_predict(problem: Problem, predict: Callable[[Tree, Tree], jax.Array],
 def _traced(argument: str, names: str, function: Any, *given: Any) -> Any:
     """Return the shapes of what a function returns; raise InputError if it takes other arguments, or fails."""
     _require_call(argument, function, names, *given)
-    with telling_failures(f"{argument}({names})"):
-        return jax.eval_shape(function, *given)
+    call = f"{argument}({names})"
+    with telling_failures(call):
+        return shapes_of(call, function, *given, key="from the key that init and loss are given")
 
 
 def _require_call(argument: str, function: Any, names: str, *values: Any) -> None:

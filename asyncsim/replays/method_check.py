@@ -15,7 +15,7 @@ import optax
 from asyncsim.errors import InputError, require_name
 from asyncsim.methods.checks import require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
-from asyncsim.tracing import telling_failures, told
+from asyncsim.tracing import shapes_of, telling_failures, told
 from asyncsim.wording import counted
 
 #: What each function is called with.
@@ -223,10 +223,10 @@ def _traced(call: str, function: Callable[..., Any], *given: Any) -> Any:
     except ValueError:  # a built-in without a signature
         pass
     with telling_failures(call):
-        return _shapes_of_results(function, given)
+        return _shapes_of_results(call, function, given)
 
 
-def _shapes_of_results(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+def _shapes_of_results(call: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
     """Return the shapes of what a function returns; leaves that are no arrays, None or text, as they are."""
     kept: list[Any] = []
 
@@ -236,7 +236,7 @@ def _shapes_of_results(function: Callable[..., Any], given: tuple[Any, ...]) -> 
         kept[:] = [tree, traced, [None if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True)]]
         return [jnp.asarray(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
 
-    shapes = iter(jax.eval_shape(arrays, *given))
+    shapes = iter(shapes_of(call, arrays, *given, key="from jax.random.fold_in(jax.random.key(0), visit.commit), say"))
     tree, traced, others = kept
     return jax.tree.unflatten(tree, [next(shapes) if t else other for t, other in zip(traced, others, strict=True)])
 
