@@ -91,7 +91,7 @@ class Config(SweepConfig):
             )
         if self.protocol != "exchange":
             raise InputError(f"protocol = {self.protocol!r}: must be 'exchange', in which every version is read")
-        if self.changed("policy"):
+        if self.policy != "asynchronous":
             raise InputError(
                 f"policy = {self.policy}: must be asynchronous, in which every version is read; leave it out"
             )

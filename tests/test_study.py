@@ -804,6 +804,19 @@ def test_workers_unlike_each_other_are_counted_and_have_a_throughput(told):
     assert re.search(r"throughput \(commits/s\) +\d", out)
 
 
+def test_options_are_chosen_where_they_are_given(capsys):
+    """Also at their defaults, on the command line; in Python where they have another value."""
+    _, given = study.configure("staleness", ["--momentum=0.9", "--no-exclusive", "--batch-size", "16"])
+    assert {name for name in vars(given) if given.changed(name)} == {"momentum", "exclusive", "batch_size"}
+    made = dataclasses.replace(given)
+    assert {name for name in vars(made) if made.changed(name)} == {"exclusive", "batch_size"}
+    _, scaled = study.configure("windows", ["--scale", "paper"])
+    assert [name for name in ("network", "learning_rate", "scale") if scaled.changed(name)] == ["scale"]
+    _, ignored = study.configure("staleness", ["--problem", "quadratic", "--heterogeneity", "0"])
+    ignored.make_problem()
+    assert "note: --heterogeneity changes nothing for quadratic\n" in capsys.readouterr().err
+
+
 def test_means_are_of_the_seeds_that_finished():
     staleness = study.load("staleness")
     rows = [

@@ -20,6 +20,7 @@ from typing import Any
 from asyncsim.errors import InputError, require_path
 from asyncsim.interruption import interruptible
 from asyncsim.notes import note
+from asyncsim.study.config import StudyOptions
 from asyncsim.study.loading import hidden, load, studies, told_in_a_line
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
@@ -113,7 +114,15 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
         args=options,
     )
     _refuse_empty_paths(config, options)
+    if isinstance(config, StudyOptions):
+        object.__setattr__(config, "given", _names(options))  # a frozen dataclass; no field, as it is no option
     return study, config
+
+
+def _names(options: Sequence[str]) -> frozenset[str]:
+    """Return the fields whose options were given, the negations of switches among them."""
+    names = {option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--")}
+    return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
 
 
 def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:

@@ -60,6 +60,9 @@ that become so are stopped; rounds, a version by every worker in turn, while fur
 waits.
 """
 
+    #: Those that were given on the command line; of configs made in Python nobody knows.
+    given: ClassVar[frozenset[str] | None] = None
+
     #: 0 for studies that have another option for how long they are, which counts where ``steps`` is 0.
     fewest_steps: ClassVar[int] = 1
 
@@ -269,7 +272,9 @@ waits.
         }
 
     def changed(self, option: str) -> bool:
-        """Return whether an option is another than its default."""
+        """Return whether the user chose an option: on the command line gave it, in Python gave another value."""
+        if self.given is not None:
+            return option in self.given
         default = {field.name: field.default for field in dataclasses.fields(self)}[option]
         return bool(getattr(self, option) != default)
 
