@@ -236,9 +236,9 @@ def ranks(n):
     rows = []
     for worker in range(n):
         share = max(0.0, 1.6 - 2 * worker / n) / n
-        rows.append(["fifo", 0, worker, 1 / n, n - 1])
-        rows.append(["lowest_rank", 0, worker, share, n * (0.5 + worker / n) if share else np.nan])
-    return pd.DataFrame(rows, columns=["discipline", "seed", "worker", "share", "staleness_mean"])
+        rows.append(["fifo", n, 0, worker, 1 / n, n - 1])
+        rows.append(["lowest_rank", n, 0, worker, share, n * (0.5 + worker / n) if share else np.nan])
+    return pd.DataFrame(rows, columns=["discipline", "workers", "seed", "worker", "share", "staleness_mean"])
 
 
 def measured():

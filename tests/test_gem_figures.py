@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from gem_results import make_run, write_all, write_study
+from gem_results import make_run, ranks, write_all, write_study
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
@@ -242,6 +242,32 @@ def test_energies_at_each_n_are_those_of_the_runs(figures):
     assert drawn.get_ydata()[0] == pytest.approx(np.median(ends))
     (clipped,) = [line for line in shares.lines if line.get_label() == "clip binds at 0"]
     assert list(clipped.get_ydata()) == pytest.approx([2 / 32, 4 / 34])
+
+
+@pytest.mark.parametrize("name", ["8a", "8b"])
+def test_of_several_clusters_the_one_with_the_most_workers_has_the_curves_of_kappa(tmp_path, name):
+    cells = [({"workers": n, "kappa": kappa}, "gem", {}) for n in (4, 2) for kappa in (1.0, 2.0)]
+    write_study(tmp_path / "both", "kappa", cells)
+    write_study(tmp_path / "one", "kappa", cells[:2])
+    both, one = (gem.FIGURES[name].draw(read(tmp_path / folder, "kappa")) for folder in ("both", "one"))
+    assert both.get_suptitle() == one.get_suptitle() and "GEM, 4 workers:" in one.get_suptitle()
+    for line, alone in zip(both.axes[0].lines, one.axes[0].lines, strict=True):
+        assert line.get_xydata() == pytest.approx(alone.get_xydata())
+
+
+def test_of_several_clusters_the_one_with_the_most_workers_has_its_ranks_drawn(tmp_path):
+    cells = [({"discipline": name, "workers": n}, "gem", {}) for n in (2, 4) for name in ("fifo", "lowest_rank")]
+    write_study(tmp_path, "queue", cells, tables={"ranks.csv": pd.concat([ranks(2), ranks(4)])})
+    figure = gem.FIGURES["queue"].draw(read(tmp_path, "queue"))
+    assert "order of the queue, 4 workers" in figure.get_suptitle()
+    share, staleness, *losses = figure.axes
+    (of_ranks,) = [line for line in share.lines if line.get_label() == "lowest rank first"]
+    assert list(of_ranks.get_xdata()) == [0, 1, 2, 3]
+    assert list(of_ranks.get_ydata()) == pytest.approx([1.6, 1.1, 0.6, 0.1])
+    assert [len(line.get_xdata()) for line in staleness.lines] == [4, 4]
+    ours = [line for axes in losses for line in axes.lines if line.get_label() == "GEM"]
+    alone = curve_of([make_run("gem", 4, seed=seed) for seed in range(2)], lambda c: c["loss"].to_numpy(), "mean", 4, 1)
+    assert [line.get_ydata() for line in ours] == [pytest.approx(alone.mean)] * 2
 
 
 def test_maps_of_tensors_are_in_the_order_of_the_network_and_share_their_colours(figures):

@@ -18,14 +18,15 @@ from .panels import (
     finish,
     log_axis,
     median_pi,
+    one_cluster,
     setting,
     values_of,
 )
 
 
 def losses(results: Finished) -> Figure:
-    """Draw the loss for each kappa: figure 8a."""
-    results = at_rate(chosen(results, method="gem"))
+    """Draw the loss for each kappa, of the most workers: figure 8a."""
+    results = one_cluster(at_rate(chosen(results, method="gem")))
     curves = family(results, "kappa")
     figure, (axes,) = look.new_figure(*PANEL)
     log_axis(axes, curves.values(), LOSS, most=MOST_LOSS)
@@ -35,8 +36,8 @@ def losses(results: Finished) -> Figure:
 
 
 def factors(results: Finished) -> Figure:
-    """Draw the median factor for each kappa: figure 8b."""
-    results = at_rate(chosen(results, method="gem"))
+    """Draw the median factor for each kappa, of the most workers: figure 8b."""
+    results = one_cluster(at_rate(chosen(results, method="gem")))
     curves = family(results, "kappa", median_pi)
     figure, (axes,) = look.new_figure(*PANEL)
     axes.set_ylim(0, 5.05)
@@ -53,5 +54,5 @@ def _labels(curves: Iterable[float]) -> dict[float, str]:
 
 
 def _setting(results: Finished) -> str:
-    counts = values_of(results, "workers")
-    return setting(results, f"GEM, {', '.join(map(str, counts))} workers: energy of the proxy \u00d7 \u03ba")
+    (n,) = values_of(results, "workers")
+    return setting(results, f"GEM, {n} workers: energy of the proxy \u00d7 \u03ba")

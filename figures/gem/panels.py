@@ -98,6 +98,11 @@ def at_rate(results: Finished, rate: float | None = None) -> Finished:
     return results._replace(summary=results.summary[_rate(results.summary) == wanted])
 
 
+def one_cluster(results: Finished) -> Finished:
+    """Return the results of the cluster with the most workers: those of several are not one curve."""
+    return chosen(results, workers=values_of(results, "workers")[-1])
+
+
 def values_of(results: Finished, column: str) -> list[Any]:
     """Return the values of a column, ascending.
 

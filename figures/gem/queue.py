@@ -12,7 +12,7 @@ from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve, draw_curves
 from asyncsim.study.finished import Finished
 
-from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, setting, values_of
+from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, one_cluster, setting, values_of
 
 #: Disciplines by their lines and markers; the first one is the program's.
 _LOOKS = {
@@ -25,11 +25,12 @@ _FAR = 10
 
 
 def discipline(results: Finished) -> Figure:
-    """Draw shares and staleness per rank, and the losses, a panel for each discipline."""
-    results = at_rate(results)
-    ranks = results.table("ranks.csv", ["discipline", "seed", "worker", "share", "staleness_mean"])
-    names = [name for name in _LOOKS if name in values_of(results, "discipline")]
+    """Draw shares and staleness per rank, and the losses, a panel for each discipline; of the most workers."""
+    results = one_cluster(at_rate(results))
     n = int(results.summary["workers"].iloc[0])
+    ranks = results.table("ranks.csv", ["discipline", "workers", "seed", "worker", "share", "staleness_mean"])
+    ranks = ranks[ranks["workers"] == n]
+    names = [name for name in _LOOKS if name in values_of(results, "discipline")]
     figure = Figure(figsize=(look.DOUBLE, 4.9), layout="constrained")
     halves: Any = figure.subfigures(2, 1)
     top, below = halves
