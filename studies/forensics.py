@@ -213,7 +213,7 @@ def choose(table: "pd.DataFrame") -> dict[tuple[float, float, float], set[str]]:
         chosen.setdefault(own.idxmin(), set()).add(method)
         with contextlib.suppress(KeyError):
             service, cv = common_cluster(found)
-            rate = own.xs((service, cv), level=_CLUSTER).idxmin()
+            rate = rates_at(found, (service, cv))[method]
             chosen.setdefault((service, cv, rate), set()).add(method)
     return chosen
 
@@ -230,6 +230,12 @@ def common_cluster(found: "pd.Series") -> tuple[float, float]:
     if ranked.empty:
         raise KeyError("no cluster for all methods")
     return ranked.index[0]
+
+
+def rates_at(found: "pd.Series", cluster: tuple[float, float]) -> dict[str, float]:
+    """Return the learning rate at which each method's curves fit best with a cluster; ``found`` as `scores` has it."""
+    best = found.xs(cluster, level=_CLUSTER).groupby("method").idxmin()
+    return {method: rate for method, rate in best}
 
 
 def verdict(table: "pd.DataFrame", sought: tuple[float, float] | None = None) -> str:
@@ -264,9 +270,7 @@ def verdict(table: "pd.DataFrame", sought: tuple[float, float] | None = None) ->
 
 def _held_out_verdict(table: "pd.DataFrame", found: "pd.Series", cluster: tuple[float, float]) -> str:
     """Return whether the curves at a cluster are near those that were held out, each method at its best rate."""
-    best = found.xs(cluster, level=_CLUSTER).groupby("method").idxmin()
-    rates = {method: rate for method, rate in best}
-    at_best = table["learning_rate"] == table["method"].map(rates)
+    at_best = table["learning_rate"] == table["method"].map(rates_at(found, cluster))
     rows = table[(table[_CLUSTER] == list(cluster)).all(axis=1) & at_best & ~table["fitted"]]
     if rows.empty:
         return "none, as no curves were held out that are finished; leave some of workers out of fitted"

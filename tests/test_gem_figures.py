@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from asyncsim import InputError
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve, curve_of, diagnostic_curve
-from asyncsim.study import load_file, shipped
+from asyncsim.study import load, load_file, shipped
 from asyncsim.study.finished import read
 
 gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
@@ -476,4 +476,22 @@ def test_a_cluster_at_which_a_curve_is_missing_is_not_chosen(tmp_path):
     write_study(tmp_path, "forensics", [(values, "downpour", {})], "mnist", tables={"fit.csv": fit})
     found = gem.forensics.measure(read(tmp_path, "forensics"))
     assert {one.setting for one in found} == {"learning_rate=0.05 service=0 cv=0.2"}
-    gem.forensics.fitted(read(tmp_path, "forensics")).draw_without_rendering()
+    figure = gem.forensics.fitted(read(tmp_path, "forensics"))
+    # Nothing stands where a curve is missing, however near the other one is.
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.20"]
+    assert figure.axes[0].collections[0].get_array().mask.ravel().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("services", [(0.0, 0.1), (0.1, 0.0)])
+def test_of_clusters_that_fit_as_well_the_figure_has_the_one_of_the_study(tmp_path, services):
+    rows = [("downpour", service, 0.2, 0.05, n, 0.2, n == 5) for service in services for n in (5, 20)]
+    columns = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
+    values = {"workers": 5, "service": 0.0, "cv": 0.2, "learning_rate": 0.05}
+    tables = {"fit.csv": pd.DataFrame(rows, columns=columns)}
+    write_study(tmp_path, "forensics", [(values, "downpour", {})], "mnist", tables=tables)
+    preferred = load("forensics").verdict(tables["fit.csv"])
+    assert f"service {services[0]:g} s" in preferred.partition(";")[0]
+    found = gem.forensics.measure(read(tmp_path, "forensics"))
+    assert {one.setting for one in found} == {f"learning_rate=0.05 service={services[0]:g} cv=0.2"}
+    bars = [one.bar for one in found]
+    assert np.isnan(bars[0]) and bars[1] == load("forensics").HELD_OUT_BAR

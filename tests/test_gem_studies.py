@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsim import InputError, Run, Trace, study
-from asyncsim.study import limits, load_file
+from asyncsim.study import limits
 from asyncsim.study.finished import read
 
 #: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
@@ -505,9 +505,11 @@ def test_forensics_says_whether_the_hidden_cluster_was_found(sought, told):
     assert study.load("forensics").verdict(fitted_table(0.1), sought).splitlines()[-1].startswith(told)
 
 
-def test_forensics_and_its_figure_hold_fits_to_the_same_bar():
-    gem = load_file("asyncsim.figures.gem", study.shipped("figures") / "gem" / "__init__.py")
-    assert study.load("forensics").HELD_OUT_BAR == gem.forensics.HELD_OUT_BAR
+def test_rates_at_a_cluster_are_those_of_the_best_fit():
+    forensics, table = study.load("forensics"), fitted_table(0.1)
+    table.loc[(table["method"] == "gem") & (table["learning_rate"] == 0.01), "deviation"] = 0.001
+    found = forensics.scores(table)
+    assert forensics.rates_at(found, (0.0, 0.2)) == {"gem": 0.01, "downpour": 0.05}
 
 
 def test_deviation_of_known_curves():

@@ -1,5 +1,7 @@
 """Which cluster the published curves came from: the deviation over service times and spreads, and the curves."""
 
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from matplotlib.figure import Figure
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve
 from asyncsim.errors import InputError
+from asyncsim.study import load
 from asyncsim.study.finished import Finished
 
 from .losses import METHODS
@@ -33,8 +36,6 @@ from .panels import (
 )
 from .published import Deviation
 
-#: The most that a curve may be off with which nothing was fitted.
-HELD_OUT_BAR = 0.15
 _COLUMNS = ["method", "service", "cv", "learning_rate", "workers", "deviation", "fitted"]
 _CLUSTER = ["service", "cv"]
 
@@ -42,18 +43,20 @@ _CLUSTER = ["service", "cv"]
 def fitted(results: Finished) -> Figure:
     """Draw a row for each method: the map of the deviation, and the curves of the cluster that fits all best."""
     table = _table(results)
-    names = look.looks(dict.fromkeys(table["method"]))
-    best, all_rates, hidden = _best(table), _rates(table), _hidden(results)
+    best, all_rates = _best(table)
+    # Without the methods that have no curve to compare at any cluster.
+    names = look.looks(name for name in dict.fromkeys(table["method"]) if name in all_rates)
+    maps, hidden = _maps(table, all_rates), _hidden(results)
     figure = Figure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")
     shown: dict[str, Any] = {"width_ratios": [1, 1.25]}
     panels = figure.subplots(len(names), 2, squeeze=False, gridspec_kw=shown)
-    most = table.loc[table["fitted"]].groupby(["method", *_CLUSTER])["deviation"].mean().max()
+    most = max(float(np.nanmax(one)) for one in maps.values())
     image: Any = None
     for (left, right), (name, one) in zip(panels, names.items(), strict=True):
-        image = _map(left, table[table["method"] == name], all_rates[name], most)
-        _mark(left, table, best, "o", 17)
+        image = _map(left, maps[name], most)
+        _mark(left, maps[name], best, "o", 17)
         if hidden is not None:
-            _mark(left, table, hidden, "s", 23)
+            _mark(left, maps[name], hidden, "s", 23)
         left.set_title(f"{one.label}, \u03b7 = {all_rates[name]:g}, fitted n")
         curves = _curves(results, name, all_rates[name], best)
         theirs = _targets(results, name, curves)
@@ -74,14 +77,15 @@ def fitted(results: Finished) -> Figure:
 def measure(results: Finished) -> list[Deviation]:
     """Return the deviations at the cluster that fits all methods best; a bar for what nothing was fitted on."""
     table = _table(results)
-    service, cv = best = _best(table)
+    best, all_rates = _best(table)
+    service, cv = best
     rows = table[(table["service"] == service) & (table["cv"] == cv)]
     found, nothing = [], float("nan")
-    for row in rows[rows["learning_rate"] == rows["method"].map(_rates(table))].itertuples():
+    for row in rows[rows["learning_rate"] == rows["method"].map(all_rates)].itertuples():
         values = {"method": row.method, "workers": row.workers, "service": best[0], "cv": best[1]}
         runs = results.rows(**values, learning_rate=row.learning_rate)
         setting_told = f"learning_rate={row.learning_rate:g} service={service:g} cv={cv:g}"
-        bar = nothing if row.fitted else HELD_OUT_BAR
+        bar = nothing if row.fitted else _study().HELD_OUT_BAR
         name = f"{row.method} n={row.workers}"
         log = ("log10 RMS", nothing, nothing, row.deviation, nothing, bar, diverged_of(runs))
         found.append(Deviation("forensics", name, setting_told, *log))
@@ -93,34 +97,32 @@ def _table(results: Finished) -> pd.DataFrame:
     return table.assign(fitted=table["fitted"].astype(bool))
 
 
-def _scores(table: pd.DataFrame) -> pd.Series:
-    """Return the mean square deviation of the fitted n, by method, learning rate and cluster.
-
-    Without those at which some n has no curve to compare: a mean over the others would choose the worst.
-    """
-    rows = table[table["fitted"]]
-    squares = (rows["deviation"] ** 2).groupby([rows[name] for name in ("method", "learning_rate", *_CLUSTER)])
-    return squares.mean()[squares.count() == squares.size()]
+def _study() -> ModuleType:
+    """Return the study, whose choice of the cluster and whose bar are the figure's."""
+    return load("forensics")
 
 
-def _best(table: pd.DataFrame) -> tuple[float, float]:
-    """Return service time and CV that fit all methods best, each at its best learning rate: the cluster is one."""
-    scores = _scores(table).groupby(["method", *_CLUSTER]).min().unstack("method").dropna().mean(axis=1)
-    if scores.empty:
-        raise InputError("fit.csv: no cluster at which all methods have curves to compare")
-    service, cv = scores.idxmin()
-    return service, cv
+def _best(table: pd.DataFrame) -> tuple[tuple[float, float], dict[str, float]]:
+    """Return service time and CV that fit all methods best, and each method's best learning rate there."""
+    found = _study().scores(table)
+    try:
+        cluster = _study().common_cluster(found)
+    except KeyError as error:
+        raise InputError("fit.csv: no cluster at which all methods have curves to compare") from error
+    return cluster, _study().rates_at(found, cluster)
 
 
-def _rates(table: pd.DataFrame) -> dict[str, float]:
-    """Return each method's learning rate that fits best with the best cluster."""
-    scores = _scores(table).xs(_best(table), level=_CLUSTER)
-    return {str(name): float(scores[name].idxmin()) for name in scores.index.unique("method")}
+def _maps(table: pd.DataFrame, all_rates: Mapping[str, float]) -> dict[str, pd.DataFrame]:
+    """Return each method's deviation at its learning rate, by service time and CV; NaN where the study has none."""
+    found = _study().scores(table) ** 0.5
+    services, spreads = (sorted(table.loc[table["fitted"], name].unique()) for name in _CLUSTER)
+    return {
+        name: found[name].xs(rate, level="learning_rate").unstack().reindex(index=services, columns=spreads)
+        for name, rate in all_rates.items()
+    }
 
 
-def _map(axes: Axes, table: pd.DataFrame, rate: float, most: float) -> Any:
-    rows = table[table["fitted"] & (table["learning_rate"] == rate)]
-    square = (rows["deviation"] ** 2).groupby([rows["service"], rows["cv"]]).mean().unstack() ** 0.5
+def _map(axes: Axes, square: pd.DataFrame, most: float) -> Any:
     cells = square.to_numpy(float)
     image = axes.pcolormesh(cells, cmap="cividis", vmin=0, vmax=most, rasterized=True)
     for (row, column), value in np.ndenumerate(cells):
@@ -133,13 +135,13 @@ def _map(axes: Axes, table: pd.DataFrame, rate: float, most: float) -> Any:
     return image
 
 
-def _mark(axes: Axes, table: pd.DataFrame, cluster: tuple[float, float], marker: str, size: float) -> None:
+def _mark(axes: Axes, square: pd.DataFrame, cluster: tuple[float, float], marker: str, size: float) -> None:
     """Mark a cluster in a map, if that has it."""
-    services, spreads = (sorted(table.loc[table["fitted"], name].unique()) for name in _CLUSTER)
     service, cv = cluster
-    if service in services and cv in spreads:
+    if service in square.index and cv in square.columns:
         style: dict[str, Any] = {"markerfacecolor": "none", "color": look.VERMILLION, "markeredgewidth": 1.3}
-        axes.plot(spreads.index(cv) + 0.5, services.index(service) + 0.5, marker=marker, markersize=size, **style)
+        place = square.columns.get_loc(cv) + 0.5, square.index.get_loc(service) + 0.5
+        axes.plot(*place, marker=marker, markersize=size, **style)
 
 
 def _hidden(results: Finished) -> tuple[float, float] | None:
