@@ -20,10 +20,9 @@ from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing import look
 from asyncsim.drawing.command import draw_folder
-from asyncsim.errors import InputError
-from asyncsim.files import read_table
+from asyncsim.study.finished import read
 
-_REMEDY = "make one with: python -m asyncsim.study fairness --out FOLDER"
+_COLUMNS = ("discipline", "worker", "share", "simulated_share", "simulated_low", "simulated_high")
 _TITLES = {"fifo": "first to come", "lowest_rank": "lowest rank first", "random": "any, at random"}
 
 
@@ -41,11 +40,8 @@ def draw(folder: str | os.PathLike) -> list[Path]:
         There are no results, or they are incomplete, or a file cannot be written.
     """
     folder = Path(folder)
-    try:
-        summary = read_table(folder / "summary.csv")
-        disciplines = list(dict.fromkeys(summary.loc[summary["share"] >= 0, "discipline"]))
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no results of the study fairness ({error}); {_REMEDY}") from error
+    summary = read(folder, "fairness", _COLUMNS).summary
+    disciplines = list(dict.fromkeys(summary.loc[summary["share"] >= 0, "discipline"]))
     with look.style():
         return look.save(_fairness(summary, disciplines), folder / "fairness")
 

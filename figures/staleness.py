@@ -10,7 +10,6 @@ The data come from ``python -m asyncsim.study staleness``, which draws these fig
 each cluster where methods need different ones.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -41,14 +40,13 @@ from asyncsim.drawing.curves import (
     steady_time,
     trace_length,
 )
-from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
+from asyncsim.study import finished
 from asyncsim.study.outcome import energy_ratios
-from asyncsim.study.results import read_summary
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import counted
 
-_REMEDY = "make one with: python -m asyncsim.study staleness --out FOLDER"
+_COLUMNS = ["method", "trace_file", "run_folder"]
 #: Width of the losses in one panel (inches).
 _LOSS_WIDTH = 4.8
 
@@ -139,21 +137,13 @@ def read(folder: Path) -> Results:
     InputError
         There are none, or they are incomplete.
     """
-    if not folder.is_dir():
-        raise InputError(f"folder = {str(folder)!r}: no such folder; {_REMEDY}")
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        summary = read_summary(folder)
-        rows = summary[["method", "trace_file", "run_folder"]]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no results of the staleness study ({error}); {_REMEDY}") from error
-    if rows.empty:
-        raise InputError(f"folder = {str(folder)!r}: no run was finished; {_REMEDY}")
-    traces = {name: Trace.load(folder / name) for name in rows["trace_file"].unique()}
+    found = finished.read(folder, "staleness", _COLUMNS)
+    rows = found.summary[_COLUMNS]
+    traces = {name: found.trace(name) for name in rows["trace_file"].unique()}
     runs: dict[str, list[Run]] = {}
     for row in rows.itertuples():
-        runs.setdefault(str(row.method), []).append(Run.load(folder / str(row.run_folder)))
-    return Results(config, _timings(rows, traces), runs)
+        runs.setdefault(str(row.method), []).append(found.run(str(row.run_folder)))
+    return Results(found.config, _timings(rows, traces), runs)
 
 
 def staleness(results: Results) -> Figure:

@@ -28,9 +28,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from asyncsim.drawing import look
 from asyncsim.drawing.command import draw_folder
-from asyncsim.errors import InputError
+from asyncsim.study.finished import Finished, read
 
-_REMEDY = "make one with: python -m asyncsim.study throughput --out FOLDER"
 _COLUMNS = ["task", "workers", "method", "contender", "per_second", "per_second_min", "per_second_max"]
 #: Most panels in a row.
 _PANELS = 4
@@ -87,43 +86,24 @@ def draw(folder: str | os.PathLike) -> list[Path]:
         There are no results, or they are incomplete, or a file cannot be written.
     """
     folder = Path(folder)
-    summary = read(folder)
+    finished = read(folder, "throughput", _COLUMNS)
+    summary = _of_methods(finished.summary)
     summary = summary[summary["contender"] != "commits alone"]
     many = summary.loc[summary["method"] != "", "method"].nunique() > _MANY
     # The points of so many methods side by side could not be told apart.
     shown = summary[summary["method"].isin(_MARKERS)] if many else summary
     with look.style():
         paths = [] if shown.empty else look.save(throughput(shown), folder / "throughput")
-        return paths + (look.save(methods(_read_ratios(folder)), folder / "methods") if many else [])
+        return paths + (look.save(methods(_ratios(finished)), folder / "methods") if many else [])
 
 
-def read(folder: Path) -> pd.DataFrame:
-    """Read the summary of the study.
-
-    Raises
-    ------
-    InputError
-        There is none, or it is incomplete.
-    """
-    if not folder.is_dir():
-        raise InputError(f"folder = {str(folder)!r}: no such folder; {_REMEDY}")
-    try:
-        summary = pd.read_csv(folder / "summary.csv", keep_default_na=False)[_COLUMNS]
-        summary = summary.astype({name: float for name in _COLUMNS if name.startswith("per_second")})
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(
-            f"folder = {str(folder)!r}: no results of the throughput study ({error}); {_REMEDY}"
-        ) from error
-    if summary.empty:
-        raise InputError(f"folder = {str(folder)!r}: nothing was finished; {_REMEDY}")
-    return summary
+def _ratios(finished: Finished) -> pd.DataFrame:
+    return _of_methods(finished.table("ratios.csv", ("task", "workers", "method", "ratio", "median", "min", "max")))
 
 
-def _read_ratios(folder: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(folder / "ratios.csv", keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"folder = {str(folder)!r}: its ratios cannot be read ({error}); {_REMEDY}") from error
+def _of_methods(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table in which tasks without a method have one without a name, which the file cannot tell from none."""
+    return table.assign(method=table["method"].fillna(""))
 
 
 def methods(ratios: pd.DataFrame) -> Figure:

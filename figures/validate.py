@@ -20,10 +20,9 @@ from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
 from asyncsim.drawing.command import draw_folder
-from asyncsim.errors import InputError
-from asyncsim.files import read_table
+from asyncsim.study.finished import read
 
-_REMEDY = "make one with: python -m asyncsim.study validate --out FOLDER"
+_COLUMNS = ("method", "bar", "precision", "folder")
 #: The replays in the order of drawing: colour and label.
 _REPLAYS = {
     "perturbed": (look.GREY, "perturbed by round-off, to the free one"),
@@ -55,17 +54,11 @@ def draw(folder: str | os.PathLike) -> list[Path]:
 
 def _read(folder: Path) -> tuple[pd.DataFrame, dict[str, list[pd.DataFrame]]]:
     """Read the summary, and the differences of every commit by method."""
-    try:
-        summary = read_table(folder / "summary.csv")
-        summary = summary[summary["status"] == "finished"]
-        tables: dict[str, list[pd.DataFrame]] = {}
-        for method, name in zip(summary["method"], summary["folder"], strict=True):
-            tables.setdefault(method, []).append(read_table(folder / name / "agreement.csv"))
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no results of the study validate ({error}); {_REMEDY}") from error
-    if not tables:
-        raise InputError(f"folder = {str(folder)!r}: nothing was finished; {_REMEDY}")
-    return summary, tables
+    finished = read(folder, "validate", _COLUMNS)
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for method, name in zip(finished.summary["method"], finished.summary["folder"], strict=True):
+        tables.setdefault(method, []).append(finished.table(f"{name}/agreement.csv"))
+    return finished.summary, tables
 
 
 def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> Figure:

@@ -119,7 +119,7 @@ def run(config: Config) -> Result:
         import pandas as pd
 
         # What was recorded stays, also if a later recording is broken off.
-        unfinished = [{"discipline": one, "status": "unfinished"} for one in config.discipline]
+        unfinished = [{"discipline": one, "status": results.UNFINISHED} for one in config.discipline]
         write_csv(folder / results.SUMMARY, pd.DataFrame(unfinished))
         with ray_cluster(config.address, config.cpus * (config.workers + 1)):
             for number, one in enumerate(config.discipline, 1):

@@ -244,7 +244,7 @@ def _row(recorded: "Recorded", task: Task, found: "Agreement") -> dict[str, Any]
 
 def _unfinished(task: Task) -> dict[str, Any]:
     folder = f"{_RECORDINGS}/{task.folder.name}"
-    return {"method": task.method.name, "seed": task.seed, "status": "unfinished", "folder": folder}
+    return {"method": task.method.name, "seed": task.seed, "status": results.UNFINISHED, "folder": folder}
 
 
 def _write(folder: Path, rows: list[dict[str, Any]]) -> None:

@@ -362,6 +362,17 @@ def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path,
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("name", ["staleness", "fairness", "validate", "throughput"])
+def test_the_folder_of_another_study_is_refused(results, tmp_path, name):
+    folder = shutil.copytree(results, tmp_path / "copy")
+    (folder / "config.json").write_text(json.dumps({"study": "compare"}))
+    before = sorted(folder.iterdir())
+    module = load_file(f"asyncsim.figures.{name}", shipped("figures") / f"{name}.py")
+    with pytest.raises(InputError, match=f"holds the study compare, not {name}; make some with: python -m asyncsim"):
+        module.draw(folder)
+    assert sorted(folder.iterdir()) == before
+
+
 def test_every_method_has_a_look_of_its_own():
     assert list(METHODS) == sorted(look.METHOD_LOOKS)
     everybody = look.looks([*METHODS, "my_own_method", "another", "third", "fourth"]).values()

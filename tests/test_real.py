@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Trace, methods, problems, replay, simulate, study
+from asyncsim.files import write_json
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.cluster import ray_cluster
@@ -227,6 +228,7 @@ def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):
         assert np.abs(table["share"] - table["simulated_share"]).max() < 4 * np.sqrt(0.25 / 400)
     assert tables[1]["simulated_share"].iloc[3] < 0.1 < tables[0]["simulated_share"].iloc[3]
     pd.concat(tables).to_csv(tmp_path / "summary.csv", index=False)
+    write_json(tmp_path / "config.json", {"study": "fairness"})
     assert [path.name for path in figure("fairness").draw(tmp_path)] == ["fairness.png", "fairness.pdf"]
 
 
@@ -240,10 +242,20 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
         table.to_csv(folder / "agreement.csv", index=False)
         known = {"method": method, "status": "finished", "bar": 1e-5, "precision": "float32"}
         rows.append({**known, "folder": f"recordings/{method}"})
-    pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
+    broken_off = {"method": "mine", "status": "unfinished", "folder": "recordings/none"}
+    pd.DataFrame([*rows, broken_off]).to_csv(tmp_path / "summary.csv", index=False)
+    write_json(tmp_path / "config.json", {"study": "validate"})
     assert [path.name for path in figure("validate").draw(tmp_path)] == ["agreement.png", "agreement.pdf"]
     with pytest.raises(InputError, match="no results of the study validate"):
         figure("validate").draw(tmp_path / "recordings")
+
+
+@pytest.mark.parametrize("name", ["fairness", "validate"])
+def test_recordings_that_were_broken_off_are_not_drawn(tmp_path, name):
+    pd.DataFrame([{"discipline": "fifo", "status": "unfinished"}]).to_csv(tmp_path / "summary.csv", index=False)
+    write_json(tmp_path / "config.json", {"study": name})
+    with pytest.raises(InputError, match=f"no run was finished; make some with: python -m asyncsim.study {name}"):
+        figure(name).draw(tmp_path)
 
 
 @needs_ray

@@ -15,6 +15,7 @@ from asyncsim import Cluster, Constant, InputError, methods, problems, replay, s
 from asyncsim.benchmark import answer as answers
 from asyncsim.benchmark import bars, baselines, cases, gradients, machine, memory, tasks, turns
 from asyncsim.drawing import look
+from asyncsim.files import write_json
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.replays import tuning
 from asyncsim.study import load_file, shipped
@@ -601,8 +602,13 @@ def ten_rows() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def write(folder, rows):
+    rows.to_csv(folder / "summary.csv", index=False)
+    write_json(folder / "config.json", {"study": "throughput"})
+
+
 def test_figure_is_drawn_from_ten_rows(tmp_path, capsys):
-    ten_rows().to_csv(tmp_path / "summary.csv", index=False)
+    write(tmp_path, ten_rows())
     assert figures.main([str(tmp_path)]) == 0
     first = {path.name: path.read_bytes() for path in tmp_path.glob("throughput.*")}
     assert sorted(first) == ["throughput.pdf", "throughput.png"]
@@ -646,7 +652,7 @@ def test_marks_of_tasks_without_a_method_have_no_methods_shape():
 def test_figure_shows_concurrent_replays_unfilled_and_no_commits_alone(tmp_path):
     other = {"usual loop": "concurrent replays", "gradients alone, PyTorch": "commits alone"}
     rows = ten_rows().replace({"contender": other})
-    rows.to_csv(tmp_path / "summary.csv", index=False)
+    write(tmp_path, rows)
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(look, "save", lambda figure, path: drawn.append(figure) or [])
@@ -660,13 +666,13 @@ def test_figure_shows_concurrent_replays_unfilled_and_no_commits_alone(tmp_path)
 def test_many_methods_are_drawn_by_their_share(tmp_path):
     names = list(methods.METHODS)[:6]
     rows = pd.concat([ten_rows().assign(method=name) for name in names])
-    rows.to_csv(tmp_path / "summary.csv", index=False)
+    write(tmp_path, rows)
     shares = [("digits", workers, name, figures._SHARE, 0.6, 0.5, 0.7) for workers in (10, 100) for name in names]
     ratios = pd.DataFrame(shares, columns=["task", "workers", "method", "ratio", "median", "min", "max"])
     ratios.to_csv(tmp_path / "ratios.csv", index=False)
     assert [path.name for path in figures.draw(tmp_path)] == ["methods.png", "methods.pdf"]
     few = pd.concat([ten_rows().assign(method=name) for name in ("", *names[:4])])
-    few.to_csv(tmp_path / "summary.csv", index=False)
+    write(tmp_path, few)
     assert [path.name for path in figures.draw(tmp_path)] == ["throughput.png", "throughput.pdf"]
     figure = figures.methods(ratios)
     titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
@@ -677,10 +683,10 @@ def test_many_methods_are_drawn_by_their_share(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "no such folder"),
-        ("", "no results of the throughput study"),
-        ("task,workers\n", "no results of the throughput study"),
-        (",".join(figures._COLUMNS) + "\n", "nothing was finished"),
+        (None, "no results of the study throughput"),
+        ("", "no results of the study throughput"),
+        ("task,workers\ndigits,2\n", "its summary.csv lacks method, contender"),
+        (",".join(figures._COLUMNS) + "\n", "no run was finished"),
     ],
 )
 def test_figure_without_results_says_what_to_do(tmp_path, text, message):
@@ -688,7 +694,8 @@ def test_figure_without_results_says_what_to_do(tmp_path, text, message):
     if text is not None:
         folder.mkdir()
         (folder / "summary.csv").write_text(text)
-    with pytest.raises(InputError, match=f"{message}.*; make one with: python -m asyncsim.study throughput"):
+        write_json(folder / "config.json", {"study": "throughput"})
+    with pytest.raises(InputError, match=f"{message}.*; make some with: python -m asyncsim.study throughput"):
         figures.draw(folder)
 
 

@@ -78,13 +78,20 @@ class Finished(NamedTuple):
         return Trace.load(self.folder / trace_file)
 
 
-def read(folder: str | os.PathLike, study: str) -> Finished:
+def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = None) -> Finished:
     """Read the results of a study.
+
+    Parameters
+    ----------
+    folder : path
+    study : str
+    columns : sequence of str, optional
+        That the summary must have, and a row with them; by default it may be empty.
 
     Raises
     ------
     InputError
-        There are none in that folder, or they are another study's.
+        There are none in that folder, or they are another study's, or have no run or lack a column.
     """
     folder = Path(folder)
     remedy = f"make some with: python -m asyncsim.study {study} --out FOLDER"
@@ -96,6 +103,11 @@ def read(folder: str | os.PathLike, study: str) -> Finished:
         raise InputError(f"folder = {str(folder)!r}: no results of the study {study} ({error}); {remedy}") from error
     if found != study:
         raise InputError(f"folder = {str(folder)!r}: holds the study {found}, not {study}; {remedy}")
+    if columns is not None and summary.empty:
+        raise InputError(f"folder = {str(folder)!r}: no run was finished; {remedy}")
+    missing = [column for column in columns or () if column not in summary]
+    if missing:
+        raise InputError(f"folder = {str(folder)!r}: its {results.SUMMARY} lacks {', '.join(missing)}; {remedy}")
     return Finished(folder, config, summary)
 
 

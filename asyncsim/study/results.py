@@ -23,6 +23,8 @@ SUMMARY = "summary.csv"
 CONFIG, INCOMPLETE = "config.json", "incomplete"
 #: Status of a run that ended with an error: a row of the summary without a folder.
 FAILED = "failed"
+#: Status of a recording that is being made, or was broken off.
+UNFINISHED = "unfinished"
 
 
 @contextlib.contextmanager
@@ -143,14 +145,18 @@ def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator
 
 
 def read_summary(folder: Path) -> "pd.DataFrame":
-    """Read the rows of a study's summary that have a run: those that failed have only an error."""
+    """Read the rows of a study's summary that have a run; see `ended`."""
     summary = read_table(folder / SUMMARY)
     return ended(summary) if "status" in summary else summary
 
 
 def ended(summary: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows of a summary that have a run."""
-    return summary[summary["status"] != FAILED].drop(columns="error", errors="ignore").reset_index(drop=True)
+    """Return the rows of a summary that have a run: those that failed have only an error, others may be under way."""
+    return (
+        summary[~summary["status"].isin((FAILED, UNFINISHED))]
+        .drop(columns="error", errors="ignore")
+        .reset_index(drop=True)
+    )
 
 
 def _default_folder(study: str) -> tuple[Path, list[Path]]:
