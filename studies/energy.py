@@ -32,8 +32,6 @@ TABLES = ("compliance.csv", "energies.csv", "tensors.csv", "workers.csv")
 _POINTS, _PARTS = 100, 10
 #: Worker steps in which a momentum of 0.9 comes near its final size, and all workers have read something new.
 _BEGINNING = 10
-#: Share of a run's commits, at the end, that the table speaks of.
-_END = 0.1
 #: What stands above the table.
 _LEGEND = f"""Central over proxy energy. Of the whole vector: the median of the first {_BEGINNING} worker steps, the
 highest median of a stretch after that, the median of the last tenth. Then quartiles over the weights, and the shares of
@@ -183,8 +181,10 @@ def report(folder: Path, summary: "pd.DataFrame") -> str:
 
 def _last(table: "pd.DataFrame") -> "pd.DataFrame":
     """Return the last tenth of what there is of each seed's run; at least its last diagnosed commit."""
+    from asyncsim.study.outcome import FINAL_SHARE
+
     ends = table.groupby("seed")["worker_step"].transform("max")
-    return table[table["worker_step"] >= (1 - _END) * ends]
+    return table[table["worker_step"] >= (1 - FINAL_SHARE) * ends]
 
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:

@@ -10,11 +10,12 @@ from gem_results import make_run, ranks, write_all, write_study
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from asyncsim import InputError
+from asyncsim import InputError, prescribed
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve, curve_of, diagnostic_curve
 from asyncsim.study import load, load_file, shipped
 from asyncsim.study.finished import read
+from asyncsim.study.outcome import outcome
 
 gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
 published = gem.published
@@ -242,6 +243,31 @@ def test_energies_at_each_n_are_those_of_the_runs(figures):
     assert drawn.get_ydata()[0] == pytest.approx(np.median(ends))
     (clipped,) = [line for line in shares.lines if line.get_label() == "clip binds at 0"]
     assert list(clipped.get_ydata()) == pytest.approx([2 / 32, 4 / 34])
+
+
+def test_energies_of_the_last_tenth_of_the_commits_are_those_of_the_summary(tmp_path):
+    """Of a server that waits for several: the last tenth of the ratios that there are would go further back."""
+    folder = write_study(tmp_path, "energy", [({"workers": 2}, "gem", {"steps": 30})], seeds=1)
+    (path,) = folder.glob("runs/*/*/commits.parquet")
+    commits = pd.read_parquet(path)
+    commits.loc[commits["commit"] % 4 != 3, "central_energy"] = 0.0
+    commits.to_parquet(path, index=False)
+    found = read(folder, "energy")
+    (run,) = found.runs()
+    ended = outcome(run, prescribed(1, 60, 2))["energy_ratio"]
+    # Of the last six of sixty commits only the 55th and the 59th moved it.
+    late = commits.loc[[55, 59]]
+    assert ended == pytest.approx((late["central_energy"] / late["proxy_energy"]).median())
+    (drawn,) = [line for line in gem.FIGURES["energy"].draw(found).axes[0].lines if line.get_label() == "GEM"]
+    assert list(drawn.get_ydata()) == [ended]
+
+
+def test_the_clip_is_named_by_its_own_end(tmp_path):
+    results = read(write_study(tmp_path, "energy", [({"workers": 2}, "gem", {})]), "energy")
+    for known, said in (({"gem": {"pi_max": 2.5}}, "clip binds at 2.5"), ({}, "clip binds at its upper end")):
+        results.config["hyperparameters"] = known
+        shares = gem.FIGURES["energy"].draw(results).axes[2]
+        assert [line.get_label() for line in shares.lines][:2] == ["clip binds at 0", said]
 
 
 @pytest.mark.parametrize("name", ["8a", "8b"])

@@ -34,22 +34,20 @@ ROOM = 4
 def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     """Return how a run ended, as columns.
 
-    ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio`` the median there of
-    `energy_ratios`, and ``median_...`` the mean of the recorded medians of a method's own diagnostic there; of ratios
-    and diagnostics the last value if there is none that late. ``train_...`` and ``test_...`` are the last
+    ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio`` the
+    `late_energy_ratio`, and ``median_...`` the mean of the recorded medians of a method's own diagnostic in that tenth,
+    or the last of them if there is none that late. ``train_...`` and ``test_...`` are the last
     evaluation's. NaN if the run diverged.
     """
-    last = run.commits.tail(max(1, round(FINAL_SHARE * len(trace.taken_up))))
-    ratios = energy_ratios(run.commits).dropna()
-    late_ratios = ratios[ratios.index >= last.index[0]]
+    total = len(trace.taken_up)
+    last = _last(run.commits, total)
     evaluated = run.evaluations.iloc[-1].filter(regex="^(train|test)_").to_dict()
     shown = run.diagnostics[(run.diagnostics["quantile"] == 0.5) & (run.diagnostics["tensor"] == "")]
     late = shown[shown["commit"] >= min(last["commit"].iloc[0], shown["commit"].max())]
     medians = late.groupby("quantity", sort=False)["value"].mean().add_prefix("median_").to_dict()
-    ratio = late_ratios if len(late_ratios) else ratios.tail(1)
     with np.errstate(over="ignore"):  # of losses near the largest number; most such runs diverge
         loss = last["loss"].mean()
-    ended = {"final_loss": loss, **evaluated, "energy_ratio": ratio.median(), **medians}
+    ended = {"final_loss": loss, **evaluated, "energy_ratio": late_energy_ratio(run.commits, total), **medians}
     if run.diverged_at is not None:
         ended = dict.fromkeys(ended, np.nan)
     return {
@@ -69,6 +67,22 @@ def energy_ratios(commits: pd.DataFrame) -> pd.Series:
     central = commits["central_energy"]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return (central / commits["proxy_energy"]).where(central > 0)
+
+
+def late_energy_ratio(commits: pd.DataFrame, total: int) -> float:
+    """Return the median of `energy_ratios` over the last tenth of ``total`` commits; the last one if none is that late.
+
+    NaN if there is none at all.
+    """
+    ratios = energy_ratios(commits).dropna()
+    if ratios.empty:
+        return float("nan")
+    late = ratios[ratios.index >= _last(commits, total).index[0]]
+    return float((late if len(late) else ratios.tail(1)).median())
+
+
+def _last(commits: pd.DataFrame, total: int) -> pd.DataFrame:
+    return commits.tail(max(1, round(FINAL_SHARE * total)))
 
 
 def time_to_target(evaluations: pd.DataFrame, target: float) -> float:

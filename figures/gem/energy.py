@@ -14,7 +14,7 @@ from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, trace_
 from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
-from asyncsim.study.outcome import energy_ratios
+from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
 
 from .panels import (
     STEPS,
@@ -30,8 +30,6 @@ from .panels import (
     with_all_workers,
 )
 
-#: Share of a run, at its end, that counts: that of "final" losses and energy ratios in a study's summary.
-_LATE = 0.1
 _METHODS = ("gem", "downpour")
 #: Ratios of weights below this are drawn there: many weights do not move at all, which a logarithm cannot show.
 _LEAST = 1e-4
@@ -39,7 +37,7 @@ _LEAST = 1e-4
 _DECADES = 2.0
 _SHARES = {
     "clipped_low": ("clip binds at 0", look.BLUE, "o", "-"),
-    "clipped_high": ("clip binds at 5", look.ORANGE, "s", "--"),
+    "clipped_high": ("clip binds at {pi_max}", look.ORANGE, "s", "--"),
     "opposite_sign": ("opposite signs of drift and update", look.GREEN, "^", "-."),
 }
 
@@ -124,8 +122,8 @@ def over_time(results: Finished) -> Figure:
 
 def _whole(run: Run) -> float:
     """Return the median ratio of the whole vector's energies late in the run; a run that diverged has its last ones."""
-    ratio = energy_ratios(run.commits)
-    return float(ratio[np.isfinite(ratio)].tail(max(1, round(_LATE * len(run.commits)))).median())
+    commits = run.commits[np.isfinite(run.commits[["central_energy", "proxy_energy"]]).all(axis=1)]
+    return late_energy_ratio(commits, len(run.commits))
 
 
 def _late(results: Finished, measure: Callable[[Run], float]) -> pd.DataFrame:
@@ -145,7 +143,7 @@ def _diagnosed(quantity: str, quantile: float | None) -> Callable[[Run], float]:
         wanted &= table["quantile"].isna() if quantile is None else table["quantile"] == quantile
         found = table[wanted & np.isfinite(table["value"])]
         # At least the last recording, if the run is short.
-        from_commit = min((1 - _LATE) * len(run.commits), found["commit"].max())
+        from_commit = min((1 - FINAL_SHARE) * len(run.commits), found["commit"].max())
         values = found.loc[found["commit"] >= from_commit, "value"]
         return float(values.median()) if len(values) else float("nan")
 
@@ -170,7 +168,10 @@ def _weights(axes: Axes, results: Finished, one: look.Look) -> None:
 
 def _draw_shares(axes: Axes, results: Finished) -> None:
     """Draw GEM's shares, and how often DOWNPOUR's updates go against the drift if that was recorded."""
-    drawn = [("gem", quantity, *one) for quantity, one in _SHARES.items()]
+    clipped_to = results.config.get("hyperparameters", {}).get("gem", {}).get("pi_max")
+    # Without a clip nothing was recorded of where it binds.
+    pi_max = "its upper end" if clipped_to is None else f"{clipped_to:g}"
+    drawn = [("gem", quantity, label.format(pi_max=pi_max), *one) for quantity, (label, *one) in _SHARES.items()]
     drawn.append(("downpour", "opposite_sign", "the same, DOWNPOUR", look.VERMILLION, "v", ":"))
     for method, quantity, label, color, marker, line in drawn:
         rows = results.rows(method=method)

@@ -15,6 +15,7 @@ from asyncsim.drawing.curves import Curve, trace_length
 from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
+from asyncsim.study.outcome import FINAL_SHARE
 
 from . import published
 from .panels import (
@@ -254,7 +255,7 @@ def _paper_loss(runs: Sequence[Run], workers: int) -> Curve:
 def _end_factor(run: Run) -> float:
     table = run.diagnostics
     medians = table[(table["quantity"] == "pi") & (table["tensor"] == "") & (table["quantile"] == 0.5)]
-    return float(medians.loc[medians["commit"] >= (1 - published.END_SHARE) * trace_length([run]), "value"].mean())
+    return float(medians.loc[medians["commit"] >= (1 - FINAL_SHARE) * trace_length([run]), "value"].mean())
 
 
 def _curve_row(figure: str, name: str, rate: str, deviation: float, bar: float, rows: pd.DataFrame) -> Deviation:

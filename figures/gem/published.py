@@ -16,6 +16,7 @@ import pandas as pd
 
 from asyncsim.drawing.curves import Curve
 from asyncsim.drawing.paper import Task
+from asyncsim.study.outcome import FINAL_SHARE
 
 #: The paper's name for figures and tables.
 SOURCE = "Hermans and Louppe 2018, arXiv 1805.08469"
@@ -27,8 +28,6 @@ _EVERY = 5
 #: Worker steps of a run in the paper, and what figure 2 took for them (s).
 STEPS = 938
 SECONDS = 2000.0
-#: Share of a run, at its end, over which a value "at the end" is averaged.
-END_SHARE = 0.1
 
 
 class Deviation(NamedTuple):
@@ -92,7 +91,7 @@ def binned(figure: str, name: str) -> pd.Series:
 def end_value(figure: str, name: str) -> float:
     """Return the mean of the published points in the last tenth of the run."""
     points = series(figure, name)
-    return float(points.loc[points["x"] > (1 - END_SHARE) * STEPS, "y"].mean())
+    return float(points.loc[points["x"] > (1 - FINAL_SHARE) * STEPS, "y"].mean())
 
 
 def log_deviation(curve: Curve, published: pd.Series) -> float:
