@@ -23,15 +23,17 @@ from asyncsim.drawing.command import draw_folder
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
-    curve_over_seeds,
     draw_curves,
     draw_target,
+    evaluation_curve,
     loss_axis,
     mark_after,
     mark_below,
     mark_beyond,
 )
+from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished, read
+from asyncsim.traces.trace import Trace
 from asyncsim.wording import counted, over_seeds
 
 
@@ -102,29 +104,15 @@ def _longest_time(summary: pd.DataFrame) -> float:
 
 def _curve(finished: Finished, rows: pd.DataFrame) -> Curve:
     """Return the training loss of some runs at their evaluations; the steps are gradients computed by then."""
-    seeds, ends = [], []
-    for row in rows.itertuples():
-        seed = _evaluations(finished, str(row.run_folder), str(row.trace_file))
-        seeds.append(seed)
-        if row.status == "diverged":
-            time, computed, losses = (seed[name] for name in ("commit_time", "computed", "train_loss"))
-            ends.append((float(time.iloc[-1]), float(computed.iloc[-1]), float(losses.dropna().iloc[-1])))
-
-    names = ("commit_time", "computed", "train_loss")
-    time, computed, losses = (pd.concat([seed[name] for seed in seeds], axis=1) for name in names)
-    # Once a seed has diverged the means are of the others, which may be earlier: a line does not go back.
-    time, computed = (np.maximum.accumulate(values.mean(axis=1)) for values in (time, computed))
-    return curve_over_seeds(time, computed, losses, ends)
+    runs, traces = map(finished.run, rows["run_folder"]), map(finished.trace, rows["trace_file"])
+    pairs = list(zip(runs, traces, strict=True))
+    return evaluation_curve([run for run, _ in pairs], [_computed(*pair) for pair in pairs])
 
 
-def _evaluations(finished: Finished, run_folder: str, trace_file: str) -> pd.DataFrame:
-    """Return a run's evaluations with the gradients computed by then; a loss that is not finite is NaN."""
-    evaluations = finished.run(run_folder).evaluations
-    trace = finished.trace(trace_file)
-    done = np.searchsorted(trace.frame["commit_time"].to_numpy(), evaluations["commit_time"].to_numpy(), side="right")
-    computed = np.r_[0, trace.frame["local_steps"].cumsum()]
-    losses = evaluations["train_loss"].where(np.isfinite(evaluations["train_loss"]))
-    return evaluations.assign(computed=computed[done], train_loss=losses)
+def _computed(run: Run, trace: Trace) -> np.ndarray:
+    """Return how many gradients were computed by each evaluation of a run."""
+    times = trace.frame["commit_time"].to_numpy(), run.evaluations["commit_time"].to_numpy()
+    return np.r_[0, trace.frame["local_steps"].cumsum()][np.searchsorted(*times, side="right")]
 
 
 if __name__ == "__main__":

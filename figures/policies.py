@@ -22,8 +22,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
 from asyncsim.drawing.command import draw_folder
-from asyncsim.drawing.curves import DIVERGED, Curve, curve_over_seeds, draw_curves, draw_target, loss_axis, mark_beyond
-from asyncsim.replays.run import Run
+from asyncsim.drawing.curves import DIVERGED, Curve, draw_curves, draw_target, evaluation_curve, loss_axis, mark_beyond
 from asyncsim.study.finished import Finished, read
 from asyncsim.table_text import LEAST_SHARE, number_text
 from asyncsim.traces.phases import IN_WORDS, Phases
@@ -99,7 +98,7 @@ def loss(finished: Finished) -> Figure:
     summary = finished.summary
     panels_of = summary[["workers", "method"]].drop_duplicates().itertuples(index=False)
     found = [(int(workers), str(method)) for workers, method in panels_of]
-    style = look.others(summary["policy"].unique())
+    looks = look.others(summary["policy"].unique())
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
     size = look.SINGLE if columns == 1 else look.DOUBLE, 2.7 * rows
@@ -113,9 +112,9 @@ def loss(finished: Finished) -> Figure:
         axes.set_ylim(*limits)
         if scale == "log":
             look.plain_logs(axes.yaxis)
-        own_style, named = {name: style[name] for name in curves}, {name: name for name in curves}
-        draw_curves(axes, curves, named, "time", style=own_style)
-        mark_beyond(axes, curves, named, "time", own_style)
+        own_looks, named = {name: looks[name] for name in curves}, {name: name for name in curves}
+        draw_curves(axes, curves, named, "time", looks=own_looks)
+        mark_beyond(axes, curves, named, "time", own_looks)
         draw_target(axes, finished.config["target"])
         axes.set_title(f"{look.looks([method])[method].label}, {counted(workers, 'worker')}")
     for axes in panels[: len(found) : columns]:
@@ -137,20 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _curves(finished: Finished) -> dict[str, Curve]:
     """Return the training losses under each policy."""
-    return {str(policy): _curve(finished.runs(policy=policy)) for policy in finished.summary["policy"].unique()}
-
-
-def _curve(runs: Sequence[Run]) -> Curve:
-    """Return the training losses of some runs at their evaluations."""
-    found = [run.evaluations.assign(loss=run.evaluations["train_loss"].where(np.isfinite)) for run in runs]
-    time, losses = (pd.concat([one[name] for one in found], axis=1) for name in ("commit_time", "loss"))
-    ends = [
-        (float(one["commit_time"].iloc[-1]), float(one["commit"].iloc[-1]), float(one["loss"].dropna().iloc[-1]))
-        for run, one in zip(runs, found, strict=True)
-        if run.diverged_at is not None
-    ]
-    # Once a seed has diverged the means are of the others, which may be earlier: a line does not go back.
-    return curve_over_seeds(np.maximum.accumulate(time.mean(axis=1)), np.arange(len(time)), losses, ends)
+    return {
+        str(policy): evaluation_curve(finished.runs(policy=policy)) for policy in finished.summary["policy"].unique()
+    }
 
 
 def _seeds(finished: Finished, what: str = "mean and range of") -> str:

@@ -16,6 +16,7 @@ from asyncsim.drawing.curves import (
     curve_of,
     curve_over_seeds,
     draw_curves,
+    evaluation_curve,
     loss_axis,
     mark_after,
     mark_below,
@@ -246,6 +247,30 @@ def test_a_curve_averages_seeds_and_stops_with_the_last_run():
     assert curve.mean == pytest.approx(expected)
     assert curve.low == pytest.approx(2.0 ** -np.arange(ROWS)) and curve.high[5] == 10.0**5
     assert curve.ends == [(3.5, 3.5, 10.0**5)]
+
+
+def evaluated(losses, seconds: float, diverged_at: int | None = None) -> Run:
+    """Return a run that was evaluated every two commits."""
+    commit = 2 * np.arange(len(losses))
+    evaluations = pd.DataFrame({"commit": commit, "commit_time": seconds * commit, "train_loss": losses})
+    return Run(pd.DataFrame(), evaluations, pd.DataFrame(), np.zeros(1), diverged_at, {})
+
+
+def test_training_losses_go_as_far_as_each_seed_and_never_back_in_time():
+    runs = [evaluated([4.0, 2.0, 1.0], 1.0), evaluated([4.0, 6.0, np.inf], 9.0, diverged_at=4)]
+    runs[1] = dataclasses.replace(runs[1], evaluations=runs[1].evaluations.iloc[:2])
+    curve = evaluation_curve(runs)
+    assert curve.mean == pytest.approx([4, 4, 1]) and curve.high == pytest.approx([4, 6, 1])
+    # The means of the times are 0, 10 and 4 s.
+    assert curve.time == pytest.approx([0, 10, 10]) and curve.step == pytest.approx([0, 2, 4])
+    assert curve.ends == [(18.0, 2.0, 6.0)]
+    computed = evaluation_curve(runs, [[0, 3, 5], [0, 4]])
+    assert computed.step == pytest.approx([0, 3.5, 5]) and computed.ends == [(18.0, 4.0, 6.0)]
+
+
+def test_a_training_loss_that_is_not_finite_is_none():
+    curve = evaluation_curve([evaluated([4.0, np.inf], 1.0, diverged_at=1)])
+    assert curve.mean[0] == 4 and np.isnan(curve.mean[1]) and curve.ends == [(2.0, 2.0, 4.0)]
 
 
 def test_losses_that_no_logarithm_can_show_are_drawn_on_a_plain_axis(results):

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from asyncsim.drawing.look import BLACK, Look, looks
+from asyncsim.drawing import look
 from asyncsim.replays.run import Run
 from asyncsim.table_text import number_text
 
@@ -20,6 +20,8 @@ _CUT = 100.0
 _DEPTH = 1e-3
 #: The smallest and the largest value that a logarithmic axis shows: its ticks lie outside, and must be numbers, too.
 _SMALLEST, _LARGEST = 1e-280, 1e280
+#: What a horizontal axis shows, in words.
+ALONG = {"time": "simulated time (s)", "step": "worker steps (commits per worker)"}
 #: The mark where a run diverged.
 DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
 
@@ -103,6 +105,32 @@ def diagnostic_curve(
     return _curve(runs, tables, "mean", workers, bin_steps)
 
 
+def evaluation_curve(runs: Sequence[Run], steps: Sequence[ArrayLike] | None = None) -> Curve:
+    """Return the training losses of one method's runs at their evaluations; one that is not finite is none.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        One per seed.
+    steps : sequence of array-like, optional
+        What counts as the step of each evaluation, run by run; by default the commits by then.
+    """
+    named = [run.evaluations["commit"] for run in runs] if steps is None else steps
+    found = []
+    for run, step in zip(runs, named, strict=True):
+        losses = run.evaluations["train_loss"]
+        found.append(run.evaluations[["commit_time"]].assign(step=step, loss=losses.where(np.isfinite(losses))))
+    ends = [
+        (float(one["commit_time"].iloc[-1]), float(one["step"].iloc[-1]), float(one["loss"].dropna().iloc[-1]))
+        for run, one in zip(runs, found, strict=True)
+        if run.diverged_at is not None
+    ]
+    time, step, losses = (pd.concat([one[name] for one in found], axis=1) for name in ("commit_time", "step", "loss"))
+    # Once a seed has diverged the means are of the others, which may be earlier: a line does not go back.
+    time, step = (np.maximum.accumulate(values.mean(axis=1)) for values in (time, step))
+    return curve_over_seeds(time, step, losses, ends)
+
+
 def curve_over_seeds(
     time: ArrayLike, step: ArrayLike, values: pd.DataFrame, ends: list[tuple[float, float, float]]
 ) -> Curve:
@@ -119,7 +147,7 @@ def draw_curves(
     labels: Mapping[str, str],
     against: str,
     until: float | None = None,
-    style: Mapping[str, Look] | None = None,
+    looks: Mapping[str, look.Look] | None = None,
 ) -> None:
     """Draw mean and range of each method, and a cross where a run diverged.
 
@@ -133,30 +161,52 @@ def draw_curves(
         What the horizontal axis shows.
     until : float, optional
         Where it ends; a cross beyond that is not drawn.
-    style : mapping, optional
+    looks : mapping, optional
         By the names of the curves, if these are no methods.
     """
-    for name, look in (style or looks(curves)).items():
-        curve = curves[name]
-        # Only where there is something: a line would break at every bin that is empty.
-        known = np.isfinite(curve.mean)
-        x = _along(curve, against)[known]
-        axes.fill_between(x, curve.low[known], curve.high[known], color=look.color, alpha=0.2, linewidth=0)
-        marker = "." if len(x) == 1 else ""  # a line of one point is none
-        axes.plot(x, curve.mean[known], color=look.color, linestyle=look.line, label=labels[name], marker=marker)
-        for time, step, value in curve.ends:
-            end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
-            if until is None or end <= until:
-                axes.plot(end, height, color=look.color, clip_on=False, zorder=4, **DIVERGED)
+    for name, one in (looks or look.looks(curves)).items():
+        draw_curve(axes, curves[name], one._replace(label=labels[name]), against, until)
     axes.set_xlim(0, until)
-    axes.set_xlabel("simulated time (s)" if against == "time" else "worker steps (commits per worker)")
+    axes.set_xlabel(ALONG[against])
+
+
+def draw_curve(
+    axes: Axes,
+    curve: Curve,
+    one: look.Look,
+    against: str,
+    until: float | None = None,
+    marks: Mapping[str, Any] | None = None,
+) -> None:
+    """Draw mean and range of a curve, and a cross where a run diverged.
+
+    Parameters
+    ----------
+    axes, against, until
+        As `draw_curves` has them.
+    curve : Curve
+    one : look.Look
+    marks : mapping, optional
+        The line's markers, as matplotlib has them; by default none.
+    """
+    # Only where there is something: a line would break at every bin that is empty.
+    known = np.isfinite(curve.mean)
+    x = _along(curve, against)[known]
+    axes.fill_between(x, curve.low[known], curve.high[known], color=one.color, alpha=0.2, linewidth=0)
+    if marks is None:
+        marks = {"marker": "." if len(x) == 1 else ""}  # a line of one point is none
+    axes.plot(x, curve.mean[known], color=one.color, linestyle=one.line, label=one.label, **marks)
+    for time, step, value in curve.ends:
+        end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
+        if until is None or end <= until:
+            axes.plot(end, height, color=one.color, clip_on=False, zorder=4, **DIVERGED)
 
 
 def draw_target(axes: Axes, loss: float) -> None:
     """Draw a loss that is to be reached, if it is in view."""
     low, high = axes.get_ylim()
     if low <= loss <= high:
-        axes.axhline(loss, color=BLACK, linewidth=0.6, zorder=0, label="target")
+        axes.axhline(loss, color=look.BLACK, linewidth=0.6, zorder=0, label="target")
 
 
 def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
@@ -217,14 +267,14 @@ def mark_beyond(
     curves: Mapping[str, Curve],
     labels: Mapping[str, str],
     against: str,
-    style: Mapping[str, Look] | None = None,
+    looks: Mapping[str, look.Look] | None = None,
 ) -> None:
     """Say of each curve that leaves the axes at the top how far it goes, as far as it is between their sides.
 
-    ``style`` as in `draw_curves`.
+    ``looks`` as in `draw_curves`.
     """
     (begin, end), top, told = axes.get_xlim(), axes.get_ylim()[1], 0
-    for name, look in (style or looks(curves)).items():
+    for name, one in (looks or look.looks(curves)).items():
         x, mean = _along(curves[name], against), curves[name].mean
         beyond = (mean > top) & (begin <= x) & (x <= end)
         if not beyond.any():
@@ -232,8 +282,8 @@ def mark_beyond(
         text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
         # Towards the middle, so that the text stays inside.
         side, aside = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
-        text_style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": look.color}
-        axes.annotate(text, (last, top), (aside, -4 - 9 * told), textcoords="offset points", **text_style)
+        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": one.color}
+        axes.annotate(text, (last, top), (aside, -4 - 9 * told), textcoords="offset points", **style)
         told += 1
 
 
@@ -243,13 +293,13 @@ def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
     As `mark_beyond` it looks only between the sides of the axes.
     """
     (begin, end), bottom, told = axes.get_xlim(), axes.get_ylim()[0], 0
-    for name, look in looks(curves).items():
+    for name, one in look.looks(curves).items():
         x = _along(curves[name], against)
         least = np.nanmin(curves[name].low[(begin <= x) & (x <= end)], initial=np.inf)
         if least >= bottom:
             continue
         text = f"\u2193 {labels[name]}, some seed down to {least:.0e}".replace(" 0e+00", " 0")
-        style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": look.color}
+        style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": one.color}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
         axes.annotate(text, (0, 0), (3, 2 + 9 * told), **place, **style)
         told += 1
@@ -258,11 +308,11 @@ def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
 def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str]) -> None:
     """Say of each curve that goes on beyond the right side of an axis of time how long it takes."""
     end, told = axes.get_xlim()[1], 0
-    for name, look in looks(curves).items():
+    for name, one in look.looks(curves).items():
         last = float(np.nanmax(curves[name].time, initial=0.0))
         if last <= 1.001 * end:
             continue
-        style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": look.color}
+        style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": one.color}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
         axes.annotate(f"{labels[name]} \u2192 {number_text(last)} s", (1, 1), (-3, -4 - 9 * told), **place, **style)
         told += 1

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
-from asyncsim.drawing.curves import DIVERGED, Curve, curve_of, diagnostic_curve, trace_length
+from asyncsim.drawing.curves import ALONG, DIVERGED, Curve, curve_of, diagnostic_curve, draw_curve, trace_length
 from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
@@ -19,7 +19,7 @@ from . import published
 
 #: Size of a panel as wide as a paper's column (inches).
 PANEL = (look.SINGLE, 2.9)
-STEPS = "worker steps (commits per worker)"
+STEPS = ALONG["step"]
 LOSS = "minibatch loss"
 #: Losses above this are cut off: they are those of runs that diverge.
 MOST_LOSS = 6.0
@@ -176,19 +176,11 @@ def draw_family(
     for turn, (value, shade) in enumerate((looks or look.shades(curves)).items()):
         if value not in curves:
             continue
-        curve = curves[value]
-        # Diagnostics may be further apart than the points of a curve.
-        known = np.isfinite(curve.mean)
-        x = (curve.step if against == "step" else curve.time)[known]
-        axes.fill_between(x, curve.low[known], curve.high[known], color=shade.color, alpha=0.2, linewidth=0)
-        marks: dict[str, Any] = {"marker": shade.marker, "markersize": 3.2, "markevery": (turn, _MARKED_EVERY)}
-        axes.plot(x, curve.mean[known], color=shade.color, linestyle=line, label=labels[value], **marks)
-        for time, step, height in curve.ends:
-            end = step if against == "step" else time
-            axes.plot(end, np.clip(height, *axes.get_ylim()), color=shade.color, clip_on=False, zorder=4, **DIVERGED)
+        marks = {"marker": shade.marker, "markersize": 3.2, "markevery": (turn, _MARKED_EVERY)}
+        draw_curve(axes, curves[value], look.Look(shade.color, line, labels[value]), against, marks=marks)
     drawn = [curve.step[-1] if against == "step" else np.nanmax(curve.time) for curve in curves.values()]
     axes.set_xlim(0, 1.03 * max([*drawn, 1e-9]))
-    axes.set_xlabel(STEPS if against == "step" else "simulated time (s)")
+    axes.set_xlabel(ALONG[against])
 
 
 def published_curves(results: Finished, figure: str, method: str, curves: Mapping[int, Curve]) -> dict[int, pd.Series]:
