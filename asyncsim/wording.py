@@ -12,12 +12,12 @@ def counted(count: int, noun: str) -> str:
 def over_seeds(count: int, what: str = "mean and range of", fewest: int | None = None) -> str:
     """Return over how many seeds curves are: ``mean and range of 3 seeds``, or ``1 seed``.
 
-    With ``fewest``, if some have fewer: ``mean and range of 1 to 3 seeds``.
+    With ``fewest``, if some have fewer: ``mean and range of 1 to 3 seeds``. Without ``what``: ``3 seeds``.
     """
     if count == 1:
         return counted(count, "seed")
     few = "" if fewest is None or fewest == count else f"{fewest:,} to "
-    return f"{what} {few}{counted(count, 'seed')}"
+    return f"{what} {few}{counted(count, 'seed')}".lstrip()
 
 
 def split_names(names: Iterable[Any]) -> list[Any]:

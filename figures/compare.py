@@ -84,7 +84,7 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     config = finished.config
     title = f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=8)
+    look.title(figure, title)
     return figure
 
 

@@ -28,7 +28,6 @@ from asyncsim.wording import over_seeds
 
 #: What the study's methods are called here, where that is not their label elsewhere.
 _LABELS = {"lsgd": "LSGD, one leader", "lsgd_groups": "LSGD, a leader in each group", "aeasgd": "EASGD, asynchronous"}
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def over_time(finished: Finished) -> Figure:
@@ -76,7 +75,7 @@ def periods(finished: Finished) -> Figure:
             ends = [_ends(_runs(finished, row)) for row in rows.itertuples()]
             x = rows["window"] * 1.06 ** (turn - (len(looks) - 1) / 2)
             style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "label": one.label}
-            axes.plot(x, rows[value], marker=_MARKERS[turn % len(_MARKERS)], markersize=4, **style)
+            axes.plot(x, rows[value], marker=look.MARKERS[turn % len(look.MARKERS)], markersize=4, **style)
             axes.vlines(x, [min(end) for end in ends], [max(end) for end in ends], color=one.color, linewidth=0.8)
         axes.set_xscale("log")
         axes.set_yscale("log")

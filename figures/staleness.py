@@ -44,14 +44,14 @@ from asyncsim.replays.run import Run
 from asyncsim.study import finished
 from asyncsim.study.outcome import energy_ratios
 from asyncsim.traces.trace import Trace
-from asyncsim.wording import counted
+from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ["method", "trace_file", "run_folder"]
 #: Width of the losses in one panel (inches).
 _LOSS_WIDTH = 4.8
 
 
-class Timing(NamedTuple):
+class SharedTraces(NamedTuple):
     """The traces that some methods share, one per seed."""
 
     methods: tuple[str, ...]
@@ -69,14 +69,14 @@ class Results(NamedTuple):
     Attributes
     ----------
     config : dict
-    timings : list of Timing
+    timings : list of SharedTraces
         First the one with the most workers; of several, the one that the most methods share.
     runs : dict of list of Run
         By method, one per seed.
     """
 
     config: dict[str, Any]
-    timings: list[Timing]
+    timings: list[SharedTraces]
     runs: dict[str, list[Run]]
 
     @property
@@ -84,12 +84,10 @@ class Results(NamedTuple):
         """Workers of the study; a method may have had fewer."""
         return self.timings[0].workers
 
-    @property
-    def seeds(self) -> str:
-        """How many seeds there are; a study that was interrupted may have fewer of some methods."""
+    def over_seeds(self, what: str) -> str:
+        """Return over how many seeds figures are; a study that was interrupted may have fewer of some methods."""
         counts = [len(runs) for runs in self.runs.values()]
-        fewest = f"{min(counts)} to " if min(counts) < max(counts) else ""
-        return fewest + counted(max(counts), "seed")
+        return over_seeds(max(counts), what, min(counts))
 
     @property
     def labels(self) -> dict[str, str]:
@@ -102,7 +100,7 @@ class Results(NamedTuple):
         return labels
 
     @property
-    def asynchronous(self) -> list[Timing]:
+    def asynchronous(self) -> list[SharedTraces]:
         """The timings of several workers; the first one if there are none."""
         return [timing for timing in self.timings if timing.workers > 1] or self.timings[:1]
 
@@ -159,7 +157,7 @@ def staleness(results: Results) -> Figure:
         if len(timings) > 1:
             axes.set_title(look.wrapped(f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}"))
     setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
-    look.title(figure, f"{setting}{results.seeds}")
+    look.title(figure, f"{setting}{results.over_seeds('')}")
     return figure
 
 
@@ -233,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return draw_folder("staleness", draw, arguments)
 
 
-def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[Timing]:
+def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[SharedTraces]:
     """Group methods by the clusters of their traces, in order; every group with one trace per seed."""
     groups: dict[Any, dict[str, list[str]]] = {}
     for row in rows.itertuples():
@@ -241,7 +239,7 @@ def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[Timing]:
         group = groups.setdefault(cluster, {})
         group.setdefault(str(row.trace_file), []).append(str(row.method))
     timings = [
-        Timing(tuple(dict.fromkeys(chain(*files.values()))), tuple(traces[name] for name in files))
+        SharedTraces(tuple(dict.fromkeys(chain(*files.values()))), tuple(traces[name] for name in files))
         for files in groups.values()
     ]
     return sorted(timings, key=lambda timing: (timing.workers, len(timing.methods)), reverse=True)
@@ -272,7 +270,7 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
     commits = trace_length(results.runs[results.timings[0].methods[0]])
     steps = commits / bins(commits, results.workers) / results.workers
     each = f"each point the {average} of {steps:.2g} worker step{'' if steps == 1 else 's'}"
-    seeds = results.seeds if results.seeds == "1 seed" else f"mean and range of {results.seeds}"
+    seeds = results.over_seeds("mean and range of")
     policies = {timing.traces[0].policy for timing in results.asynchronous}
     # Where methods have their own, these are named with their histograms of staleness.
     named = [str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1]

@@ -157,7 +157,8 @@ class Shade(NamedTuple):
     marker: str
 
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+#: Markers of things that are drawn together, in this order.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 #: Of the map of colours, what is dark enough on white.
 _DARK = (0.0, 0.83)
 
@@ -169,7 +170,7 @@ def shades(values: Iterable[Hashable]) -> dict[Any, Shade]:
     """
     values = list(values)
     colors = matplotlib.colormaps["viridis"](np.linspace(*_DARK, max(2, len(values))))
-    return {value: Shade(to_hex(colors[i]), _MARKERS[i % len(_MARKERS)]) for i, value in enumerate(values)}
+    return {value: Shade(to_hex(colors[i]), MARKERS[i % len(MARKERS)]) for i, value in enumerate(values)}
 
 
 def style() -> AbstractContextManager[Any]:

@@ -16,7 +16,8 @@ from .tables import is_thesis, published_grid, setting
 
 #: Of ten classes.
 _CHANCE, _OF_TEN_CLASSES = 10.0, ("digits", "mnist", "cifar10")
-_MARKERS = ("o", "^", "v", "D", "P")
+#: The marker of published values, which none of ours has.
+_PUBLISHED = "s"
 
 
 def collapse(results: Finished) -> Figure:
@@ -27,17 +28,19 @@ def collapse(results: Finished) -> Figure:
     windows = sorted(table["window"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.7, len(windows), sharey=True, sharex=True)
     looks = look.looks(dict.fromkeys(table["method"]))
+    markers = [marker for marker in look.MARKERS if marker != _PUBLISHED]
     theirs: set[int] = set()
     of_ten_classes = results.config.get("problem") in _OF_TEN_CLASSES
     for axes, window in zip(panels, windows, strict=True):
-        for (name, one), marker in zip(looks.items(), itertools.cycle(_MARKERS), strict=False):
+        for (name, one), marker in zip(looks.items(), itertools.cycle(markers), strict=False):
             rows = table[(table["method"] == name) & (table["window"] == window)].sort_values("workers")
             style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker, "markersize": 4}
             axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=one.label, **style)
             known = published_grid(results, "collapse_accuracy", name)
             known = known[known.index.get_level_values("window") == window]
             theirs |= set(known.index.get_level_values("workers"))
-            hollow: dict[str, Any] = {"linestyle": "none", "marker": "s", "markerfacecolor": "white", "markersize": 5}
+            hollow: dict[str, Any] = {"linestyle": "none", "marker": _PUBLISHED}
+            hollow |= {"markerfacecolor": "white", "markersize": 5}
             axes.plot(known.index.get_level_values("workers"), 100 * known, color=one.color, zorder=1, **hollow)
         if of_ten_classes:
             axes.axhline(_CHANCE, color=look.GREY, linewidth=0.7, linestyle=":")

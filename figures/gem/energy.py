@@ -195,9 +195,10 @@ def _mark_diverged(axes: Axes, results: Finished, method: str, one: look.Look) -
 
 def _finish_by_workers(figure: Figure, results: Finished) -> None:
     text = setting(
-        results, "central against proxy energy, medians over the last tenth of the runs; below 0.0001 drawn there"
+        results,
+        "central against proxy energy, medians over the last tenth of the runs; below 0.0001 drawn there",
+        what="median and range of",
     )
-    text = text.replace("mean and range", "median and range")
     crosses = (results.summary["status"] == "diverged").any()
     look.title(figure, text + ("; crosses: some run diverged, shown as far as it went" if crosses else ""))
 

@@ -19,7 +19,6 @@ _PANELS = {
     "learning_rate": ("largest stable \u03b7", "workers n"),
 }
 _TICKED = 4  #: Different limits that each get a tick.
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def limits(results: Finished) -> Figure:
@@ -53,7 +52,9 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
         x = rows["at"] * 1.05**turn / aside
         stable, unstable = rows["largest_stable"], rows["smallest_unstable"]
         style: dict[str, Any] = {"color": one.color, "markersize": 4}
-        axes.plot(x, stable, marker=_MARKERS[turn % len(_MARKERS)], linestyle=one.line, label=one.label, **style)
+        axes.plot(
+            x, stable, marker=look.MARKERS[turn % len(look.MARKERS)], linestyle=one.line, label=one.label, **style
+        )
         found = unstable.notna() & stable.notna()
         axes.vlines(x[found], stable[found], unstable[found], color=one.color, linewidth=0.8)
         axes.plot(x[found], unstable[found], "_", **style)

@@ -102,7 +102,7 @@ def final(results: Finished) -> Figure:
     shown = [results.summary["final_loss"], *(points["y"] for points in theirs.values())]
     log_axis(axes, shown, "loss over the last tenth", MOST_LOSS)
     known = set[int]()
-    for (name, one), marker in zip(look.looks(names).items(), itertools.cycle("osDv^P"), strict=False):
+    for (name, one), marker in zip(look.looks(names).items(), itertools.cycle(look.MARKERS), strict=False):
         if name in theirs:
             x, y = theirs[name]["x"], theirs[name]["y"]
             known |= set(x.astype(int))

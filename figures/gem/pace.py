@@ -1,4 +1,7 @@
-"""Figures 4 and 5: the loss against simulated time with a fixed effective batch, and over many data epochs."""
+"""Figures 4 to 6: losses with a fixed effective batch, over many data epochs, and at too high a learning rate.
+
+And what they are summed up in: the time to a target, and the final loss against the learning rate.
+"""
 
 import itertools
 from typing import Any

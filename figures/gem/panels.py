@@ -239,12 +239,12 @@ def finish(figure: Figure, axes: Axes, text: str, more: Sequence[Any] = (), colu
     look.title(figure, text)
 
 
-def setting(results: Finished, *parts: str) -> str:
-    """Return the end of a title: these parts, the problem, the learning rate if there is but one, and the seeds."""
+def setting(results: Finished, *parts: str, what: str = "mean and range of") -> str:
+    """Return the end of a title: these parts, the problem, the learning rate if there is but one, ``what`` of seeds."""
     found, seeds = rates(results), results.summary["seed"].nunique()
     said = [*parts, problem(results)]
     said += [f"\u03b7\u00a0=\u00a0{found[0]:g}"] if len(found) == 1 else []
-    said += [over_seeds(seeds)]
+    said += [over_seeds(seeds, what)]
     return "; ".join(part for part in said if part)
 
 

@@ -40,8 +40,8 @@ def heat_map(results: Finished, place: int) -> Figure:
     figure.colorbar(images[0], ax=panels, label="median \u03c0 of the tensor", extend="max")
     network = results.config.get("problem_config", {}).get("network", "")
     whose = f"{looks[next(iter(shown))].label}'s median" if len(shown) == 1 else "median"
-    text = setting(results, f"{whose} \u03c0 of each tensor, {counts[place]} workers", network)
-    finish(figure, panels[-1], text.replace("mean and range", "mean"))
+    text = setting(results, f"{whose} \u03c0 of each tensor, {counts[place]} workers", network, what="mean of")
+    finish(figure, panels[-1], text)
     return figure
 
 
