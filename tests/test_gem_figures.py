@@ -505,6 +505,7 @@ def test_a_cluster_at_which_a_curve_is_missing_is_not_chosen(tmp_path):
     figure = gem.forensics.fitted(read(tmp_path, "forensics"))
     # Nothing stands where a curve is missing, however near the other one is.
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.20"]
+    assert "blank: some fitted n has no curve" in figure.get_suptitle().replace("\n", " ")
     assert figure.axes[0].collections[0].get_array().mask.ravel().tolist() == [False, True]
 
 

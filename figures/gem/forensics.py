@@ -65,7 +65,9 @@ def fitted(results: Finished) -> Figure:
     panels[-1][1].set_xlabel(STEPS)
     figure.colorbar(image, ax=panels[:, 0], label="log10 RMS deviation over the fitted n", location="left", shrink=0.8)
     square = "" if hidden is None else "; square: the one to be found"
-    where = f"service {best[0]:g} s, CV {best[1]:g} (circle: the best of all{square})"
+    missing = any(one.isna().any(axis=None) for one in maps.values())
+    blank = "; blank: some fitted n has no curve to compare" if missing else ""
+    where = f"service {best[0]:g}\u00a0s, CV\u00a0{best[1]:g} (circle: the best of all{square}{blank})"
     first = panels[0][1]
     handles, _ = first.get_legend_handles_labels()
     text = setting(results, f"cluster fitted to {_fitted_to(results)}: {where}")
