@@ -103,7 +103,8 @@ def _ratios(finished: Finished) -> pd.DataFrame:
 
 def _of_methods(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table in which tasks without a method have one without a name, which the file cannot tell from none."""
-    return table.assign(method=table["method"].fillna(""))
+    # Of the making of traces alone none has a method.
+    return table.assign(method=table["method"].astype(object).fillna(""))
 
 
 def methods(ratios: pd.DataFrame) -> Figure:
