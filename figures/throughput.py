@@ -103,7 +103,7 @@ def _ratios(finished: Finished) -> pd.DataFrame:
 
 def _of_methods(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table in which tasks without a method have one without a name, which the file cannot tell from none."""
-    # Of the making of traces alone none has a method.
+    # A column in which all are missing is one of numbers.
     return table.assign(method=table["method"].astype(object).fillna(""))
 
 
