@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsim import InputError, Run, Trace, study
+from asyncsim import InputError, Run, Trace, simulate, study
 from asyncsim.study import limits
 from asyncsim.study.finished import read
 
@@ -390,6 +390,17 @@ def test_speedup_runs_a_method_of_one_worker_on_one_only(told):
         (2, "downpour"),
     ]
     assert any(line.startswith("note: sgd: runs with one worker only") for line in err)
+
+
+def test_steps_of_some_seconds_are_of_what_the_server_takes_up():
+    """Also under a policy that throws messages away; what is left of the time is less than a step of each worker."""
+    speedup = study.load("speedup")
+    options = {"service": "constant(0.01)", "policy": "discard_stale(2)", "problem": "quadratic"}
+    (cell,) = speedup.sweep(speedup.Config(**options), [{"workers": 8}])
+    found = speedup._long_enough(cell, 5.0)
+    times = simulate(cell.cluster, found.config.commits + 8).taken_up.frame["commit_time"]
+    assert times[found.config.commits - 1] <= 5 < times.iloc[-1]
+    assert not simulate(cell.cluster, found.config.commits).frame["outcome"].isin(["applied"]).all()
 
 
 def test_epochs_are_passes_through_the_data():
