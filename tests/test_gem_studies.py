@@ -378,6 +378,19 @@ def test_interrupted_limits_keep_the_grid(told, monkeypatch):
     assert len(pd.read_csv("mine/summary.csv")) == 1 and not Path("mine/limits.csv").exists()
 
 
+def test_forensics_whose_runs_all_fail_ends_with_their_error(told, monkeypatch):
+    from asyncsim.study import comparison
+
+    def fail(*arguments, **options):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(comparison, "replay", fail)
+    options = "--workers 2 3 --fitted 2 --service 0 --cv 0.2 --learning-rate 0.1 --hidden 0 0.2 0.1 --steps 2"
+    code, _, err = told("forensics", f"{options} --methods downpour")
+    told_last = "error: all 1 runs failed, the first with RuntimeError: no; what was finished before is in mine"
+    assert (code, err[-1]) == (2, told_last)
+
+
 # Parts
 
 

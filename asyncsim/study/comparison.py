@@ -20,7 +20,7 @@ from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell, meet, same_gradients
 from asyncsim.study.device import computing_device
-from asyncsim.study.executor import Executor, Failure, Failures, Local
+from asyncsim.study.executor import Executor, Failure, Failures
 from asyncsim.study.outcome import outcome
 from asyncsim.threads import cached
 from asyncsim.traces.trace import Trace
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 def compare(
     cells: Sequence[Cell],
     folder: Path,
-    follow: Callable[[pd.DataFrame], Sequence[Cell]] | None = None,
-    executor: Executor | None = None,
+    follow: Callable[[pd.DataFrame], Sequence[Cell]],
+    executor: Executor,
 ) -> pd.DataFrame:
     """Replay every method of each cell on one trace per seed; write traces, runs and ``summary.csv`` as they finish.
 
     Methods that need another timing than the cluster's get a trace of their own, from the same random streams. Cells
-    of one cluster share their traces. ``follow`` may choose more cells by the summary of these, which are run then.
-    Runs that the folder has already are read from there. ``executor`` computes the others, by default in this process.
+    of one cluster share their traces. ``follow`` may choose more cells, which are run then, by the rows of those that
+    have not failed, if there are any. Runs that the folder has already are read from there; ``executor`` computes the
+    others.
 
     Returns
     -------
@@ -52,10 +53,11 @@ def compare(
     InputError
         A file cannot be written; input that only a run could tell to be bad.
     """
-    runs = _Runs(folder, executor or Local())
+    runs = _Runs(folder, executor)
     runs.add(cells)
-    if follow is not None:
-        runs.add(follow(results.ended(runs.summary())))
+    ended = results.ended(runs.summary())
+    if len(ended):
+        runs.add(follow(ended))
     _trace.cache_clear()
     return runs.summary()
 
