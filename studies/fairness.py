@@ -12,7 +12,7 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.files import write_csv, write_json
@@ -20,6 +20,7 @@ from asyncsim.notes import note
 from asyncsim.real.options import RealConfig
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.config import Discipline, LawLike, MethodLike
+from asyncsim.study.sweep import Result
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
@@ -78,20 +79,6 @@ class Config(RealConfig):
         """Return the options of one recording."""
         own: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(RealConfig)}
         return RealConfig(**{**own, "discipline": discipline})
-
-
-class Result(NamedTuple):
-    """What the study returns.
-
-    Attributes
-    ----------
-    folder : Path
-    summary : pandas.DataFrame
-        One row per discipline and worker; also in ``summary.csv``.
-    """
-
-    folder: Path
-    summary: "pd.DataFrame"
 
 
 def run(config: Config) -> Result:

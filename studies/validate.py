@@ -26,6 +26,7 @@ from asyncsim.notes import note
 from asyncsim.real.options import RealConfig
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.config import MethodLike
+from asyncsim.study.sweep import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,20 +75,6 @@ class Config(RealConfig):
         """Return the options for twice as many workers; a list of delays is repeated."""
         laws = self.processes().delay_laws
         return dataclasses.replace(self, workers=2 * self.workers, delay=[*laws, *laws])
-
-
-class Result(NamedTuple):
-    """What the study returns.
-
-    Attributes
-    ----------
-    folder : Path
-    summary : pandas.DataFrame
-        One row per recording; also in ``summary.csv``.
-    """
-
-    folder: Path
-    summary: "pd.DataFrame"
 
 
 class Task(NamedTuple):

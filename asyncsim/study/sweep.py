@@ -97,7 +97,7 @@ class Result(NamedTuple):
     folder : Path
         Where everything was written.
     summary : pandas.DataFrame
-        One row per cell, method and seed; also in ``summary.csv``.
+        One row per cell, method and seed, or whatever a study is of that has no cells; also in ``summary.csv``.
     """
 
     folder: Path
