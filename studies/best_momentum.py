@@ -23,7 +23,7 @@ from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw
 from asyncsim.study.sweep import Result, SweepConfig, sweep
-from asyncsim.study.tabulation import tabulated
+from asyncsim.study.tabulation import Job, tabulated
 from asyncsim.table_text import table_text
 from asyncsim.wording import counted, over_seeds
 
@@ -119,13 +119,14 @@ def run(config: Config) -> Result:
         cells = sweep(config, [{"workers": n} for n in config.workers])
         swept = {name: list(getattr(config, name)) for name in ("learning_rate", "server_momentum")}
         record = {"study": "best_momentum", **config.record([heavy_ball()], cells[0].problem), **swept}
-        jobs = {
-            f"{cell.cluster.workers} workers, seed {seed}": (config, cell, seed)
+        jobs = [
+            Job(f"{cell.cluster.workers} workers, seed {seed}", (config, cell, seed))
             for cell in cells
             for seed in range(config.seeds)
-        }
+        ]
         replays = [(cell.problem, cell.cluster.workers) for cell in cells]
-        with tabulated(config, "best_momentum", record, _losses, jobs, replays) as (folder, summary):
+        with tabulated(config, "best_momentum", record, _losses, jobs, replays) as (folder, tables):
+            summary = tables[results.SUMMARY]
             best = best_momentum(summary)
             write_csv(folder / TABLE, best)
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
@@ -194,7 +195,7 @@ def log_loss(runs: "pd.DataFrame") -> "pd.Series":
         return np.log10(runs["train_loss"])
 
 
-def _losses(config: Config, cell: "Cell", seed: int) -> list[dict[str, Any]]:
+def _losses(config: Config, cell: "Cell", seed: int) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a number of workers and a seed: one trace, and all momenta and learning rates on it."""
     from asyncsim.replays.ensemble import replay_ensemble
     from asyncsim.simulation.simulate import simulate
@@ -213,7 +214,7 @@ def _losses(config: Config, cell: "Cell", seed: int) -> list[dict[str, Any]]:
             server_momentum=config.server_momentum,
             learning_rate=config.learning_rate,
         )
-    return [
+    rows = [
         {
             "workers": cell.cluster.workers,
             "seed": seed,
@@ -224,3 +225,4 @@ def _losses(config: Config, cell: "Cell", seed: int) -> list[dict[str, Any]]:
         }
         for run in runs
     ]
+    return {results.SUMMARY: rows}

@@ -17,7 +17,7 @@ from asyncsim.errors import InputError
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.sweep import Result, sweep
-from asyncsim.study.tabulation import tabulated
+from asyncsim.study.tabulation import Job, tabulated
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
@@ -60,13 +60,14 @@ def run(config: Config) -> Result:
         (cell,) = sweep(config, [{}])
         _require_predictions(cell.problem)
         record = {"study": "ensembles", **config.record(cell.methods, cell.problem)}
-        jobs = {
-            f"{method.name}, seed {seed}": (config, cell.cluster, method, cell.problem, seed)
+        jobs = [
+            Job(f"{method.name}, seed {seed}", (config, cell.cluster, method, cell.problem, seed))
             for seed in range(config.seeds)
             for method in cell.methods
-        }
+        ]
         replays = [(cell.problem, config.workers)]
-        with tabulated(config, "ensembles", record, _ensemble, jobs, replays) as (folder, summary):
+        with tabulated(config, "ensembles", record, _ensemble, jobs, replays) as (folder, tables):
+            summary = tables[results.SUMMARY]
             print(report(summary))
             print(f"\nwrote {folder}: config.json, parts, {results.SUMMARY}")
     return Result(folder, summary)
@@ -121,7 +122,7 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
 
 def _ensemble(
     config: Config, cluster: "Cluster", method: "Method", problem: "Problem", seed: int
-) -> list[dict[str, Any]]:
+) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a method and a seed, one for each number of models; what diverged is left out of the means."""
     from asyncsim.methods import Timing
     from asyncsim.replays.replay import replay
@@ -153,4 +154,4 @@ def _ensemble(
                 mean = float(np.mean([one[name] for one in single])) if single else math.nan
                 row |= {f"test_{name}": together.get(name, math.nan), f"single_{name}": mean}
             rows.append(row)
-    return rows
+    return {results.SUMMARY: rows}

@@ -11,19 +11,16 @@ the workers then come nearly in turn, and what fits their mean path best has ano
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from asyncsim.errors import InputError, require_positive
-from asyncsim.files import read_table, write_csv, write_json
-from asyncsim.notes import tell
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, StudyConfig
-from asyncsim.study.executor import Failure, Failures, map_kept, opened
 from asyncsim.study.finished import draw
-from asyncsim.study.sweep import Result, SweepConfig, study_folder, sweep
+from asyncsim.study.sweep import Result, SweepConfig, sweep
+from asyncsim.study.tabulation import Job, Tables, tabulated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
     from asyncsim.study.cell import Cell
-    from asyncsim.study.executor import Executor
 
 TABLES = ("momentum.csv", "paths.csv")
 #: Worker steps after the path, in which all that was read on it is committed: a worker of exponential times stays away
@@ -144,14 +140,12 @@ def run(config: Config) -> Result:
                 )
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
         replays = [(problem, cell.cluster.workers) for cell in cells]
-        with study_folder(config, "momentum", record) as folder, opened(config, replays) as executor:
-            write_json(folder / results.CONFIG, record)
-            _measure([(cell, method) for cell in cells for method in cell.methods], folder, executor)
-            momentum = read_table(folder / TABLES[0])
-            print(report(momentum))
+        jobs = [_job(cell, method) for cell in cells for method in cell.methods]
+        with tabulated(config, "momentum", record, _measured, jobs, replays, _momentum_told) as (folder, tables):
+            print(report(tables[TABLES[0]]))
             figures = [path.name for path in draw("momentum", folder)]
             print(f"\nwrote {folder}: config.json, parts, {', '.join([results.SUMMARY, *TABLES, *figures])}")
-    return Result(folder, read_table(folder / results.SUMMARY))
+    return Result(folder, tables[results.SUMMARY])
 
 
 def revealing_quadratic() -> "Problem":
@@ -278,49 +272,27 @@ def _grid(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _measure(jobs: "list[tuple[Cell, Method]]", folder: Path, executor: "Executor") -> None:
-    """Write the tables of all cells and methods, after each, so that an interruption keeps those before.
-
-    Each has a file of its own in ``parts``, and those that are there already are not measured again. One that fails is
-    a row of the summary with its error.
-    """
+def _job(cell: "Cell", method: "Method") -> Job:
     from asyncsim.clusters.cluster_text import describe
 
-    files = [folder / "parts" / cell.name / f"{method.name}.json" for cell, method in jobs]
-    parts: dict[int, list[list[dict[str, Any]]]] = {}
-    failures = Failures()
-    for place, value in map_kept(executor, _measured, jobs, files):
-        cell, method = jobs[place]
-        told = f"{describe(cell.cluster)}, {method.name}"
-        if isinstance(value, Failure):
-            failures.tell(told, value)
-            row = {**_of_cell(cell), "method": method.name, "status": results.FAILED, "error": value.error}
-            parts[place] = [[], [], [row]]
-        else:
-            parts[place] = value
-            (row,), *_ = value
-            momentum = f"{row['momentum_measured']:.4f} +- {row['standard_error']:.4f}"
-            tell(f"{told}: momentum {momentum}")
-        _write([parts[place] for place in sorted(parts)], folder)
-    if not any(row for row, *_ in parts.values()):
-        raise InputError(f"all {len(parts)} measurements failed; {folder / results.SUMMARY} has their errors")
+    labels = {**_of_cell(cell), "method": method.name}
+    return Job(f"{describe(cell.cluster)}, {method.name}", (cell, method), f"{cell.name}/{method.name}", labels)
 
 
-def _write(parts: list[list[list[dict[str, Any]]]], folder: Path) -> None:
-    import pandas as pd
-
-    for name, rows in zip((*TABLES, results.SUMMARY), zip(*parts, strict=True), strict=True):
-        write_csv(folder / name, pd.DataFrame([row for own in rows for row in own]))
+def _momentum_told(tables: Tables) -> str:
+    (row,) = tables[TABLES[0]]
+    return f"momentum {row['momentum_measured']:.4f} +- {row['standard_error']:.4f}"
 
 
-def _measured(cell: "Cell", method: "Method") -> list[list[dict[str, Any]]]:
-    """Return, as rows, the estimate of a cell and method, the mean path commit by commit, and what each seed did."""
+def _measured(cell: "Cell", method: "Method") -> dict[str, list[dict[str, Any]]]:
+    """Return, by their tables, the estimate of a cell and method, the mean path by commits, and what each seed did."""
     with cell.config.computing_device():
         found = central_paths(cell, method, cell.config.steps)
     path = _path(cell, method, found.values)
     labels = {**_of_cell(cell), "method": method.name}
     row = {**labels, **_estimated(cell, method, found, path)}
-    return [[row], [{**labels, **point} for point in path], [{**_of_cell(cell), **seed} for seed in found.rows]]
+    rows = [row], [{**labels, **point} for point in path], [{**_of_cell(cell), **seed} for seed in found.rows]
+    return dict(zip((*TABLES, results.SUMMARY), rows, strict=True))
 
 
 def _of_cell(cell: "Cell") -> dict[str, Any]:

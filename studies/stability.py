@@ -131,8 +131,7 @@ def _counts(most: int) -> list[int]:
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     from asyncsim.study import limits
 
-    tables = ("limits.csv", "limit_runs.csv")
-    if (folder / tables[0]).exists():
+    if (folder / limits.TABLES[0]).exists():
         finished = read(folder, "stability")
-        print(f"{limits.report(finished.config['problem'], finished.table(tables[0]))}\n")
-    report("stability", folder, summary, ("learning_rate", "method", "workers"), tables)
+        print(f"{limits.report(finished.config['problem'], finished.table(limits.TABLES[0]))}\n")
+    report("stability", folder, summary, ("learning_rate", "method", "workers"), limits.TABLES)

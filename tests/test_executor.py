@@ -27,8 +27,9 @@ from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
-from asyncsim.study import executor, sweep
+from asyncsim.study import executor, finished, limits, sweep
 from asyncsim.study.executor import Done, Failure, Failures, Local, map_kept
+from asyncsim.study.tabulation import Job, collect
 from asyncsim.threads import cached, require_wanted
 
 ROOT = study.shipped("studies").parent
@@ -321,6 +322,63 @@ def test_values_that_are_kept_are_not_computed_again():
     assert [(done.place, isinstance(done.value, Failure)) for done in kept] == [(0, False), (1, True), (2, False)]
     again = list(map_kept(Local(), lambda x: "again", [(0,), (1,), (2,)], files))
     assert again == [kept[0], kept[2], Done(1, "again")]
+
+
+def test_what_measurements_bring_is_in_the_tables_in_their_order_beside_the_errors(capsys):
+    class LastFirst(Local):
+        def map(self, function, jobs):
+            return reversed(list(super().map(function, jobs)))
+
+    def measured(x):
+        return {"a.csv": [{"x": x, "inverse": 1 / x}], "b.csv": [{"x": x}] * x}
+
+    jobs = [Job(f"job {x}", (x,), f"of/{x}", {"x": x}) for x in (0, 1, 2)]
+    found = collect(LastFirst(), measured, jobs, Path(), errors="b.csv", told=lambda rows: f"{len(rows['b.csv'])} rows")
+    assert found.tables["a.csv"]["inverse"].tolist() == [1.0, 0.5] and found.tables["b.csv"]["x"].tolist() == [1, 2, 2]
+    error = "ZeroDivisionError: division by zero"
+    assert found.failed == [{"job": "job 0", "x": 0, "status": "failed", "error": error}]
+    assert pd.read_csv("a.csv")["x"].tolist() == [1, 2]
+    written = pd.read_csv("b.csv")
+    assert written["x"].tolist() == [0, 1, 2, 2] and written["error"].dropna().tolist() == [error]
+    assert json.loads(Path("parts/of/2.json").read_text()) == measured(2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["[1/3] job 2: 2 rows", "[2/3] job 1: 1 rows"] and lines[-1] == f"job 0: failed: {error}"
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "function", "options"),
+    [
+        ("momentum", "momentum", "central_paths", "--workers 2 --compute exponential(1) constant(1) --steps 2"),
+        (
+            "stability",
+            limits,
+            "bisect",
+            "--workers 1 --learning-rate 0.1 --most-workers 1 --methods downpour --problem quadratic --steps 2",
+        ),
+    ],
+)
+def test_measurements_that_failed_are_tried_again_by_resuming(told, monkeypatch, name, module, function, options):
+    for drawing in (finished, study.load(name)):
+        monkeypatch.setattr(drawing, "draw", lambda study, folder: [], raising=False)
+    module = study.load(module) if isinstance(module, str) else module
+    measure, calls = getattr(module, function), []
+
+    def failing(*arguments, **keywords):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise RuntimeError("no")
+        return measure(*arguments, **keywords)
+
+    monkeypatch.setattr(module, function, failing)
+    options = [name, "--seeds=3", *options.split()]
+    code, err = told(*options, "--out=mine")
+    table = "limits.csv" if name == "stability" else "summary.csv"
+    note = f"note: 1 of 2 measurements failed; {table} has their errors, and --resume mine tries them again"
+    assert code == 0 and note in err, err
+    failed = pd.read_csv(f"mine/{table}").dropna(subset="error")
+    assert failed["error"].tolist() == ["RuntimeError: no"] and failed["method"].tolist() == ["downpour"]
+    assert told(*options, "--resume=mine")[0] == 0 and len(calls) == 3
+    assert "error" not in pd.read_csv(f"mine/{table}")
 
 
 @pytest.mark.full

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from asyncsim.clusters.law_text import write
-from asyncsim.files import write_csv
 from asyncsim.notes import tell
 from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.cell import meet, same_gradients
-from asyncsim.study.executor import Failure, Failures, map_kept
 from asyncsim.study.outcome import FINAL_SHARE
+from asyncsim.study.tabulation import Job, Tables, collect, say_failed
 from asyncsim.table_text import number_text
 from asyncsim.wording import counted
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from asyncsim.study.executor import Executor
 
 
+#: The limits, and the runs that they follow from.
+TABLES = ("limits.csv", "limit_runs.csv")
 #: What stands in the printed table for a value that there is not, and what it means.
 _SIGNS = {
     ">": "> x: stable up to x, the largest that was tried",
@@ -108,32 +109,33 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
     A search that fails has no limits, and the error in the place of them. Each that has ended has a file in ``parts``,
     and is not made again if that is there.
     """
-    found: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
-    failures = Failures()
-    files = [folder / "parts" / f"{one.method}-{one.question}-at-{write(one.at)}.json" for one in searched]
-    for place, value in map_kept(executor, limits_of, [(search, fraction) for search in searched], files):
-        search = searched[place]
-        row = {"method": search.method, "question": search.question, "at": search.at}
-        other = "workers" if search.question == "learning_rate" else "learning rate"
-        told = f"[limits] {search.method}, {search.question.replace('_', ' ')} with {other} {search.at:.4g}"
-        if isinstance(value, Failure):
-            failures.tell(told, value)
-            found[place] = {**row, "error": value.error}, []
-        else:
-            (largest, smallest), tried = value
-            # Nothing is stable: values may also be too low to learn in so few steps.
-            smallest = None if largest is None else smallest
-            seeds = search.cells[0].config.seeds
-            found[place] = {**row, "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}, tried
-            outcome = "nothing stable" if largest is None else f"stable up to {largest:.4g}"
-            tell(f"{told}: {outcome}, {counted(len(tried), 'run')}")
-        rows, runs = zip(*(found[place] for place in sorted(found)), strict=True)
-        write_csv(folder / "limits.csv", pd.DataFrame(list(rows)))
-        write_csv(folder / "limit_runs.csv", pd.DataFrame([run for own in runs for run in own]))
+    jobs = [_job(search, fraction) for search in searched]
+    found = collect(executor, limits_of, jobs, folder, errors=TABLES[0], told=_found)
+    say_failed(len(found.failed), len(jobs), folder, TABLES[0])
 
 
-def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[dict[str, Any]]]:
-    """Return the limits that a search finds, and a row for each run that it made.
+def _job(search: Search, fraction: float) -> Job:
+    other = "workers" if search.question == "learning_rate" else "learning rate"
+    return Job(
+        f"limits of {search.method}, {search.question.replace('_', ' ')} with {other} {search.at:.4g}",
+        (search, fraction),
+        f"{search.method}-{search.question}-at-{write(search.at)}",
+        _labels(search),
+    )
+
+
+def _labels(search: Search) -> dict[str, Any]:
+    return {"method": search.method, "question": search.question, "at": search.at}
+
+
+def _found(tables: Tables) -> str:
+    (row,), tried = (tables[name] for name in TABLES)
+    largest = row["largest_stable"]
+    return f"{'nothing stable' if largest is None else f'stable up to {largest:.4g}'}, {counted(len(tried), 'run')}"
+
+
+def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]]:
+    """Return the row of the limits that a search finds, and one for each run that it made, by their tables.
 
     Parameters
     ----------
@@ -152,7 +154,12 @@ def limits_of(search: Search, fraction: float) -> tuple[tuple[Any, Any], list[di
                 return False
         return True
 
-    return bisect(search.values, stable), tried
+    largest, smallest = bisect(search.values, stable)
+    # Nothing is stable: values may also be too low to learn in so few steps.
+    smallest = None if largest is None else smallest
+    seeds = search.cells[0].config.seeds
+    limits = {**_labels(search), "largest_stable": largest, "smallest_unstable": smallest, "seeds": seeds}
+    return dict(zip(TABLES, ([limits], tried), strict=True))
 
 
 def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Studies of independent measurements, each some rows of one table; runs and traces are not kept."""
+"""Studies of independent measurements, each some rows of a few tables; runs and traces are not kept."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.errors import InputError
 from asyncsim.files import write_csv, write_json
@@ -17,6 +17,93 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.problems.problem import Problem
+    from asyncsim.study.executor import Executor
+
+#: The rows of tables, by the names of their files.
+Tables = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+class Job(NamedTuple):
+    """A measurement.
+
+    Attributes
+    ----------
+    name : str
+        As the user is told.
+    arguments : tuple
+        Of the function that measures.
+    file : str, optional
+        Name of its file in ``parts``, without a suffix; by default that of the job.
+    labels : mapping
+        Columns that tell which it is, in the row of one that has failed.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    file: str | None = None
+    labels: Mapping[str, Any] = {}
+
+
+class Collected(NamedTuple):
+    """What the measurements of a study have brought: the rows of those that did not fail, and those of the others."""
+
+    tables: "dict[str, pd.DataFrame]"
+    failed: list[Mapping[str, Any]]
+
+
+def _nothing(tables: Tables) -> str:
+    return ""
+
+
+def collect(
+    executor: "Executor",
+    function: Callable[..., Tables],
+    jobs: Sequence[Job],
+    folder: Path,
+    errors: str = results.SUMMARY,
+    told: Callable[[Tables], str] = _nothing,
+) -> Collected:
+    """Measure and write the tables into a folder as results come, in the order of the jobs.
+
+    What each job has brought has a file of its own in ``parts``; a job whose file is there is not measured again. One
+    that fails is a row with its error.
+
+    Parameters
+    ----------
+    executor : Executor
+    function : function
+        From the arguments of a job to the rows of each table: values that JSON can hold.
+    jobs : sequence of Job
+    folder : Path
+    errors : str
+        The table that has the rows of jobs that fail.
+    told : function, optional
+        From the rows of a job to what the user is told of them.
+    """
+    failures, files = Failures(), [folder / "parts" / f"{job.file or job.name}.json" for job in jobs]
+    parts: dict[int, Tables] = {}
+    failed: dict[int, Tables] = {}
+    for place, value in map_kept(executor, function, [job.arguments for job in jobs], files):
+        job = jobs[place]
+        if isinstance(value, Failure):
+            failures.tell(job.name, value)
+            failed[place] = {errors: [{"job": job.name, **job.labels, "status": results.FAILED, "error": value.error}]}
+        else:
+            parts[place] = value
+            said = told(value)
+            tell(f"[{len(parts) + len(failed)}/{len(jobs)}] {job.name}{': ' if said else ''}{said}")
+        for name, table in _in_order(parts | failed).items():
+            write_csv(folder / name, table)
+    return Collected(_in_order(parts), [row for place in sorted(failed) for row in failed[place][errors]])
+
+
+def say_failed(failed: int, jobs: int, folder: Path, errors: str = results.SUMMARY) -> None:
+    """Say how many measurements have failed, if any, where their errors are, and how to try them again."""
+    if failed:
+        note(
+            f"{failed} of {jobs} measurements failed; {errors} has their errors, and {results.resume_option(folder)} "
+            "tries them again"
+        )
 
 
 @contextlib.contextmanager
@@ -24,13 +111,12 @@ def tabulated(
     config: StudyOptions,
     study: str,
     record: Mapping[str, Any],
-    function: Callable[..., list[dict[str, Any]]],
-    jobs: Mapping[str, tuple[Any, ...]],
+    function: Callable[..., Tables],
+    jobs: Sequence[Job],
     replays: "Sequence[tuple[Problem, int]]",
-) -> Iterator[tuple[Path, "pd.DataFrame"]]:
-    """Measure with the study's executor and write ``summary.csv`` as results come; then go on in the study's folder.
-
-    The rows of each job have a file of their own in ``parts``, which a resumed study reads.
+    told: Callable[[Tables], str] = _nothing,
+) -> Iterator[tuple[Path, "dict[str, pd.DataFrame]"]]:
+    """Measure with the study's executor, and then go on in the study's folder; see `collect`.
 
     Parameters
     ----------
@@ -38,17 +124,15 @@ def tabulated(
     study : str
     record : mapping
         What ``config.json`` says.
-    function : function
-        From the arguments of a job to its rows: values that JSON can hold.
-    jobs : mapping
-        Arguments by name, in the order of the rows.
+    function, jobs, told
+        Those of `collect`.
     replays : sequence of (Problem, int)
         What the jobs replay, with how many workers.
 
     Yields
     ------
     folder : Path
-    summary : pandas.DataFrame
+    tables : dict of str to pandas.DataFrame
         The rows of the jobs that did not fail; those that did are in ``summary.csv`` with their error.
 
     Raises
@@ -56,32 +140,22 @@ def tabulated(
     InputError
         A folder or a disk that cannot be written; an executor that cannot be had; all jobs failed.
     """
-    import pandas as pd
-
-    names, failures = list(jobs), Failures()
-    parts: dict[int, list[dict[str, Any]]] = {}
-    failed: dict[int, list[dict[str, Any]]] = {}
     with study_folder(config, study, record) as folder, opened(config, replays) as executor:
         write_json(folder / results.CONFIG, dict(record))
-        files = [folder / "parts" / f"{name}.json" for name in names]
-        for place, value in map_kept(executor, function, list(jobs.values()), files):
-            if isinstance(value, Failure):
-                failures.tell(names[place], value)
-                failed[place] = [{"job": names[place], "status": results.FAILED, "error": value.error}]
-            else:
-                tell(f"[{len(parts) + 1}/{len(names)}] {names[place]}")
-                parts[place] = value
-            write_csv(folder / results.SUMMARY, pd.DataFrame(_in_order(parts | failed)))
-        if not parts:
-            first, *_ = _in_order(failed)
-            raise InputError(f"all {len(names)} measurements failed, the first with {first['error']}")
-        yield folder, pd.DataFrame(_in_order(parts))
-        if failed:
-            note(
-                f"{len(failed)} of {len(names)} measurements failed; {results.SUMMARY} has their errors, and "
-                f"{results.resume_option(folder)} tries them again"
-            )
+        found = collect(executor, function, jobs, folder, told=told)
+        if not found.tables:
+            first, *_ = found.failed
+            raise InputError(f"all {len(jobs)} measurements failed, the first with {first['error']}")
+        yield folder, found.tables
+        say_failed(len(found.failed), len(jobs), folder)
 
 
-def _in_order(parts: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [row for place in sorted(parts) for row in parts[place]]
+def _in_order(parts: Mapping[int, Tables]) -> "dict[str, pd.DataFrame]":
+    """Return the tables with the rows of each job, in the order of the jobs."""
+    import pandas as pd
+
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for place in sorted(parts):
+        for name, own in parts[place].items():
+            rows.setdefault(name, []).extend(own)
+    return {name: pd.DataFrame(own) for name, own in rows.items()}
