@@ -224,19 +224,15 @@ def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, 
     """
     import numpy as np
 
-    from asyncsim.study.outcome import time_to_target
+    from asyncsim.study.outcome import time_to_target, until_target
 
     times, gradients = [], []
     for run, trace in seeds:
-        time = time_to_target(run.evaluations, target)
+        time = time_to_target(run.evaluations["commit_time"], run.evaluations["train_loss"], target)
         computed = int(trace.frame.loc[trace.frame["commit_time"] <= time, "local_steps"].sum())
         times.append(time)
         gradients.append(float(computed) if np.isfinite(time) else np.inf)
-    return {
-        "reached": int(np.isfinite(times).sum()),
-        "time_to_target": float(np.mean(times)),
-        "gradients_to_target": float(np.mean(gradients)),
-    }
+    return {**until_target(times), "gradients_to_target": float(np.mean(gradients))}
 
 
 def _costs(trace: "Trace", vector: int) -> dict[str, float]:

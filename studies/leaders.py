@@ -147,12 +147,14 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
     """Return a row per number of workers, period and method, at the method's best learning rate there.
 
     Columns: ``workers``, ``window``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``train_loss``, with an
-    accuracy ``test_error``, ``seconds_to_target`` (mean simulated time until that error, or that loss; infinite
-    if a seed never had it), and of LSGD ``largest_share`` (elections won by the worker that won most) and ``kept``
-    (elections that leave the leader as it was), means over the seeds.
+    accuracy ``test_error``, ``reached`` (seeds that met the target), ``time_to_target`` (s, simulated: the mean until
+    that error, or that loss; infinite if a seed did not meet it), and of LSGD ``largest_share`` (elections won by the
+    worker that won most) and ``kept`` (elections that leave the leader as it was), means over the seeds.
     """
     import numpy as np
     import pandas as pd
+
+    from asyncsim.study.outcome import until_target
 
     rows = []
     for (n, window, method, rate), group in finished.summary.groupby(
@@ -171,7 +173,7 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
         }
         if "test_accuracy" in group:
             row["test_error"] = 1 - ended["test_accuracy"].mean()
-        row["seconds_to_target"] = np.mean([_until(run, target) for run in runs])
+        row |= until_target([_time_to_target(run.evaluations, target) for run in runs])
         if method == "lsgd":
             elected = [leaders(run, n) for run in runs]
             row["largest_share"] = np.mean([np.bincount(one).max() / len(one) for one in elected])
@@ -203,9 +205,10 @@ def errors(evaluations: "pd.DataFrame") -> "pd.Series":
 def report(problem: str, table: "pd.DataFrame") -> str:
     """Return what the study prints."""
     shown = table.drop(columns="seeds")
-    shown["diverged"] = [f"{count} of {seeds}" for count, seeds in zip(table["diverged"], table["seeds"], strict=True)]
-    shown.columns = [name.replace("_", " ") for name in shown]
-    text = table_text(shown)
+    for name in ("diverged", "reached"):
+        shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
+    shown = shown.rename(columns={"time_to_target": "time to target (s)"})
+    text = table_text(shown.rename(columns=lambda name: name.replace("_", " ")))
     return f"{problem}; each method at the best of its learning rates\n{text}"
 
 
@@ -251,10 +254,10 @@ def _optimized(method: "Method", rate: float, config: Config) -> "Method":
     return method._replace(optimizer=optimizer, hyperparameters={**method.hyperparameters, **more})
 
 
-def _until(run: "Run", target: float) -> float:
-    """Return the simulated time (s) of the first evaluation that met the target."""
-    met = run.evaluations["commit_time"][errors(run.evaluations) <= target]
-    return float(met.iloc[0]) if len(met) else float("inf")
+def _time_to_target(evaluations: "pd.DataFrame", target: float) -> float:
+    from asyncsim.study.outcome import time_to_target
+
+    return time_to_target(evaluations["commit_time"], errors(evaluations), target)
 
 
 def _place(finished: Finished) -> Any:

@@ -165,16 +165,16 @@ def times_table(finished: Finished, target: float) -> "pd.DataFrame":
     minibatches), ``train_loss`` and ``test_accuracy`` (if the problem has it) at the end, after ``simulated_seconds``:
     means over the seeds that finished.
     """
-    import numpy as np
     import pandas as pd
 
-    from asyncsim.study.outcome import time_to_target
+    from asyncsim.study.outcome import time_to_target, until_target
 
     rows = []
     summary = finished.summary
     measured = [name for name in ("final_loss", "train_loss", "test_accuracy") if name in summary]
     for (workers, policy, method), group in summary.groupby(["workers", "policy", "method"], sort=False):
-        times = [time_to_target(finished.run(name).evaluations, target) for name in group["run_folder"]]
+        told = [finished.run(name).evaluations for name in group["run_folder"]]
+        times = [time_to_target(one["commit_time"], one["train_loss"], target) for one in told]
         ended = group[group["status"] == "finished"]
         rows.append(
             {
@@ -183,8 +183,7 @@ def times_table(finished: Finished, target: float) -> "pd.DataFrame":
                 "method": method,
                 "seeds": len(group),
                 "diverged": len(group) - len(ended),
-                "reached": int(np.isfinite(times).sum()),
-                "time_to_target": float(np.mean(times)),
+                **until_target(times),
                 **ended[measured].mean(),
                 "simulated_seconds": ended["simulated_seconds"].mean(),
             }

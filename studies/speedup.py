@@ -166,20 +166,20 @@ def speedups(finished: Finished, target: float) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
-    from asyncsim.study.outcome import time_to_target
+    from asyncsim.study.outcome import time_to_target, until_target
 
     rows = []
     for (method, workers), group in finished.summary.groupby(["method", "workers"], sort=False):
-        times = [time_to_target(finished.run(name).evaluations, target) for name in group["run_folder"]]
+        told = [finished.run(name).evaluations for name in group["run_folder"]]
+        times = [time_to_target(one["commit_time"], one["train_loss"], target) for one in told]
         rows.append(
             {
                 "method": method,
                 "workers": workers,
                 "batch_size": group["batch_size"].iloc[0],
                 "seeds": len(times),
-                "reached": int(np.isfinite(times).sum()),
                 "target": target,
-                "time_to_target": float(np.mean(times)),
+                **until_target(times),
                 "least_time": min(times),
                 "most_time": max(times),
             }

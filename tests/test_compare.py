@@ -71,8 +71,7 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     ],
 )
 def test_time_to_a_target_is_read_between_evaluations(losses, target, time):
-    evaluations = pd.DataFrame({"commit_time": np.arange(len(losses)), "train_loss": losses})
-    assert time_to_target(evaluations, target) == pytest.approx(time)
+    assert time_to_target(pd.Series(range(len(losses))), pd.Series(losses), target) == pytest.approx(time)
 
 
 @pytest.mark.full
