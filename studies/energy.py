@@ -10,15 +10,15 @@ before, say how often. At paper scale 188 workers' epochs of MNIST, twice, for e
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asyncsim.errors import InputError
-from asyncsim.files import read_table, write_csv
+from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw
+from asyncsim.study.finished import draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
@@ -151,11 +151,10 @@ def tensor_energies(run: "Run") -> "pd.DataFrame":
     return table
 
 
-def report(folder: Path, summary: "pd.DataFrame") -> str:
-    """Return the table that the study prints, made from the tables in its folder."""
+def report(summary: "pd.DataFrame", table: "pd.DataFrame", curves: "pd.DataFrame") -> str:
+    """Return the table that the study prints, from the summary of the runs and the first two of its own tables."""
     import pandas as pd
 
-    table, curves = (read_table(folder / name) for name in TABLES[:2])
     rows = []
     for (method, workers), own in summary.groupby(["method", "workers"], sort=False):
         weights, curve = (
@@ -189,28 +188,19 @@ def _last(table: "pd.DataFrame") -> "pd.DataFrame":
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     """Write the tables, print one, and draw the figures of the runs that there are."""
-    _write_tables(folder, summary)
+    finished = read(folder, "energy")
+    tables = finished.each_run(_tables)
+    for name, table in zip(TABLES, tables, strict=True):
+        write_csv(folder / name, table)
     print(_LEGEND)
-    print(report(folder, summary))
+    print(report(finished.summary, *tables[:2]))
     figures = [path.name for path in draw("energy", folder)]
     print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, *TABLES, *figures])}")
 
 
-def _write_tables(folder: Path, summary: "pd.DataFrame") -> None:
-    import pandas as pd
-
-    from asyncsim.replays.run import Run
-
-    parts: dict[str, list[Any]] = {name: [] for name in TABLES}
-    for row in summary[["workers", "method", "seed", "run_folder"]].itertuples(index=False):
-        run = Run.load(folder / str(row.run_folder))
-        tables = compliance(run), over_time(run, _POINTS), tensor_energies(run), over_time(run, _PARTS, ("worker",))
-        for name, table in zip(TABLES, tables, strict=True):
-            for place, column in enumerate(("workers", "method", "seed")):
-                table.insert(place, column, getattr(row, column))
-            parts[name].append(table)
-    for name, found in parts.items():
-        write_csv(folder / name, pd.concat(found))
+def _tables(run: "Run") -> "list[pd.DataFrame]":
+    """Return a run's part of each of the tables."""
+    return [compliance(run), over_time(run, _POINTS), tensor_energies(run), over_time(run, _PARTS, ("worker",))]
 
 
 def _ratio(table: "pd.DataFrame") -> "pd.Series":

@@ -35,7 +35,7 @@ from asyncsim.files import write_csv
 from asyncsim.notes import note
 from asyncsim.study import load_file, shipped
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import report
+from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.wording import counted
 
@@ -153,14 +153,14 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             write_csv(folder / "target.csv", _as_table(targets))
-            table = fit(folder, summary, targets, config.fitted)
+            table = fit(read(folder, "forensics"), targets, config.fitted)
             write_csv(folder / "fit.csv", table)
             sought = None if published else config.hidden[:2]
             print(f"deviation from the curves to be fitted ({source})\n{_told(table)}\n\n{verdict(table, sought)}\n")
             report("forensics", folder, summary, ("method", *_POINT, "workers"), _TABLES)
 
         def follow(folder: Path, summary: "pd.DataFrame") -> "list[Cell]":
-            found = choose(fit(folder, summary, targets, config.fitted))
+            found = choose(fit(read(folder, "forensics"), targets, config.fitted))
             held_out = [n for n in config.workers if n not in config.fitted]
             return [_only(cells[point, n], names) for point, names in found.items() for n in held_out]
 
@@ -168,9 +168,7 @@ def run(config: Config) -> Result:
         return run_cells("forensics", config, first, conclude, follow=follow)
 
 
-def fit(
-    folder: Path, summary: "pd.DataFrame", targets: "dict[tuple[str, int], pd.Series]", fitted: tuple[int, ...]
-) -> "pd.DataFrame":
+def fit(finished: Finished, targets: "dict[tuple[str, int], pd.Series]", fitted: tuple[int, ...]) -> "pd.DataFrame":
     """Return the deviation of every method in every cell from its target.
 
     Returns
@@ -181,13 +179,11 @@ def fit(
     """
     import pandas as pd
 
-    from asyncsim.replays.run import Run
-
     rows = []
-    for key, group in summary.groupby(["method", *_POINT, "workers"], sort=False):
+    for key, group in finished.summary.groupby(["method", *_POINT, "workers"], sort=False):
         method, *point, n = key
         target = targets[method, n]
-        ours = _curve([Run.load(folder / name) for name in group["run_folder"]], n)
+        ours = _curve([finished.run(name) for name in group["run_folder"]], n)
         bins = int((pd.Series(ours.mean).reindex(target.index).notna() & target.notna()).sum())
         deviation = _measure().log_deviation(ours, target) if 2 * bins >= target.notna().sum() else float("nan")
         row = {"method": method, **dict(zip(_POINT, point, strict=True)), "workers": n, "deviation": deviation}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim.files import write_csv
 from asyncsim.study.config import Discipline, LawLike, MethodLike
-from asyncsim.study.finished import report
+from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
@@ -64,26 +64,25 @@ def run(config: Config) -> Result:
         return run_cells("queue", config, sweep(config, grid), _conclude)
 
 
-def ranks(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
+def ranks(finished: Finished) -> "pd.DataFrame":
     """Return one row per trace and worker: its share of the commits, mean staleness and mean wait (s).
 
     All commits count, those at the start too.
     """
     import pandas as pd
 
-    from asyncsim.traces.trace import Trace
     from asyncsim.traces.trace_summary import per_worker
 
     tables = []
-    for row in summary.drop_duplicates("trace_file").to_dict("records"):
-        table = per_worker(Trace.load(folder / row["trace_file"]), warm_up=0).rename(columns=_COLUMNS)
+    for row in finished.summary.drop_duplicates("trace_file").to_dict("records"):
+        table = per_worker(finished.trace(row["trace_file"]), warm_up=0).rename(columns=_COLUMNS)
         known = {name: row[name] for name in ("discipline", "workers", "seed")}
         tables.append(table.assign(**known)[[*known, *table.columns]])
     return pd.concat(tables, ignore_index=True)
 
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
-    table = ranks(folder, summary)
+    table = ranks(read(folder, "queue"))
     write_csv(folder / _RANKS, table)
     lowest = table["worker"] < table["workers"] / 2
     half = lowest.map({True: "lower half", False: "upper half"}).rename("ranks")

@@ -14,12 +14,13 @@ from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw
+from asyncsim.study.finished import draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asyncsim.replays.run import Run
     from asyncsim.study.cell import Cell
 
 TABLE = "tensors.csv"
@@ -104,34 +105,24 @@ def _require_pi(cell: "Cell") -> None:
             raise InputError(f"methods = {method.name!r}: has no diagnostic pi, which this study is of; choose gem")
 
 
-def medians(folder: Path, summary: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the median of pi of each tensor at each diagnosed commit of the runs in a folder.
+def medians(run: "Run") -> "pd.DataFrame":
+    """Return the median of pi of each tensor at each diagnosed commit of a run.
 
     ``commit`` counts server updates; tensors are in the network's order.
 
     Raises
     ------
     InputError
-        No pi was recorded of a run.
+        No pi was recorded.
     """
-    import pandas as pd
-
-    from asyncsim.replays.run import Run
-
-    parts = []
-    for row in summary[["workers", "method", "seed", "run_folder"]].itertuples(index=False):
-        run = Run.load(folder / str(row.run_folder))
-        found = run.diagnostics[(run.diagnostics["quantity"] == "pi") & (run.diagnostics["quantile"] == 0.5)]
-        # Beside each tensor's there is the median of all parameters, which has no name; a vector has no other.
-        named = found[found["tensor"] != ""] if (found["tensor"] != "").any() else found.drop_duplicates("commit")
-        if named.empty:
-            raise InputError(f"{row.run_folder}: no pi was recorded")
-        table = named[["commit", "tensor", "value"]].rename(columns={"value": "pi_median"})
-        table.insert(1, "worker_step", table["commit"] / run.config["workers"])
-        for place, column in enumerate(("workers", "method", "seed")):
-            table.insert(place, column, getattr(row, column))
-        parts.append(table)
-    return pd.concat(parts)
+    found = run.diagnostics[(run.diagnostics["quantity"] == "pi") & (run.diagnostics["quantile"] == 0.5)]
+    # Beside each tensor's there is the median of all parameters, which has no name; a vector has no other.
+    named = found[found["tensor"] != ""] if (found["tensor"] != "").any() else found.drop_duplicates("commit")
+    if named.empty:
+        raise InputError("no pi was recorded")
+    table = named[["commit", "tensor", "value"]].rename(columns={"value": "pi_median"})
+    table.insert(1, "worker_step", table["commit"] / run.config["workers"])
+    return table
 
 
 def report(table: "pd.DataFrame") -> str:
@@ -145,7 +136,7 @@ def report(table: "pd.DataFrame") -> str:
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     """Write and print the medians, and draw the figures of the runs that there are."""
-    table = medians(folder, summary)
+    (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
     write_csv(folder / TABLE, table)
     print(f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")
     figures = [path.name for path in draw("tensors", folder)]

@@ -19,7 +19,7 @@ thesis prints; see studies/agn.md.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,7 +31,7 @@ from asyncsim.files import read_table, write_csv
 from asyncsim.notes import note
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read
+from asyncsim.study.finished import Finished, draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
 from asyncsim.wording import counted
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.study.cell import Cell
+    from asyncsim.traces.trace import Trace
 
 TABLES = ("grid.csv", "efficiency.csv", "staleness.csv")
 #: What the tables by workers and windows print, and its column in grid.csv.
@@ -198,19 +199,22 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     """Write the tables, print two of them, and draw the figures of the runs that there are."""
     import pandas as pd
 
-    write_csv(folder / TABLES[0], pd.DataFrame(_grid(folder, summary)))
+    finished = read(folder, "windows")
+    evaluations = {name: finished.run(name).evaluations for name in summary["run_folder"]}
+    counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}
+    write_csv(folder / TABLES[0], pd.DataFrame(_grid(summary, evaluations, counts)))
     # Of one method there are no pairs, but still the columns.
-    write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(folder, summary), columns=_EFFICIENCY))
-    write_csv(folder / TABLES[2], pd.DataFrame(_staleness(folder, summary)))
-    print(report(folder))
+    write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY))
+    write_csv(folder / TABLES[2], pd.DataFrame(_staleness(summary, counts)))
+    print(report(finished))
     figures = [path.name for path in draw("windows", folder, "agn")]
     print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, *TABLES, *figures])}")
 
 
-def report(folder: Path) -> str:
+def report(finished: Finished) -> str:
     """Return what the study prints, made from the tables in its folder."""
-    grid = read_table(folder / TABLES[0])
-    problem, seeds = read(folder, "windows").config["problem"], counted(int(grid["seeds"].max()), "seed")
+    grid = read_table(finished.folder / TABLES[0])
+    problem, seeds = finished.config["problem"], counted(int(grid["seeds"].max()), "seed")
     diverged = int(grid["diverged"].sum())
     told = f"; {counted(diverged, 'run')} diverged, counted as far as they went" if diverged else ""
     parts = [f"{problem}, {seeds}{told}"]
@@ -219,7 +223,7 @@ def report(folder: Path) -> str:
             continue
         table = 100 * grid.pivot_table(column, ["method", "workers"], "window", sort=False)
         parts.append(f"{title} of the central variable at the end (%), by workers and window\n{_text(table)}")
-    efficiency = read_table(folder / TABLES[1])
+    efficiency = read_table(finished.folder / TABLES[1])
     if len(efficiency):
         pairs = efficiency["method"] + " over " + efficiency["against"]
         table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)
@@ -231,14 +235,12 @@ def _text(table: "pd.DataFrame", form: str = "{:.2f}") -> str:
     return table.to_string(float_format=form.format, na_rep="-")
 
 
-def _grid(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
+def _grid(
+    summary: "pd.DataFrame", evaluations: "Mapping[str, pd.DataFrame]", counts: Mapping[str, np.ndarray]
+) -> Iterator[dict[str, Any]]:
     """Yield how a method ended on each cluster, means over its seeds."""
-    from asyncsim.replays.run import Run
-    from asyncsim.traces.trace import Trace
-
     for (n, window, method), rows in summary.groupby(["workers", "window", "method"], sort=False):
-        ends = [Run.load(folder / name).evaluations.iloc[-1] for name in rows["run_folder"]]
-        traces = [Trace.load(folder / name) for name in rows["trace_file"]]
+        ends = [evaluations[name].iloc[-1] for name in rows["run_folder"]]
         accuracy = {name: float(np.mean([end[name] for end in ends])) for name in _PRINTED.values() if name in ends[0]}
         yield {
             "workers": n,
@@ -249,18 +251,16 @@ def _grid(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
             **accuracy,
             "seconds": rows["simulated_seconds"].mean(),
             "staleness_mean": rows["trace.staleness_mean"].mean(),
-            "staleness_mode": int(np.argmax(_counts(traces))),
+            "staleness_mode": int(np.argmax(_together(counts, rows["trace_file"]))),
         }
 
 
-def _efficiencies(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
+def _efficiencies(summary: "pd.DataFrame", evaluations: "Mapping[str, pd.DataFrame]") -> Iterator[dict[str, Any]]:
     """Yield the temporal efficiency of each method over those that come after it, means over the seeds."""
-    from asyncsim.replays.run import Run
-
     methods = list(dict.fromkeys(summary["method"]))
     for (n, window), rows in summary.groupby(["workers", "window"], sort=False):
         found = {
-            (row.method, row.seed): Run.load(folder / str(row.run_folder)).evaluations
+            (row.method, row.seed): evaluations[row.run_folder]
             for row in rows[["method", "seed", "run_folder"]].itertuples()
         }
         for place, a in enumerate(methods):
@@ -272,18 +272,22 @@ def _efficiencies(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, A
                     yield dict(zip(_EFFICIENCY, (n, window, a, b, len(values), np.mean(values)), strict=True))
 
 
-def _staleness(folder: Path, summary: "pd.DataFrame") -> Iterator[dict[str, Any]]:
+def _staleness(summary: "pd.DataFrame", counts: Mapping[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     """Yield which share of a cluster's commits had each staleness, over its seeds."""
-    from asyncsim.traces.trace import Trace
-
     shared = summary[~summary["own_trace"]]
     for (n, window), rows in shared.groupby(["workers", "window"], sort=False):
-        counts = _counts([Trace.load(folder / name) for name in dict.fromkeys(rows["trace_file"])])
-        for staleness, share in enumerate(counts / counts.sum()):
+        found = _together(counts, rows["trace_file"].unique())
+        for staleness, share in enumerate(found / found.sum()):
             yield {"workers": n, "window": window, "staleness": staleness, "share": share}
 
 
-def _counts(traces: "Sequence[Any]") -> np.ndarray:
-    """Return how many commits had each staleness, after the warm-up of each trace."""
-    values = [trace.taken_up.frame["staleness"].to_numpy()[trace.summary()["warm_up"] :] for trace in traces]
-    return np.bincount(np.concatenate(values))
+def _counts(trace: "Trace") -> np.ndarray:
+    """Return how many commits had each staleness, after the warm-up of the trace."""
+    return np.bincount(trace.taken_up.frame["staleness"].to_numpy()[trace.summary()["warm_up"] :])
+
+
+def _together(counts: Mapping[str, np.ndarray], traces: Iterable[str]) -> np.ndarray:
+    """Return how many commits of some traces together had each staleness."""
+    found = [counts[name] for name in traces]
+    most = max(map(len, found))
+    return np.sum([np.pad(one, (0, most - len(one))) for one in found], axis=0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asyncsim import InputError, Run, Trace, simulate, study
 from asyncsim.study import limits
-from asyncsim.study.finished import read
+from asyncsim.study.finished import Finished, read
 
 #: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
 TINY = {
@@ -544,12 +544,12 @@ def test_deviation_of_known_curves():
     run.save("runs/one")
     point = {"service": 0.0, "cv": 0.2, "learning_rate": 0.05}
     row = {"method": "gem", **point, "workers": 2, "status": "finished", "run_folder": "runs/one"}
-    summary = pd.DataFrame([row])
-    found = forensics.fit(Path(), summary, {("gem", 2): target}, (2,)).iloc[0]
+    finished = Finished(Path(), {}, pd.DataFrame([row]))
+    found = forensics.fit(finished, {("gem", 2): target}, (2,)).iloc[0]
     assert found["deviation"] == pytest.approx(1.0, rel=1e-12) and found["bins"] == 3 and found["fitted"]
     # Fewer than half of the bins are no curve.
     longer = pd.Series([1.0] * 7)
-    assert np.isnan(forensics.fit(Path(), summary, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
+    assert np.isnan(forensics.fit(finished, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
 
 
 def test_published_curves_are_those_of_mnist():

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,6 +49,33 @@ class Finished(NamedTuple):
         from asyncsim.replays.run import Run
 
         return Run.load(self.folder / run_folder)
+
+    def each_run(
+        self,
+        measure: "Callable[[Run], Sequence[pd.DataFrame]]",
+        columns: Sequence[str] = ("workers", "method", "seed"),
+    ) -> "list[pd.DataFrame]":
+        """Return the tables that a function makes of a run, each of all runs together: first these of their columns.
+
+        Raises
+        ------
+        InputError
+            By the function; it then says of which run.
+        """
+        import pandas as pd
+
+        parts = []
+        for row in self.summary.to_dict("records"):
+            run = self.run(row["run_folder"])
+            try:
+                tables = measure(run)
+            except InputError as error:
+                raise InputError(f"{row['run_folder']}: {error}") from error
+            for table in tables:
+                for place, column in enumerate(columns):
+                    table.insert(place, column, row[column])
+            parts.append(tables)
+        return [pd.concat(found) for found in zip(*parts, strict=True)]
 
     def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
         """Read a table that the study wrote beside its summary.
