@@ -139,7 +139,7 @@ def run(config: Config) -> Result:
         return run_cells("windows", config, cells, _conclude)
 
 
-def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame", column: str = "train_accuracy") -> float:
+def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame") -> float:
     """Return how much more accuracy over time one run has had than another, until the first of the two ends.
 
     ::
@@ -151,21 +151,19 @@ def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame", column: str = "tra
     Parameters
     ----------
     a, b : pandas.DataFrame
-        `Run.evaluations` of the two; straight lines between the evaluations.
-    column : str
-        The accuracy.
+        `Run.evaluations` of the two; straight lines between the evaluations of ``train_accuracy``.
 
     References
     ----------
     Hermans 2017, "On scalable deep learning and parallelizing gradient descent", chapter 4.
     """
     end = min(float(run["commit_time"].iloc[-1]) for run in (a, b))
-    other = _area(b, column, end)
-    return _area(a, column, end) / other if other else math.nan
+    other = _area(b, end)
+    return _area(a, end) / other if other else math.nan
 
 
-def _area(run: "pd.DataFrame", column: str, end: float) -> float:
-    time, value = (run[name].to_numpy(np.float64) for name in ("commit_time", column))
+def _area(run: "pd.DataFrame", end: float) -> float:
+    time, value = (run[name].to_numpy(np.float64) for name in ("commit_time", "train_accuracy"))
     known = time < end
     time_until = np.append(time[known], end)
     return float(np.trapezoid(np.interp(time_until, time, value), time_until))
