@@ -324,7 +324,6 @@ def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
 
     from asyncsim.replays.replay import replay
     from asyncsim.simulation.simulate import simulate
-    from asyncsim.study.cell import meet
 
     found = {}
     for cell in cells:
@@ -332,8 +331,9 @@ def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
         note(f"{cell.problem.name} has no published curves: fits those of {cell.name}")
         for method in cell.methods:
             runs = []
+            cluster, commits = cell.own(method)
             for seed in range(config.seeds, 2 * config.seeds):
-                trace = simulate(meet(cell.cluster, method.timing), config.commits, seed)
+                trace = simulate(cluster, commits, seed)
                 options: dict[str, Any] = {"precision": config.precision, "proxy_momentum": config.momentum}
                 runs.append(replay(trace, method, cell.problem, seed, diagnose_every=0, **options))
             found[method.name, cell.cluster.workers] = pd.Series(_curve(runs, cell.cluster.workers).mean)

@@ -6,7 +6,6 @@ momentum SGD, so that both compute the same number of gradients. "Validation" is
 At paper scale about 170,000 commits of MNIST's network, evaluated about 30 times a run: half an hour on two cores.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -83,4 +82,4 @@ def _of_epochs(cell: "Cell", epochs: int) -> "Cell":
     """Return a cell whose workers together pass through the training data so many times."""
     steps = steps_of_epochs(cell, epochs)
     every = cell.config.evaluate_every or max(1, steps // epochs)
-    return cell._replace(config=dataclasses.replace(cell.config, steps=steps, evaluate_every=every))
+    return cell.with_options(steps=steps, evaluate_every=every)

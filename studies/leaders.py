@@ -9,7 +9,6 @@ Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program, 
 accelerator. Its augmentation of images is left out, and its learning rates never fall.
 """
 
-import dataclasses
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +222,7 @@ def _complete(cell: "Cell", config: Config, made: "dict[Any, Method]") -> "Cell"
             grouped = _grouped(cell.config, groups)
             methods.append(made.setdefault((rate, groups), _optimized(grouped, rate, config)))
     steps = config.steps or int(config.gradients // cell.cluster.mean_window)
-    return cell._replace(methods=methods, config=dataclasses.replace(cell.config, steps=steps))
+    return cell._replace(methods=methods).with_options(steps=steps)
 
 
 def _grouped(config: StudyConfig, groups: int) -> "Method":

@@ -12,7 +12,6 @@ workers; writes that as a table, beside traces, runs, a summary and a figure. At
 MNIST's network, most of small batches: half an hour to an hour on two cores.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,4 +212,4 @@ def _long_enough(cell: "Cell", seconds: float) -> "Cell":
         commits *= 2
         times = simulate(cell.cluster, commits).taken_up.frame["commit_time"]
     steps = int((times <= seconds).sum()) // cell.cluster.workers
-    return cell._replace(config=dataclasses.replace(cell.config, steps=max(1, steps)))
+    return cell.with_options(steps=max(1, steps))

@@ -17,7 +17,6 @@ accelerator's work. Times of a local step (0.44 s) and of a visit (0.2 s) are th
 thesis prints; see studies/agn.md.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +133,7 @@ def run(config: Config) -> Result:
         if "train_accuracy" not in measures(cells[0].problem):
             raise InputError(f"problem = {cells[0].problem.name!r}: has no accuracy; choose digits or mnist, say")
         if config.steps == 0:
-            cells = [_of_epochs(cell, config.epochs) for cell in cells]
+            cells = [cell.with_options(steps=steps_of_epochs(cell, config.epochs)) for cell in cells]
             _say_rounded(cells, config.epochs)
         return run_cells("windows", config, cells, _conclude)
 
@@ -167,10 +166,6 @@ def _area(run: "pd.DataFrame", end: float) -> float:
     known = time < end
     time_until = np.append(time[known], end)
     return float(np.trapezoid(np.interp(time_until, time, value), time_until))
-
-
-def _of_epochs(cell: "Cell", epochs: float) -> "Cell":
-    return cell._replace(config=dataclasses.replace(cell.config, steps=steps_of_epochs(cell, epochs)))
 
 
 def _say_rounded(cells: "Sequence[Cell]", epochs: float) -> None:

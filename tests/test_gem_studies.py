@@ -421,11 +421,9 @@ def test_epochs_are_passes_through_the_data():
     problem = SimpleNamespace(name="digits", batch_size=32, examples=1437)
     cell = SimpleNamespace(cluster=SimpleNamespace(workers=10, windows=(1,) * 10), config=module.Config().at(steps=1))
     changed = {}
-    stub = SimpleNamespace(**vars(cell), problem=problem, _replace=lambda **values: changed.update(values))
+    stub = SimpleNamespace(**vars(cell), problem=problem, with_options=changed.update)
     module._of_epochs(stub, 30)
-    config = changed["config"]
-    assert config.steps == round(30 * 1437 / 320) == 135
-    assert config.evaluate_every == 4
+    assert changed == {"steps": 135, "evaluate_every": 4} and round(30 * 1437 / 320) == 135
 
 
 def table_of(deviations: dict) -> pd.DataFrame:
@@ -550,6 +548,15 @@ def test_deviation_of_known_curves():
     # Fewer than half of the bins are no curve.
     longer = pd.Series([1.0] * 7)
     assert np.isnan(forensics.fit(finished, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
+
+
+def test_hidden_curves_have_as_many_gradients_of_a_method_with_a_timing_of_its_own():
+    forensics = study.load("forensics")
+    options = {"workers": (2,), "fitted": (2,), "window": 4, "steps": 20, "methods": ("dana_zero", "downpour")}
+    (cell,) = forensics.sweep(forensics.Config(problem="quadratic", **options), [{"workers": 2}])
+    found = forensics._hidden([cell])
+    # Bins of 20 worker steps: windows of four are 20 of these, and single steps four times as many.
+    assert {method: len(curve) for (method, _), curve in found.items()} == {"downpour": 1, "dana_zero": 4}
 
 
 def test_published_curves_are_those_of_mnist():

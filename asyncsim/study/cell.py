@@ -46,6 +46,15 @@ class Cell(NamedTuple):
         """The folders of its runs, in the order of computing."""
         return [self.folder_of(method, seed) for seed in range(self.config.seeds) for method in self.methods]
 
+    def own(self, method: Method) -> tuple[Cluster, int]:
+        """Return the cluster that a method is run on, and the commits there, which have as many gradients for all."""
+        cluster = meet(self.cluster, method.timing)
+        return cluster, same_gradients(self.config.commits, self.cluster, cluster)
+
+    def with_options(self, **options: Any) -> "Cell":
+        """Return the cell with other values of some options, on the same cluster."""
+        return self._replace(config=self.config.at(**options))
+
     def folder_of(self, method: Method, seed: int) -> str:
         """Return the folder of a run, inside that of the study."""
         return (Path("runs", self.name) / f"{method.name}-seed{seed}").as_posix()

@@ -18,7 +18,7 @@ from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.cell import Cell, meet, same_gradients
+from asyncsim.study.cell import Cell
 from asyncsim.study.device import computing_device
 from asyncsim.study.executor import Executor, Failure, Failures
 from asyncsim.study.outcome import outcome
@@ -146,12 +146,10 @@ class _Runs:
         config, cluster = cell.config, cell.cluster
         for seed in range(config.seeds):
             for method in cell.methods:
-                needed = meet(cluster, method.timing)
+                needed, commits = cell.own(method)
                 name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
                 if needed != cluster:
                     note(f"{method.name} needs {_needs(method.timing)}: it gets its own traces")
-                # The same number of gradients for all.
-                commits = same_gradients(config.commits, cluster, needed)
                 file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
                 file = self._traces.setdefault((needed, commits, seed), file)
                 yield _Job(cell, method, seed, needed, commits, file)

@@ -10,7 +10,6 @@ from asyncsim.clusters.law_text import write
 from asyncsim.notes import tell
 from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
-from asyncsim.study.cell import meet, same_gradients
 from asyncsim.study.outcome import FINAL_SHARE
 from asyncsim.study.tabulation import Job, Tables, collect, say_failed
 from asyncsim.table_text import number_text
@@ -164,8 +163,8 @@ def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]
 
 def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
     config, (method,) = cell.config, cell.methods
-    cluster = meet(cell.cluster, method.timing)
-    trace = simulate(cluster, same_gradients(config.commits, cell.cluster, cluster), seed)
+    cluster, commits = cell.own(method)
+    trace = simulate(cluster, commits, seed)
     with config.computing_device():
         run = replay(
             trace,
