@@ -11,13 +11,13 @@ the workers then come nearly in turn, and what fits their mean path best has ano
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from asyncsim.errors import InputError, require_positive
 from asyncsim.study import results
-from asyncsim.study.config import LawLike, MethodLike, StudyConfig
+from asyncsim.study.config import LawLike, MethodLike
 from asyncsim.study.finished import draw
 from asyncsim.study.sweep import Result, SweepConfig, sweep
 from asyncsim.study.tabulation import Job, Tables, tabulated
@@ -43,6 +43,8 @@ _AVERAGED = {"downpour": False, "agn": True}
 class Config(SweepConfig):
     """Options of the momentum study."""
 
+    varied: ClassVar = ("workers", "compute")
+
     workers: tuple[int, ...] = (2, 4, 8, 16, 32)
     """Workers of the clusters, one after the other; two or more."""
     compute: tuple[str, ...] = ("exponential(1)", "gamma(mean=1, cv=0.5)", "gamma(mean=1, cv=0.2)")
@@ -61,10 +63,6 @@ class Config(SweepConfig):
     x64: bool = True
     """Compute in float64 instead of float32."""
 
-    def at(self, **values: Any) -> StudyConfig:
-        """Return the options of one cluster: these, but for some values, of which ``workers`` is one."""
-        return super().at(**{"compute": self.compute[0], **values})
-
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
 
@@ -73,8 +71,6 @@ class Config(SweepConfig):
         InputError
             An option that cannot be used.
         """
-        if isinstance(self.compute, str) or not self.compute:
-            raise InputError(f"compute = {self.compute!r}: give a list of one law or more")
         super().check()
         require_positive("step", self.step)
         if self.seeds < _FEWEST:

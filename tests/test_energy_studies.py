@@ -230,6 +230,10 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
         ("momentum --methods dana_zero", "workers of 'dana_zero' do not compute at every version"),
         ("momentum --methods softsync", "workers of 'softsync' do not compute at every version"),
         ("momentum --compute nonsense(1)", "nonsense"),
+        (
+            "momentum --compute constant(1) constant(1)",
+            "compute = constant(1), constant(1): one comes twice; give each",
+        ),
     ],
 )
 def test_bad_input_is_one_line(options, message, capsys, tmp_path, monkeypatch):
