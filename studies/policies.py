@@ -17,7 +17,7 @@ from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError, require_positive
 from asyncsim.files import write_csv
 from asyncsim.study import load_file, shipped
-from asyncsim.study.beside_theory import Known, beside
+from asyncsim.study.beside_theory import Known, beside, trace_means
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
@@ -134,7 +134,7 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
     rows = []
     traces = summary.drop_duplicates(["workers", "policy", "trace_file"])
     for (workers, policy), group in traces.groupby(["workers", "policy"], sort=False):
-        mean = group.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
+        mean = trace_means(group, workers)
         known = throughput_theory(clusters[policy, workers])
         rows.append(
             {
@@ -147,11 +147,11 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
                 "versions": mean["versions"] / mean["duration"],
                 **{phase: mean[f"{phase}_share"] for phase in Phases._fields},
                 "in_vain": mean["lost_time_share"],
-                "least": workers * mean["share_min"],
-                "most": workers * mean["share_max"],
+                "least": mean["least"],
+                "most": mean["most"],
                 "staleness_mean": mean["staleness_mean"],
                 "staleness_q99": mean["staleness_q99"],
-                "steps": (mean["commits"] + mean["warm_up"]) / workers,
+                "steps": mean["steps"],
             }
         )
     return pd.DataFrame(rows)

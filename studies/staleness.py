@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.study import load_file, shipped
-from asyncsim.study.beside_theory import Known, beside
+from asyncsim.study.beside_theory import Known, beside, trace_means
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.table_text import LEAST_SHARE
@@ -82,8 +82,8 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         throughput_theory,
     )
 
-    mean = traces.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
-    steps = (mean["commits"] + mean["warm_up"]) / cluster.workers
+    mean = trace_means(traces, cluster.workers)
+    steps = mean["steps"]
     expected = staleness_theory(cluster, computations=steps)
     rate, queue = throughput_theory(cluster), queue_theory(cluster)
     saturating = saturating_workers(cluster)
@@ -91,7 +91,6 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
     share = None if rate is None or rate.computing is None else Known(rate.computing, rate.name, rate.exact)
     busy = None if queue is None else Known(queue.utilisation, queue.name, queue.exact)
     served = "visits in service, mean" if cluster.discipline == "lock_free" else "server utilisation"
-    least, most = cluster.workers * mean[["share_min", "share_max"]]
     rows = [
         ("staleness, mean", f"{mean['staleness_mean']:.2f}", _mean(expected, traces)),
         ("staleness, std", f"{mean['staleness_std']:.2f}", _spread(expected)),
@@ -100,7 +99,7 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         *_other_shares(mean),
         (served, *beside(busy, mean["utilisation"], 3, steps)),
         ("mean wait (s)", f"{mean['wait_mean']:.4f}", ""),
-        ("commits of a worker", f"{least:.2f} to {most:.2f} of the mean", ""),
+        ("commits of a worker", f"{mean['least']:.2f} to {mean['most']:.2f} of the mean", ""),
     ]
     if saturating is not None:
         rows.append(("server saturated", "", f"from {math.ceil(saturating):,} workers on (knee)"))

@@ -1,6 +1,9 @@
 """What theory says beside a measured value, in tables."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Commits of each worker from which on a trace is no short one: of 20 workers behind a barrier a bound that is all but
 #: reached is exceeded by some per cent in hundreds of them.
@@ -13,6 +16,18 @@ class Known(NamedTuple):
     value: float
     name: str
     exact: bool
+
+
+def trace_means(traces: "pd.DataFrame", workers: int) -> "pd.Series":
+    """Return the means over a cluster's traces of what a study's summary says of them, as `Trace.summary` names it.
+
+    Beside that ``steps``, the commits per worker of a trace, and ``least`` and ``most``, the commits of a worker
+    relative to the mean.
+    """
+    mean = traces.filter(regex="^trace\\.").mean().rename(lambda column: column.removeprefix("trace."))
+    mean["steps"] = (mean["commits"] + mean["warm_up"]) / workers
+    mean["least"], mean["most"] = workers * mean["share_min"], workers * mean["share_max"]
+    return mean
 
 
 def beside(known: Known | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
