@@ -9,14 +9,13 @@ Needs Ray: pip install "asyncsim[ray]".
 """
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.files import write_csv, write_json
-from asyncsim.notes import note
+from asyncsim.notes import note, tell
 from asyncsim.real.options import RealConfig
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.config import Discipline, LawLike, MethodLike
@@ -114,7 +113,7 @@ def run(config: Config) -> Result:
                 own = folder / "recordings" / one
                 traces[one] = record(methods[0], problem, seed=config.seed, folder=own, **asked).trace
                 rate = traces[one].summary()["throughput"]
-                print(f"[{number}/{len(config.discipline)}] {one}: {rate:.3g} commits/s", file=sys.stderr, flush=True)
+                tell(f"[{number}/{len(config.discipline)}] {one}: {rate:.3g} commits/s")
         laws = observed(next(iter(traces.values())))
         tables = [predicted(trace, one, laws, config.simulations, config.seed) for one, trace in traces.items()]
         summary = pd.concat(tables, ignore_index=True)

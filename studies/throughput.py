@@ -15,7 +15,6 @@ itself, and says which are met on this machine, or by how much they are missed; 
 """
 
 import importlib.util
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,7 @@ from asyncsim.benchmark import bars, turns
 from asyncsim.benchmark.answer import answer
 from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.files import write_csv, write_json
-from asyncsim.notes import note
+from asyncsim.notes import note, tell
 from asyncsim.study import load_file, results, shipped
 from asyncsim.table_text import table_text
 from asyncsim.wording import split_names
@@ -217,7 +216,7 @@ def _measure_replay(task: str, methods: list[str], config: Config, tables: Table
     scale = cases.QUICK if config.quick else cases.FULL
     workers = _workers(config, task)
     for count in workers:
-        print(f"{task}, {count} workers: gradients alone", file=sys.stderr, flush=True)
+        tell(f"{task}, {count} workers: gradients alone")
         bench = cases.Bench(task, problem, count, scale)
         _show("sweep", tables.add("sweep", bench.sweep()))
         ceilings = tables.of["machine"]

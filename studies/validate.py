@@ -13,7 +13,6 @@ study's folder with all that was recorded; --resume goes on with them.
 import dataclasses
 import functools
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -22,7 +21,7 @@ import tyro
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_csv, write_json
-from asyncsim.notes import note
+from asyncsim.notes import note, tell
 from asyncsim.real.options import RealConfig
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.config import MethodLike
@@ -130,7 +129,7 @@ def _run(config: Config, methods: "list[Method]", folder: Path) -> Result:
             found = _compared(recorded, task, problem)
             rows.append({**_row(recorded, task, found), **_simulated(config, recorded, task, problem)})
             _write(folder, rows)
-            print(f"[{number}/{len(tasks)}] {_told(rows[-1])}", file=sys.stderr, flush=True)
+            tell(f"[{number}/{len(tasks)}] {_told(rows[-1])}")
     import pandas as pd
 
     summary = pd.DataFrame(rows)

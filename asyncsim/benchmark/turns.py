@@ -1,10 +1,11 @@
 """Contenders that run in turns in one process, and the ratios of their rates."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncsim.notes import tell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,11 +98,11 @@ def measure(case: Case, contenders: Sequence[Contender], repeats: int) -> "pd.Da
     import pandas as pd
 
     for contender in contenders:
-        _tell(f"{case}: first call of {contender.name}")
+        tell(f"{case}: first call of {contender.name}")
         contender.run(contender.amount)
     rows: list[tuple[Any, ...]] = []
     for turn in range(repeats):
-        _tell(f"{case}: turn {turn + 1} of {repeats}")
+        tell(f"{case}: turn {turn + 1} of {repeats}")
         for index in order(len(contenders), turn):
             name, amount, run = contenders[index]
             took = timed(amount, run)
@@ -180,7 +181,3 @@ def ratios(turns: "pd.DataFrame") -> "pd.DataFrame":
             ratio = rates[above] / rates[below]
             rows.append((*case, f"{above} / {below}", ratio.median(), ratio.min(), ratio.max()))
     return pd.DataFrame(rows, columns=["task", "workers", "method", "ratio", "median", "min", "max"])
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
