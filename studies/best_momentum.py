@@ -21,7 +21,7 @@ from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
-from asyncsim.study.finished import draw
+from asyncsim.study.finished import draw, say_written
 from asyncsim.study.sweep import Result, SweepConfig, sweep
 from asyncsim.study.tabulation import Job, tabulated
 from asyncsim.table_text import table_text
@@ -132,9 +132,7 @@ def run(config: Config) -> Result:
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
             gradients = counted(config.gradients, "gradient")
             print(f"{record['problem']}, the least loss after {gradients}; {seeds}\n{table_text(best)}")
-            drawn = draw("best_momentum", folder, "momentum")
-            written = [results.SUMMARY, TABLE, *(path.name for path in drawn)]
-            print(f"\nwrote {folder}: config.json, parts, {', '.join(written)}")
+            say_written(folder, "parts", results.SUMMARY, TABLE, *draw("best_momentum", folder, "momentum"))
     return Result(folder, summary)
 
 

@@ -12,9 +12,9 @@ from asyncsim.clusters.cluster_text import describe
 from asyncsim.errors import InputError, require_choice, require_positive
 from asyncsim.files import write_csv
 from asyncsim.notes import note
-from asyncsim.study import load_file, shipped
+from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import read
+from asyncsim.study.finished import figures, read, say_written
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.table_text import table_text
 
@@ -94,11 +94,10 @@ def run(config: Config) -> Result:
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(config, cells[0], folder)
             write_csv(folder / TABLE, table)
-            figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py").draw(folder)
+            drawn = figures("compare").draw(folder)
             print(report(config, cells[0], table))
             _say_at_the_edge(summary, table)
-            names = ", ".join(path.name for path in figures)
-            print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
+            say_written(folder, *results.RUNS, TABLE, *drawn)
 
         return run_cells("compare", config, cells, conclude)
 

@@ -18,7 +18,7 @@ from asyncsim.errors import InputError
 from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read
+from asyncsim.study.finished import draw, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
@@ -194,8 +194,7 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
         write_csv(folder / name, table)
     print(_LEGEND)
     print(report(finished.summary, *tables[:2]))
-    figures = [path.name for path in draw("energy", folder)]
-    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, *TABLES, *figures])}")
+    say_written(folder, *results.RUNS, *TABLES, *draw("energy", folder))
 
 
 def _tables(run: "Run") -> "list[pd.DataFrame]":

@@ -16,6 +16,7 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
+from asyncsim.study.finished import say_written
 from asyncsim.study.sweep import Result, sweep
 from asyncsim.study.tabulation import Job, tabulated
 from asyncsim.table_text import table_text
@@ -69,7 +70,7 @@ def run(config: Config) -> Result:
         with tabulated(config, "ensembles", record, _ensemble, jobs, replays) as (folder, tables):
             summary = tables[results.SUMMARY]
             print(report(summary))
-            print(f"\nwrote {folder}: config.json, parts, {results.SUMMARY}")
+            say_written(folder, "parts", results.SUMMARY)
     return Result(folder, summary)
 
 

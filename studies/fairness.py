@@ -17,8 +17,9 @@ from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.files import write_csv, write_json
 from asyncsim.notes import note, tell
 from asyncsim.real.options import RealConfig
-from asyncsim.study import load_file, results, shipped
+from asyncsim.study import results
 from asyncsim.study.config import Discipline, LawLike, MethodLike
+from asyncsim.study.finished import figures, say_written
 from asyncsim.study.sweep import Result
 from asyncsim.table_text import table_text
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from asyncsim.clusters.laws import Law
     from asyncsim.traces.trace import Trace
 
+_RECORDINGS = "recordings"
 DISCIPLINES = ("fifo", "lowest_rank")
 #: Part of the time from which on a server is taken for one that is never idle.
 _BUSY = 0.95
@@ -100,7 +102,7 @@ def run(config: Config) -> Result:
     require_timing(methods[0], config.under(config.discipline[0]).processes())
     with results.new_folder(config.out, "fairness") as folder:
         record_of = {"study": "fairness", **config.record(methods, problem), "options": config.plain()}
-        write_json(folder / "config.json", record_of)
+        write_json(folder / results.CONFIG, record_of)
         traces: dict[str, Trace] = {}
         import pandas as pd
 
@@ -110,7 +112,7 @@ def run(config: Config) -> Result:
         with ray_cluster(config.address, config.cpus * (config.workers + 1)):
             for number, one in enumerate(config.discipline, 1):
                 asked = config.under(one).recording()
-                own = folder / "recordings" / one
+                own = folder / _RECORDINGS / one
                 traces[one] = record(methods[0], problem, seed=config.seed, folder=own, **asked).trace
                 rate = traces[one].summary()["throughput"]
                 tell(f"[{number}/{len(config.discipline)}] {one}: {rate:.3g} commits/s")
@@ -163,7 +165,7 @@ def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulati
 
 
 def _conclude(folder: Path, summary: "pd.DataFrame", traces: "dict[str, Trace]") -> None:
-    figures = load_file("asyncsim.figures.fairness", shipped("figures") / "fairness.py").draw(folder)
+    drawn = figures("fairness").draw(folder)
     for one, trace in traces.items():
         numbers = trace.summary()
         print(f"{one}: {numbers['throughput']:.3g} commits/s, server busy {numbers['utilisation']:.3f} of the time")
@@ -172,4 +174,4 @@ def _conclude(folder: Path, summary: "pd.DataFrame", traces: "dict[str, Trace]")
     shown = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
     shown += ["mean_wait", "simulated_wait"]
     print(f"\n{table_text(summary[shown])}")
-    print(f"\nwrote {folder}: config.json, recordings, summary.csv, {', '.join(path.name for path in figures)}")
+    say_written(folder, _RECORDINGS, results.SUMMARY, *drawn)

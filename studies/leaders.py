@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
 from asyncsim.files import write_csv
 from asyncsim.notes import each_note_once, note
+from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import Finished, draw, read
+from asyncsim.study.finished import Finished, draw, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import table_text
 
@@ -136,8 +137,7 @@ def run(config: Config) -> Result:
             table = results_table(read(folder, "leaders"), config.target)
             write_csv(folder / TABLE, table)
             print(report(cells[0].problem.name, table))
-            names = ", ".join(path.name for path in draw("leaders", folder, "lsgd"))
-            print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {TABLE}, {names}")
+            say_written(folder, *results.RUNS, TABLE, *draw("leaders", folder, "lsgd"))
 
         return run_cells("leaders", config, cells, conclude)
 

@@ -18,7 +18,7 @@ import numpy as np
 from asyncsim.errors import InputError, require_positive
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike
-from asyncsim.study.finished import draw
+from asyncsim.study.finished import draw, say_written
 from asyncsim.study.sweep import Result, SweepConfig, sweep
 from asyncsim.study.tabulation import Job, Tables, tabulated
 
@@ -139,8 +139,7 @@ def run(config: Config) -> Result:
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
         with tabulated(config, "momentum", record, _measured, jobs, replays, _momentum_told) as (folder, tables):
             print(report(tables[TABLES[0]]))
-            figures = [path.name for path in draw("momentum", folder)]
-            print(f"\nwrote {folder}: config.json, parts, {', '.join([results.SUMMARY, *TABLES, *figures])}")
+            say_written(folder, "parts", results.SUMMARY, *TABLES, *draw("momentum", folder))
     return Result(folder, tables[results.SUMMARY])
 
 

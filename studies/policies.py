@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError, require_positive
 from asyncsim.files import write_csv
-from asyncsim.study import load_file, shipped
+from asyncsim.study import results
 from asyncsim.study.beside_theory import Known, beside, trace_means
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
-from asyncsim.study.finished import Finished, read
+from asyncsim.study.finished import Finished, figures, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.table_text import LEAST_SHARE, table_text
 from asyncsim.wording import counted
@@ -196,11 +196,10 @@ def _conclude(clusters: "dict[tuple[str, int], Cluster]", target: float, folder:
     times = times_table(read(folder, "policies"), target)
     write_csv(folder / POLICIES, policies)
     write_csv(folder / TIMES, times)
-    figures = load_file("asyncsim.figures.policies", shipped("figures") / "policies.py").draw(folder)
+    drawn = figures("policies").draw(folder)
     print(_policies_text(policies, summary["seed"].nunique()))
     print(_times_text(times, target))
-    written = ["summary.csv", POLICIES, TIMES, *(path.name for path in figures)]
-    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join(written)}")
+    say_written(folder, *results.RUNS, POLICIES, TIMES, *drawn)
 
 
 def _policies_text(policies: "pd.DataFrame", traces: int) -> str:

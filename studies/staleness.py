@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncsim.clusters.cluster_text import describe
-from asyncsim.study import load_file, shipped
+from asyncsim.study import results
 from asyncsim.study.beside_theory import Known, beside, trace_means
 from asyncsim.study.config import StudyConfig
+from asyncsim.study.finished import figures, say_written
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.table_text import LEAST_SHARE
 from asyncsim.wording import counted
@@ -68,9 +69,9 @@ def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "
 
 def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder: Path, summary: "pd.DataFrame") -> None:
     """Draw the figures and print the tables of the runs that there are."""
-    figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py").draw(folder)
+    drawn = figures("staleness").draw(folder)
     print(report(cluster, methods, problem, summary))
-    print(f"\nwrote {folder}: config.json, traces, runs, summary.csv, {', '.join(path.name for path in figures)}")
+    say_written(folder, *results.RUNS, *drawn)
 
 
 def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read
+from asyncsim.study.finished import draw, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 if TYPE_CHECKING:
@@ -139,5 +139,4 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
     write_csv(folder / TABLE, table)
     print(f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")
-    figures = [path.name for path in draw("tensors", folder)]
-    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, TABLE, *figures])}")
+    say_written(folder, *results.RUNS, TABLE, *draw("tensors", folder))

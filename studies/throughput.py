@@ -24,7 +24,8 @@ from asyncsim.benchmark.answer import answer
 from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.files import write_csv, write_json
 from asyncsim.notes import note, tell
-from asyncsim.study import load_file, results, shipped
+from asyncsim.study import results
+from asyncsim.study.finished import figures, say_written
 from asyncsim.table_text import table_text
 from asyncsim.wording import split_names
 
@@ -129,7 +130,7 @@ def run(config: Config) -> Result:
     """
     tasks, methods = _check(config)
     with results.new_folder(config.out, "throughput") as folder:
-        write_json(folder / "config.json", {"study": "throughput", **_plain(config)})
+        write_json(folder / results.CONFIG, {"study": "throughput", **_plain(config)})
         tables = Tables(folder)
         for task in tasks:
             if task in ("trace", "growth"):
@@ -139,10 +140,10 @@ def run(config: Config) -> Result:
         for name in ("growth", "bars"):
             if name in tables.of and len(tables.of[name]):
                 _show(name, tables.of[name], bars.EXPLANATION if name == "bars" else "")
-        figures = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py").draw(folder)
+        drawn = figures("throughput").draw(folder)
     print(f"\nin short\n{answer(tables.of.get('ratios'), tables.of['summary'])}")
     written = [f"{name}.csv" for name in TABLES if name in tables.of and len(tables.of[name])]
-    print(f"\nwrote {folder}: config.json, {', '.join([*written, *(path.name for path in figures)])}")
+    say_written(folder, *written, *drawn)
     return Result(folder, tables.of)
 
 

@@ -23,8 +23,9 @@ from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_csv, write_json
 from asyncsim.notes import note, tell
 from asyncsim.real.options import RealConfig
-from asyncsim.study import load_file, results, shipped
+from asyncsim.study import results
 from asyncsim.study.config import MethodLike
+from asyncsim.study.finished import figures, say_written
 from asyncsim.study.sweep import Result
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ def _run(config: Config, methods: "list[Method]", folder: Path) -> Result:
 
     ray()
     problem = config.make_problem()
-    if not (folder / "config.json").exists():
+    if not (folder / results.CONFIG).exists():
         record = {"study": "validate", **config.record(methods, problem), "options": config.plain()}
-        write_json(folder / "config.json", record)
+        write_json(folder / results.CONFIG, record)
     tasks = [
         Task(folder / _RECORDINGS / f"{method.name}-seed{seed}", method, seed)
         for method in methods
@@ -146,7 +147,7 @@ def _begun(config: Config, folder: Path) -> Config:
         There is no such study, or an option contradicts it.
     """
     try:
-        record = json.loads((folder / "config.json").read_text())
+        record = json.loads((folder / results.CONFIG).read_text())
         if record["study"] != "validate":
             raise ValueError(f"a folder of the study {record['study']}")
         options = record["options"]
@@ -266,7 +267,7 @@ def table(summary: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
-    figures = load_file("asyncsim.figures.validate", shipped("figures") / "validate.py").draw(folder)
+    drawn = figures("validate").draw(folder)
     shown = table(summary).to_string(index=False, float_format="{:.1e}".format)
     print(f"replays of the recorded order: largest difference of losses and parameters\n{shown}")
-    print(f"\nwrote {folder}: config.json, {_RECORDINGS}, summary.csv, {', '.join(path.name for path in figures)}")
+    say_written(folder, _RECORDINGS, results.SUMMARY, *drawn)

@@ -30,7 +30,7 @@ from asyncsim.files import read_table, write_csv
 from asyncsim.notes import note
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import Finished, draw, read
+from asyncsim.study.finished import Finished, draw, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
 from asyncsim.wording import counted
 
@@ -200,8 +200,7 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY))
     write_csv(folder / TABLES[2], pd.DataFrame(_staleness(summary, counts)))
     print(report(finished))
-    figures = [path.name for path in draw("windows", folder, "agn")]
-    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join([results.SUMMARY, *TABLES, *figures])}")
+    say_written(folder, *results.RUNS, *TABLES, *draw("windows", folder, "agn"))
 
 
 def report(finished: Finished) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.errors import InputError
@@ -123,7 +124,7 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
     folder = Path(folder)
     remedy = f"make some with: python -m asyncsim.study {study} --out FOLDER"
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / results.CONFIG).read_text())
         summary = results.read_summary(folder)
         found = config["study"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -156,12 +157,21 @@ def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str],
     problem = read(folder, study).config["problem"]
     print(f"{problem}, {averaged(summary, by)}\n{outcome_table(summary, by)}")
     files = [name for name in tables if (folder / name).exists()]
-    written = [results.SUMMARY, *files, *(path.name for path in draw(study, folder))]
-    print(f"\nwrote {folder}: config.json, traces, runs, {', '.join(written)}")
+    say_written(folder, *results.RUNS, *files, *draw(study, folder))
+
+
+def say_written(folder: Path, *names: str | Path) -> None:
+    """Say what a study has written into its folder: the options, and files and folders by name, or by their paths."""
+    print(f"\nwrote {folder}: {', '.join([results.CONFIG, *(Path(name).name for name in names)])}")
 
 
 def draw(study: str, folder: Path, paper: str = "gem") -> list[Path]:
     """Draw the figures that a paper has of a study, of which there may be none, into its folder."""
-    path = shipped("figures") / paper / "__init__.py"
+    return figures(paper).draw_study(study, folder)
+
+
+def figures(name: str) -> ModuleType:
+    """Import the shipped figures of a paper, or of a study that has a file of its own."""
+    path = shipped("figures") / name / "__init__.py"
     path = path if path.exists() else path.parent.with_suffix(".py")
-    return load_file(f"asyncsim.figures.{paper}", path).draw_study(study, folder)
+    return load_file(f"asyncsim.figures.{name}", path)

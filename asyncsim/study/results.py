@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SUMMARY = "summary.csv"
 #: What the results depend on, and the names of the runs that are missing.
 CONFIG, INCOMPLETE = "config.json", "incomplete"
+#: What studies of runs write besides: their traces, the runs, and that table.
+RUNS = ("traces", "runs", SUMMARY)
 #: Status of a run that ended with an error: a row of the summary without a folder.
 FAILED = "failed"
 #: Status of a recording that is being made, or was broken off.
