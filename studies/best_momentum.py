@@ -71,13 +71,7 @@ class Config(SweepConfig):
     """The study's own, with momentum on the server; leave it out."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         if self.methods != type(self).methods:
             raise InputError(f"methods = {self.methods!r}: this study has a method of its own; leave it out")
         super().check()
@@ -104,15 +98,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; the runs that were finished are in the summary.
-    """
+    """Run the study; see `asyncsim.study.tabulation.tabulated`."""
     config.check()
     config.say_ignored(_IGNORED, "here")
     with config.computing_device():

@@ -58,13 +58,7 @@ class Config(StudyConfig):
     """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            A count, a rate, a target or a law that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         require_positive("target", self.target)
         for rate in self.tune:
@@ -74,14 +68,12 @@ class Config(StudyConfig):
 
 
 def run(config: Config) -> Result:
-    """Run the comparison.
+    """Run the comparison; see `asyncsim.study.sweep.run_cells`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; the table and the figure of the runs that were finished are there then.
+        A measure that the problem does not have.
     """
     config.check()
     if config.tune and config.learning_rate is not None:

@@ -57,13 +57,7 @@ class Config(SweepConfig):
     """Record also the energies of each tensor, and the distribution of their ratio over the weights."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         if self.diagnose_every == 0 or not self.diagnose_energy:
             raise InputError(
@@ -79,15 +73,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     with config.computing_device():
         return run_cells("energy", config, sweep(config, [{"workers": n} for n in config.workers]), _conclude)

@@ -46,14 +46,12 @@ class Config(StudyConfig):
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.tabulation.tabulated`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; the ensembles that were finished are in the summary.
+        A problem that says of no examples what it predicts, or has no test data.
     """
     config.check()
     config.say_ignored(_IGNORED, "here")

@@ -58,13 +58,7 @@ class Config(RealConfig):
     """Of everything random."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            A count or a law that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         if not self.discipline or len(set(self.discipline)) < len(self.discipline):
             raise InputError(f"discipline = {', '.join(self.discipline)}: give each of one or more once")
         for one in self.discipline:

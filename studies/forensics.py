@@ -83,13 +83,7 @@ class Config(SweepConfig):
     """Commits per worker, on average; a trace has steps * workers commits."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used; a number of workers or a method without a published curve.
-        """
+        """Check the options; see `StudyOptions.check`."""
         for name, values in (("service", self.service), ("cv", self.cv), ("hidden", self.hidden)):
             for value in values:
                 require_nonnegative(name, value)
@@ -130,14 +124,12 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.sweep.run_cells`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
+        A number of workers or a method without a published curve, if the problem has some.
     """
     config.check()
     with config.computing_device():

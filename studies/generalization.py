@@ -37,13 +37,7 @@ class Config(SweepConfig):
     """Methods to compare: gem, downpour, adaptive_staleness, sgd, or your own as FILE.py:FUNCTION (see the README)."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         require_count("epochs", self.epochs)
 
@@ -55,14 +49,12 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.sweep.run_cells`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
+        A problem without test data.
     """
     config.check()
     if config.steps:

@@ -36,15 +36,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     with config.computing_device():
         grid = [{"workers": n, "kappa": kappa} for n in config.workers for kappa in config.kappa]

@@ -70,13 +70,7 @@ class Config(SweepConfig):
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used; a period that does not divide the gradients.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         require_count("gradients", self.gradients)
         require_count("group_size", self.group_size)
@@ -109,15 +103,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     if config.steps and config.gradients != SCALES[config.scale].gradients:
         note("--gradients changes nothing beside --steps")

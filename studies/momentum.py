@@ -64,13 +64,7 @@ class Config(SweepConfig):
     """Compute in float64 instead of float32."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         require_positive("step", self.step)
         if self.seeds < _FEWEST:
@@ -113,14 +107,12 @@ class Estimate(NamedTuple):
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.tabulation.tabulated`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; what was measured before is written.
+        A method whose workers do not compute at every version of the central variable.
     """
     config.check()
 

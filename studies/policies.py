@@ -54,13 +54,7 @@ class Config(SweepConfig):
     """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         require_positive("target", self.target)
         if self.policy is not None:
@@ -92,14 +86,12 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.sweep.run_cells`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
+        A method that has a timing of its own.
     """
     from asyncsim.study.cell import meet
 

@@ -49,15 +49,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     with config.computing_device():
         grid = [{"discipline": one, "workers": n} for n in config.workers for one in config.discipline]

@@ -63,13 +63,7 @@ class Config(SweepConfig):
     """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used; a batch that cannot be divided.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         as_law("compute", self.compute)  # one, which is divided among the workers
         require_count("effective_batch", self.effective_batch)
@@ -92,14 +86,12 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.sweep.run_cells`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
+        A problem whose minibatches have a size of their own; only methods of one worker, but several workers.
     """
     config.check()
     if config.steps and config.seconds != SCALES[config.scale].seconds:

@@ -57,13 +57,7 @@ class Config(SweepConfig):
     """A run is stable if its final minibatch loss is below this fraction of its first."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         require_count("most_workers", self.most_workers)
         for count in self.rates_at or ():
@@ -89,15 +83,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     from asyncsim.study import limits
 
     config.check()

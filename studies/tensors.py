@@ -44,13 +44,7 @@ class Config(SweepConfig):
     """Examples of a gradient of each worker, all together: each has its share. None: batch_size for every worker."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         if self.diagnose_every == 0:
             raise InputError("diagnose_every = 0: this study is of what is recorded then; give 1 or more")
@@ -75,14 +69,12 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.sweep.run_cells`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, a method without pi, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
+        A method that has no pi.
     """
     config.check()
     grid: list[dict[str, Any]] = [{"workers": n} for n in config.workers]

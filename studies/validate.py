@@ -61,13 +61,7 @@ class Config(RealConfig):
     """Folder of this study to go on with; all other options are those that it was begun with."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            A count or a law that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         require_count("runs", self.runs)
         super().check()
 

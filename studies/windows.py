@@ -81,13 +81,7 @@ class Config(SweepConfig):
     """Worker steps between recordings of the methods' costly diagnostics; 0 for none."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         require_positive("epochs", self.epochs)
 
@@ -113,14 +107,12 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.sweep.run_cells`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, or a folder or disk that cannot be written.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then.
+        A problem that has no accuracy.
     """
     from asyncsim.problems.problem import measures
 

@@ -70,13 +70,7 @@ class RealConfig(StudyConfig):
     resume: Hidden[Path | None] = None
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            A count or a law that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         for name in _OF_CLUSTERS:
             if getattr(self, name) != getattr(StudyConfig(), name):
                 raise InputError(f"{name} = {getattr(self, name)!r}: real processes have none to set; leave it out")

@@ -181,10 +181,12 @@ waits.
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
 
+        Every study calls it first; configs that have more options check these, too.
+
         Raises
         ------
         InputError
-            A count or a law that cannot be used.
+            An option that cannot be used, alone or beside the others; it says what to give instead.
         """
         require_count("seeds", self.seeds)
         require_count("diagnose_every", self.diagnose_every, minimum=0)
@@ -298,13 +300,7 @@ class StudyConfig(StudyOptions):
         return require_count("steps", self.steps) * require_count("workers", self.workers)
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
-
-        Raises
-        ------
-        InputError
-            A count or a law that cannot be used.
-        """
+        """Check the options; see `StudyOptions.check`."""
         super().check()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HeterogeneityWarning)  # told when the cluster is made in earnest

@@ -55,12 +55,12 @@ class SweepConfig(StudyOptions):
     """What all other defaults are made for: minutes on the bundled digits, or what the paper did."""
 
     def check(self) -> None:
-        """Check what can be checked before anything heavy is imported.
+        """Check the options, and each value of those that have several; see `StudyOptions.check`.
 
         Raises
         ------
         InputError
-            A count or a law that cannot be used; no value, or one twice, where there may be several.
+            Also if there is no value, or one twice, where there may be several.
         """
         super().check()
         for name in self.varied:
@@ -160,7 +160,9 @@ def run_cells(
 ) -> Result:
     """Run the cells of a study into a new folder, or those that are missing in an old one, and conclude.
 
-    A run that fails is a row of the summary with its error; the study ends with an error only if all of them do.
+    A run that fails is a row of the summary with its error; the study ends with an error only if all of them do. This
+    is what the ``run`` of a study does after `StudyOptions.check` and `sweep`, which raise InputError for options that
+    cannot be used.
 
     Parameters
     ----------

@@ -139,6 +139,8 @@ def tabulated(
     ------
     InputError
         A folder or a disk that cannot be written; an executor that cannot be had; all jobs failed.
+    KeyboardInterrupt
+        Passed on; the tables of the jobs that were finished are there then.
     """
     with study_folder(config, study, record) as folder, opened(config, replays) as executor:
         write_json(folder / results.CONFIG, dict(record))
