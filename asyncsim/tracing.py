@@ -42,7 +42,7 @@ def shapes_of(call: str, function: Callable[..., Any], *given: Any, key: str) ->
     Raises
     ------
     InputError
-        It is another function when it is traced again, as it draws or counts outside of JAX.
+        It is another function when it is traced again, as it draws, counts or keeps something outside of JAX.
     """
     # JAX remembers what it made of a function.
     traced = [jax.make_jaxpr(lambda *arguments: function(*arguments), return_shape=True)(*given) for _ in range(2)]
@@ -50,8 +50,8 @@ def shapes_of(call: str, function: Callable[..., Any], *given: Any, key: str) ->
     same = _ADDRESS.sub("", str(first)) == _ADDRESS.sub("", str(second))
     if not same or list(map(_bytes, first.consts)) != list(map(_bytes, second.consts)):
         raise InputError(
-            f"{call}: computes something else when it is traced again: what is drawn or counted outside of JAX is the "
-            f"same all through a run; draw with jax.random, {key}"
+            f"{call}: computes something else when it is traced again: what it draws, counts or keeps outside of JAX "
+            f"is the same all through a run; draw with jax.random, {key}; keep values in a state"
         )
     return shapes
 

@@ -267,7 +267,9 @@ def _staleness(summary: "pd.DataFrame", counts: Mapping[str, np.ndarray]) -> Ite
 
 def _counts(trace: "Trace") -> np.ndarray:
     """Return how many commits had each staleness, after the warm-up of the trace."""
-    return np.bincount(trace.taken_up.frame["staleness"].to_numpy()[trace.summary()["warm_up"] :])
+    from asyncsim.traces.trace_summary import warm_up_of
+
+    return np.bincount(trace.taken_up.frame["staleness"].to_numpy()[warm_up_of(trace, None) :])
 
 
 def _together(counts: Mapping[str, np.ndarray], traces: Iterable[str]) -> np.ndarray:

@@ -487,15 +487,23 @@ def test_evaluations_that_take_longer_than_the_gradients_are_told(monkeypatch):
         replay(*given_, evaluate_every=40)
 
 
-def test_functions_that_keep_values_are_told():
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        (0, r"leaky\.apply\(.*\): computes something else when it is traced again"),
+        (2, "leaky: a function of the method or the problem keeps a value from one call"),
+    ],
+)
+def test_functions_that_keep_values_are_told(calls, told):
+    """When they are checked, or later if they use what they have kept after so many calls only."""
     kept = []
 
     def leaky(server, central, message, memory, visit):
         kept.append(message)
-        return methods.Applied(central + sum(kept), server, memory)
+        return methods.Applied(central + sum(kept if len(kept) > calls else [message]), server, memory)
 
     method = methods.downpour()._replace(name="leaky", apply=leaky)
-    with pytest.raises(InputError, match="leaky: a function of the method or the problem keeps a value from one call"):
+    with pytest.raises(InputError, match=told):
         replay(prescribed(2, 20, 3), method, problems.quadratic([1.0]))
 
 
