@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim.drawing.look import BLACK, BLUE, ORANGE, PURPLE, SKY, VERMILLION
+from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.table_text import number_text
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
@@ -28,8 +28,15 @@ if TYPE_CHECKING:
 #: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
 _BARS = 50
 _BINS = 120
-#: A travelling reply: there, and paler than all that is done.
-_PALE = "#d9d9d9"
+#: What workers do in a timeline; services last, as their edges lie over what is beside them.
+_DOING = {
+    "computing": "computes",
+    "sending": "sends",
+    "waiting": "waits",
+    "held": "held by the policy",
+    "returning": "reply travels",
+    "served": "served",
+}
 #: A band that reaches so many times higher than the means would flatten them, and is not drawn.
 _FLATTENING = 2.5
 #: A histogram shows all but this share of the commits at its far end.
@@ -103,14 +110,12 @@ def timeline(axes: Axes, trace: "Trace", workers: int | Iterable[int] = 20, visi
     last = min(len(trace), max(1, round(visits * trace.workers))) - 1
     end = float(trace.frame["commit_time"].iloc[last])
     doing = phases(trace, shown)
-    _bars(axes, place, doing.returning, end, _PALE, "reply travels")
     tells = not trace.frame["send_time"].isna().all()
-    _bars(axes, place, doing.computing, end, SKY, "computes" if tells else "computes, sends")
-    _bars(axes, place, doing.sending, end, BLUE, "sends")
-    _bars(axes, place, doing.waiting, end, ORANGE, "waits")
-    _bars(axes, place, doing.held, end, PURPLE, "held by the policy")
-    # With an edge: most services are too short for their own width to be seen.
-    _bars(axes, place, doing.served, end, VERMILLION, "served", edge=0.7)
+    labels = {**_DOING, "computing": "computes" if tells else "computes, sends"}
+    for phase, label in labels.items():
+        # With an edge: most services are too short for their own width to be seen.
+        edge = 0.7 if phase == "served" else 0
+        _bars(axes, place, getattr(doing, phase), end, PHASES[phase], label, edge)
     ended = trace.frame[trace.frame["worker"].isin(shown) & (trace.frame["commit_time"] <= end)]
     made = ended[ended["outcome"].isin(TAKEN_UP)]
     row = made["worker"].map(place)

@@ -29,14 +29,6 @@ from asyncsim.traces.phases import IN_WORDS, Phases
 from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ("workers", "policy", *Phases._fields, "in_vain", "throughput")
-#: What workers do beside computing.
-_COLORS = {
-    "sending": look.BLUE,
-    "waiting": look.ORANGE,
-    "served": look.GREEN,
-    "held": look.PURPLE,
-    "returning": look.GREY,
-}
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
@@ -84,10 +76,10 @@ def time_spent(finished: Finished) -> Figure:
 
 def _parts(rows: pd.DataFrame) -> list[tuple[str, pd.Series, str]]:
     """Return what workers do, in which part of their time under each policy, and its colour."""
-    others = [(doing, rows[phase], _COLORS[phase]) for phase, doing in IN_WORDS.items() if phase != "computing"]
+    others = [(doing, rows[phase], look.PHASES[phase]) for phase, doing in IN_WORDS.items() if phase != "computing"]
     useful = rows["computing"] - rows["in_vain"]
     return [
-        ("computing what is taken up", useful, look.SKY),
+        ("computing what is taken up", useful, look.PHASES["computing"]),
         ("computing in vain", rows["in_vain"], look.VERMILLION),
         *others,
     ]

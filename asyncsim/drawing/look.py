@@ -36,6 +36,16 @@ SINGLE, DOUBLE = 3.4, 7.0
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 
+#: What workers do, by the phases of `asyncsim.traces.phases.Phases`; the reply that travels is paler than what is done.
+PHASES = {
+    "computing": SKY,
+    "sending": BLUE,
+    "waiting": ORANGE,
+    "served": GREEN,
+    "held": PURPLE,
+    "returning": "#d9d9d9",
+}
+
 #: Characters of a title across a single column, and how the title of a figure is set.
 _TITLE_WIDTH = 50
 _TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
