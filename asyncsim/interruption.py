@@ -1,4 +1,4 @@
-"""Ctrl-C where it would be lost or do harm: it comes again a moment later."""
+"""Ctrl-C, and the end that a batch system asks for: where they would be lost or do harm they come a moment later."""
 
 import contextlib
 import signal
@@ -7,32 +7,37 @@ import threading
 from collections.abc import Iterator
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
+from typing import Any
 
 #: JAX's callback in every garbage collection; Python prints and forgets what is raised in it.
 _GC_CALLBACK = "_xla_gc_callback"
 _AGAIN = 0.01  # seconds
+#: What Python does with the signals.
+_USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 _coming: list[threading.Timer] = []
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt inside, a moment later where it would be lost or do harm.
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt inside, a moment later where it would be lost or do harm.
 
-    Nothing changes in other threads than the main one, on Windows, or where Ctrl-C does something else than that.
+    Nothing changes in other threads than the main one, on Windows, or for a signal that does something else than Python
+    lets it do.
     """
     can = threading.current_thread() is threading.main_thread() and sys.platform != "win32"
-    if not can or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, _interrupt)
+    before = {number: handler for number, handler in _USUAL.items() if can and signal.getsignal(number) is handler}
+    for number in before:
+        signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        for again in _coming:
-            again.cancel()
-        _coming.clear()
-        if signal.getsignal(signal.SIGINT) is _interrupt:  # not another that was set inside
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if before:
+            for again in _coming:
+                again.cancel()
+            _coming.clear()
+        for number, handler in before.items():
+            if signal.getsignal(number) is _interrupt:  # not another that was set inside
+                signal.signal(number, handler)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

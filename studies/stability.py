@@ -100,9 +100,9 @@ def run(config: Config) -> Result:
         points = list(dict.fromkeys([*grid, *tried] if config.limits else grid))
         cells = dict(zip(points, sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]), strict=True))
 
-        def measure(folder: Path, executor: "Executor") -> None:
+        def measure(folder: Path, executor: "Executor") -> list[str]:
             searched = limits.searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
-            limits.find(searched, config.fraction, folder, executor)
+            return limits.find(searched, config.fraction, folder, executor)
 
         own = [cells[point] for point in dict.fromkeys(grid)]
         return run_cells("stability", config, own, _conclude, measure if config.limits else None)

@@ -266,7 +266,7 @@ def test_what_was_copied_from_another_seed_is_not_taken(told, replayed, undistur
     shutil.copy("mine/traces/seed0.parquet", "mine/traces/seed1.parquet")
     code, err = told(*STUDY, "--resume=mine")
     assert code == 0 and files("mine") == undisturbed
-    assert "note: run runs/downpour-seed1: of seed 0, not 1: computed again" in err
+    assert "note: run runs/downpour-seed1: is another's, of seed 0, not 1: computed again" in err
 
 
 OWN = """
@@ -305,14 +305,14 @@ def test_methods_and_data_that_were_changed_are_not_resumed(told):
     Path("mine.py").write_text(OWN.replace("2 * message", "3 * message"))
     sys.modules.pop("asyncsim.own.mine")
     code, err = told(*options, "--resume=kept")
-    assert code == 2 and "resume = 'kept': holds results of another configuration (code of own = '" in err[-1]
+    assert code == 2 and "resume = 'kept': holds results of another configuration (code of own has changed)" in err[-1]
     x = np.arange(8.0)
     loss = {"loss": lambda params, batch, key: jnp.mean((params - batch) ** 2), "batch_size": 4}
     given = [problems.custom(lambda key: jnp.zeros(()), train=data, **loss) for data in (x, x + 1)]
     staleness = study.load("staleness")
     few = {"workers": 2, "seeds": 1, "steps": 2, "methods": ("downpour",)}
     staleness.run(staleness.Config(problem=given[0], out=Path("data"), **few))
-    with pytest.raises(InputError, match=r"another configuration .code and data of custom = '"):
+    with pytest.raises(InputError, match=r"another configuration .code and data of custom has changed"):
         staleness.run(staleness.Config(problem=given[1], resume=Path("data"), **few))
 
 
@@ -374,7 +374,7 @@ def test_measurements_that_failed_are_tried_again_by_resuming(told, monkeypatch,
     code, err = told(*options, "--out=mine")
     table = "limits.csv" if name == "stability" else "summary.csv"
     note = f"note: 1 of 2 measurements failed; {table} has their errors, and --resume mine tries them again"
-    assert code == 0 and note in err, err
+    assert code == 3 and note in err, err
     failed = pd.read_csv(f"mine/{table}").dropna(subset="error")
     assert failed["error"].tolist() == ["RuntimeError: no"] and failed["method"].tolist() == ["downpour"]
     assert told(*options, "--resume=mine")[0] == 0 and len(calls) == 3
@@ -419,7 +419,7 @@ def test_own_measurements_of_a_study_are_resumed(told, monkeypatch, name, finish
 def test_failed_run_is_a_row_with_its_error(told, replayed, undisturbed):
     replayed.stops[2] = RuntimeError("out of\nmemory")
     code, err = told(*STUDY, "--out=mine")
-    assert code == 0 and "[2/4] downpour, seed 1: failed: RuntimeError: out of memory" in err
+    assert code == 3 and "[2/4] downpour, seed 1: failed: RuntimeError: out of memory" in err
     assert any(line.startswith("Traceback") for line in err)
     assert err[-1].startswith("note: 1 of 4 runs failed; summary.csv has their errors, and --resume mine tries")
     summary = pd.read_csv("mine/summary.csv")

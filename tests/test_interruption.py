@@ -1,4 +1,4 @@
-"""Ctrl-C comes again where it would be lost or do harm."""
+"""Ctrl-C and SIGTERM come again where they would be lost or do harm."""
 
 import gc
 import signal
@@ -52,6 +52,13 @@ def test_elsewhere_it_ends_what_goes_on(default):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_what_a_batch_system_sends_is_an_interruption(default):
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("was not heard")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_pressed_often_it_comes_once(default):
     came = []
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -84,6 +91,8 @@ def test_what_ctrl_c_does_otherwise_is_left(default):
 
 @pytest.fixture
 def default():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)

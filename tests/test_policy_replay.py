@@ -262,3 +262,15 @@ def test_a_study_runs_under_a_policy(tmp_path, capsys):
     assert 0 < summary["trace.discarded_share"][0] < 1
     assert json.loads((where / "config.json").read_text())["policy"] == "discard_stale(2)"
     assert "discard_stale(limit=2, count=1)" in capsys.readouterr().out
+
+
+def test_evaluations_are_of_complete_versions():
+    """Downpour adds messages at once, also to a version that nobody can read yet."""
+    trace = simulate(Cluster(4, "gamma(1, 0.3)", policy=buffered(10)), 48, seed=1)
+    run = replay(trace, methods.downpour(0.02), problems.quadratic([1.0, 0.3]), evaluate_every=3, progress=False)
+    assert run.evaluations["commit"].tolist() == [0, 10, 20, 30, 40]
+    none = simulate(Cluster(4, "gamma(1, 0.3)", policy=buffered(100)), 48, seed=1)
+    run = replay(none, methods.downpour(0.02), problems.quadratic([1.0, 0.3]), progress=False)
+    assert run.evaluations["commit"].tolist() == [0] and len(run.commits) == 48
+    (batched,) = replay_ensemble(trace, methods.downpour, problems.quadratic([1.0, 0.3]), batched=True, progress=False)
+    assert batched.evaluations["commit"].tolist() == [0, 10, 20, 30, 40] and len(batched.commits) == 48

@@ -135,6 +135,11 @@ def changed(row, **values):
         (LOG.drop(columns="serve_time"), {}, r"visits: misses serve_time; record worker, start_time"),
         (LOG.drop(columns="start_time"), {}, r"misses start_time; .*; without start_time, give begin"),
         (LOG[:0], {}, r"visits: holds no row"),
+        (
+            LOG.assign(arrive_time=pd.to_datetime(LOG["arrive_time"], unit="s")),
+            {},
+            r"arrive_time holds dates; give sec",
+        ),
         (3, {}, r"visits: not a table"),
         (changed(2, worker=0.5), {}, r"visits: worker of row 2 is 0\.5; it must be a whole number from 0 to 1"),
         (LOG, {"workers": 1}, r"visits: worker of row 1 is 1.* from 0 to 0"),

@@ -109,7 +109,8 @@ def replay_ensemble(
         trace = trace.taken_up
         stops = evaluation_stops(trace, evaluate_every)
         diagnosed = diagnose_every if any(diagnostics) else 0
-        running = _running(trace, grid, problem, jnp.dtype(precision), stops, diagnosed, float(proxy_momentum))
+        ends = np.union1d(stops, len(trace)).astype(int)
+        running = _running(trace, grid, problem, jnp.dtype(precision), ends, diagnosed, float(proxy_momentum))
         run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)
         config = {"precision": precision, "proxy_momentum": proxy_momentum}
         return [

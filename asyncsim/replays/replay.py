@@ -106,7 +106,7 @@ def replay(
     """
     _require_kinds(trace, method, problem)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
-        stops = evaluation_stops(trace, evaluate_every)
+        stops = evaluation_stops(trace.taken_up, evaluate_every)
         _warn_of_evaluations(trace, problem, len(stops) + 1)
         running = Replay(
             trace,
@@ -166,7 +166,7 @@ class Replay:
         self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
         dtype = jnp.dtype(precision)
         devices = default_devices(trace, method, problem) if devices is None else _require_devices(devices)
-        stops = np.unique(np.r_[len(trace) if stops is None else stops])
+        stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         way = way_of(trace, method, problem, devices)
         plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), way)
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
@@ -241,7 +241,7 @@ def _require_kinds(trace: Any, method: Any, problem: Any) -> None:
 
 
 def run_to_the_end(running: Running, stops: np.ndarray, description: str, progress: bool | None) -> None:
-    """Advance from stop to stop, evaluate at each, and show how far it is."""
+    """Advance from stop to stop, evaluate at each, and go on to the last commit; show how far it is."""
     commits = len(running.trace)
     show = sys.stderr.isatty() if progress is None else progress
     with tqdm(total=commits, desc=description, unit="commit", disable=not show, leave=False) as bar:
@@ -258,7 +258,7 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
                     f"problem: its train loss is {row['train_loss']} at the initial parameters, before any commit; "
                     "look at init, loss, evaluate and the data"
                 )
-        for stop in stops:
+        for stop in np.union1d(stops, commits):
             try:
                 running.advance(stop)
             except jax.errors.UnexpectedTracerError as error:  # says nothing of where
@@ -267,9 +267,8 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
                     "in a list or a global say; return it as its state instead"
                 ) from error
             bar.update(running.position - bar.n)
-            if running.over:
-                break
-            evaluate()
+            if stop in stops and not running.over:
+                evaluate()
             if running.over:
                 break
 
@@ -325,10 +324,18 @@ def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> No
 
 
 def evaluation_stops(trace: Trace, evaluate_every: int | None) -> np.ndarray:
-    """Return the numbers of commits taken up after which a run is evaluated."""
-    commits = len(trace.taken_up)
+    """Return the numbers of commits after which a run is evaluated, of a trace of what was taken up.
+
+    After each a version is complete: in between a server that waits for several messages may have moved the central
+    variable, which nobody reads before the version is there.
+    """
+    commits = len(trace)
     if evaluate_every is None:
-        stops = np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)
-        return np.unique(stops[stops > 0])  # the start is evaluated in any case
-    step = require_count("evaluate_every", evaluate_every) * trace.workers
-    return np.unique(np.r_[np.arange(step, commits, step), commits])
+        wanted = np.linspace(0, commits, _EVALUATIONS + 1).round().astype(int)
+    else:
+        step = require_count("evaluate_every", evaluate_every) * trace.workers
+        wanted = np.r_[np.arange(step, commits, step), commits]
+    complete = 1 + np.flatnonzero(trace.frame["outcome"] == "applied")
+    before = np.searchsorted(complete, wanted, side="right")
+    # The start is evaluated in any case.
+    return np.unique(complete[before[before > 0] - 1])

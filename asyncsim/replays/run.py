@@ -36,12 +36,14 @@ class Run:
         momentum).
         A run that diverged ends with the commit at which it did.
     evaluations : pandas.DataFrame
-        One row per evaluation: ``commit`` (commits applied), ``commit_time`` (s), ``worker_step`` (commits per worker),
-        ``gradients`` (computed so far), and ``train_`` and ``test_`` with whatever the problem evaluates.
+        One row per evaluation, at the start and after commits that complete a version: ``commit`` (commits applied),
+        ``commit_time`` (s), ``worker_step`` (commits per worker), ``gradients`` (computed so far), and ``train_`` and
+        ``test_`` with whatever the problem evaluates.
     diagnostics : pandas.DataFrame
         The method's own diagnostics, one row per diagnosed commit and quantile or tensor; empty for most methods.
     params : tree
-        The final central variable, NumPy arrays in the problem's own tree. If the run diverged, one of some commits
+        The central variable after the last commit, NumPy arrays in the problem's own tree; where the server waits for
+        several messages also with those of a version that is not complete. If the run diverged, one of some commits
         after that.
     diverged_at : int or None
         The commit at which a value stopped being finite.

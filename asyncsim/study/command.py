@@ -20,10 +20,12 @@ from typing import Any
 from asyncsim.errors import InputError, require_path
 from asyncsim.interruption import interruptible
 from asyncsim.notes import note
+from asyncsim.study import results
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.loading import hidden, load, studies, told_in_a_line
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
+INCOMPLETE = 3  #: Exit code of a study of which some runs failed.
 _COMMAND = "python -m asyncsim.study"
 #: Numbers with commas between them, with or without the option's name.
 _NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
@@ -33,6 +35,8 @@ _USAGE = f"""usage: {_COMMAND} NAME [options]
 
 Compiled programs are kept in the user's cache folder, so that the next start need not compile;
 {_NO_CACHE} keeps none. JAX's own environment variables come first.
+
+Ends with 0, with 2 after bad input, with 3 if some runs failed, with {INTERRUPTED} if interrupted.
 
 studies:"""
 
@@ -46,7 +50,7 @@ def overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a study from the command line; return the exit code (2 for bad input)."""
+    """Run a study from the command line; return the exit code: 2 for bad input, 3 if some runs failed."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     arguments = [argument for argument in given if argument != _NO_CACHE]
     try:
@@ -55,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _warn_of(hidden())
         else:
             with interruptible():
-                _run(*arguments, keep_compiled=_NO_CACHE not in given)
+                return _run(*arguments, keep_compiled=_NO_CACHE not in given)
     except InputError as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
         return 2
@@ -67,11 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(name: str, *options: str, keep_compiled: bool) -> None:
+def _run(name: str, *options: str, keep_compiled: bool) -> int:
     _warn_of({own: path for own, path in hidden().items() if own == name})
     study, config = configure(name, options)
     set_up_jax(keep_compiled)
-    study.run(config)
+    result = study.run(config)
+    return INCOMPLETE if results.lacks_runs(getattr(result, "folder", None)) else 0
 
 
 def set_up_jax(keep_compiled: bool = True) -> None:

@@ -1,8 +1,9 @@
 """Methods side by side: the same seeds, the same traces, one folder of results."""
 
+import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.errors import InputError
-from asyncsim.files import write_csv
+from asyncsim.files import plain, write_csv
 from asyncsim.methods import Method, Timing
 from asyncsim.notes import each_note_once, note, tell
 from asyncsim.problems import Problem
@@ -162,7 +163,8 @@ class _Runs:
             return
         try:
             trace = Trace.load(trace_file)
-            _require_own("trace", trace.seed, job.seed)
+            of_trace = {"cluster": trace.cluster, "commits": len(trace.taken_up), "seed": trace.seed}
+            _require_own("trace", of_trace, {"cluster": job.cluster, "commits": job.commits, "seed": job.seed})
         except InputError:
             # Others read it, too; whichever comes first makes it again, the same.
             trace_file.unlink(missing_ok=True)
@@ -170,7 +172,9 @@ class _Runs:
             trace.save(trace_file)
         try:
             run = Run.load(run_folder)
-            _require_own(f"run {job.run_folder}", run.config["seed"], job.seed)
+            hyperparameters = json.loads(json.dumps(plain(job.method.hyperparameters)))
+            own = {"method": job.method.name, "hyperparameters": hyperparameters, "commits": job.commits}
+            _require_own(f"run {job.run_folder}", run.config, {**own, "seed": job.seed})
             self._add(place, run, trace)
             self._tell(place, "read")
         except InputError as error:
@@ -215,10 +219,11 @@ class _Runs:
         tell(f"[{len(self._rows)}/{len(self._jobs)}] {told}")
 
 
-def _require_own(what: str, seed: Any, own: int) -> None:
-    """Raise InputError for what somebody has copied from another seed."""
-    if seed != own:
-        raise InputError(f"{what}: of seed {seed}, not {own}")
+def _require_own(what: str, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise InputError for what somebody has copied from another run, or its trace."""
+    for name, value in own.items():
+        if found.get(name) != value:
+            raise InputError(f"{what}: is another's, of {name} {found.get(name)!r}, not {value!r}")
 
 
 def _replayed(

@@ -102,8 +102,10 @@ def _only(cell: "Cell", place: int) -> "Cell":
     return cell._replace(methods=[cell.methods[place]])
 
 
-def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "Executor") -> None:
+def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "Executor") -> list[str]:
     """Write ``limits.csv``, and the runs that they follow from to ``limit_runs.csv``, as the searches end.
+
+    Returns the names of those that failed.
 
     A search that fails has no limits, and the error in the place of them. Each that has ended has a file in ``parts``,
     and is not made again if that is there.
@@ -111,6 +113,7 @@ def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "E
     jobs = [_job(search, fraction) for search in searched]
     found = collect(executor, limits_of, jobs, folder, errors=TABLES[0], told=_found)
     say_failed(len(found.failed), len(jobs), folder, TABLES[0])
+    return [row["job"] for row in found.failed]
 
 
 def _job(search: Search, fraction: float) -> Job:

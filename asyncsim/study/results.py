@@ -110,14 +110,24 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
         )
     differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if differing:
-        told = "; ".join(f"{name} = {found.get(name)!r}, not {wanted.get(name)!r}" for name in differing[:3])
+        told = "; ".join(_difference(name, found.get(name), wanted.get(name)) for name in differing[:3])
         told += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
         raise InputError(
-            f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options that it was "
-            "made with, or begin anew with out"
+            f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options, the code "
+            "and the versions that it was made with, or begin anew with out"
         )
     with telling(folder):
         yield folder
+
+
+def _difference(name: str, found: Any, wanted: Any) -> str:
+    """Say how a value of another configuration differs: of tables in which entries, of fingerprints that it does."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        entries = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+        return "; ".join(_difference(f"{name} {key}", found.get(key), wanted.get(key)) for key in entries)
+    if name.startswith("code ") and found is not None and wanted is not None:
+        return f"{name} has changed"
+    return f"{name} = {found!r}, not {wanted!r}"
 
 
 def resume_option(folder: Path) -> str:
@@ -144,6 +154,13 @@ def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator
         if isinstance(error, InputError) and finished:
             raise InputError(f"{error}; what was finished before is in {folder}") from error
         raise
+
+
+def lacks_runs(folder: Path | None) -> bool:
+    """Return whether a study has left its folder with runs that are missing."""
+    if folder is None or not (folder / CONFIG).exists():
+        return False
+    return bool(json.loads((folder / CONFIG).read_text()).get(INCOMPLETE))
 
 
 def read_summary(folder: Path) -> "pd.DataFrame":

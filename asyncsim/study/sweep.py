@@ -155,7 +155,7 @@ def run_cells(
     config: StudyOptions,
     cells: "Sequence[Cell]",
     conclude: Callable[[Path, "pd.DataFrame"], None],
-    measure: "Callable[[Path, Executor], None] | None" = None,
+    measure: "Callable[[Path, Executor], list[str]] | None" = None,
     follow: "Callable[[Path, pd.DataFrame], Sequence[Cell]] | None" = None,
 ) -> Result:
     """Run the cells of a study into a new folder, or those that are missing in an old one, and conclude.
@@ -174,7 +174,7 @@ def run_cells(
         From the folder and the summary: draws the figures and prints the tables of the runs that there are.
     measure : function, optional
         What is to be measured after all cells and before the conclusion, with the executor that computes independent
-        jobs; writes its own tables into the folder.
+        jobs; writes its own tables into the folder, and returns the names of what failed.
     follow : function, optional
         From the folder and the summary of these cells to more of them, chosen by it, which are run then.
 
@@ -192,7 +192,7 @@ def run_cells(
     record = {"study": study, **config.record(_methods(cells), cells[0].problem)}
     if any(cell.values for cell in cells):
         record["cells"] = [dict(cell.values) for cell in cells]
-    known = list(cells)
+    known, unmeasured = list(cells), list[str]()
 
     def chosen(summary: "pd.DataFrame") -> "Sequence[Cell]":
         known.extend(follow(folder, summary) if follow is not None else [])
@@ -201,18 +201,20 @@ def run_cells(
     def name_missing(interrupted: bool) -> "pd.DataFrame":
         """Let ``config.json`` name the runs that are missing; return the rows of the others."""
         ended = results.read_summary(folder)
-        absent = missing(known, ended)
-        if absent or interrupted:
-            write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: absent})
+        absent = [*missing(known, ended), *unmeasured]
+        lacks = {results.INCOMPLETE: absent} if absent or interrupted else {}
+        write_json(folder / results.CONFIG, {**record, **lacks})
         return ended
 
     replays = [(cell.problem, cell.cluster.workers) for cell in cells]
     with study_folder(config, study, record) as folder, opened(config, replays) as executor:
-        write_json(folder / results.CONFIG, record)
+        # Whatever ends the process, what it leaves does not look complete.
+        wanted = [name for cell in cells for name in cell.wanted]
+        write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: wanted})
         try:
             summary = compare(cells, folder, chosen, executor)
             if measure is not None:
-                measure(folder, executor)
+                unmeasured += measure(folder, executor)
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
                 ended = name_missing(interrupted=True)

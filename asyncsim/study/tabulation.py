@@ -80,7 +80,7 @@ def collect(
     told : function, optional
         From the rows of a job to what the user is told of them.
     """
-    failures, files = Failures(), [folder / "parts" / f"{job.file or job.name}.json" for job in jobs]
+    failures, files = Failures(), [_file(folder, job) for job in jobs]
     parts: dict[int, Tables] = {}
     failed: dict[int, Tables] = {}
     for place, value in map_kept(executor, function, [job.arguments for job in jobs], files):
@@ -143,13 +143,28 @@ def tabulated(
         Passed on; the tables of the jobs that were finished are there then.
     """
     with study_folder(config, study, record) as folder, opened(config, replays) as executor:
-        write_json(folder / results.CONFIG, dict(record))
-        found = collect(executor, function, jobs, folder, told=told)
+        _record(folder, record, jobs)
+        try:
+            found = collect(executor, function, jobs, folder, told=told)
+        finally:
+            with contextlib.suppress(InputError, OSError):
+                _record(folder, record, jobs)
         if not found.tables:
             first, *_ = found.failed
             raise InputError(f"all {len(jobs)} measurements failed, the first with {first['error']}")
         yield folder, found.tables
         say_failed(len(found.failed), len(jobs), folder)
+
+
+def _file(folder: Path, job: Job) -> Path:
+    """Return the file of what a job has brought."""
+    return folder / "parts" / f"{job.file or job.name}.json"
+
+
+def _record(folder: Path, record: Mapping[str, Any], jobs: Sequence[Job]) -> None:
+    """Let ``config.json`` say what the results depend on, and name the measurements that are missing."""
+    absent = [job.name for job in jobs if not _file(folder, job).exists()]
+    write_json(folder / results.CONFIG, {**record, **({results.INCOMPLETE: absent} if absent else {})})
 
 
 def _in_order(parts: Mapping[int, Tables]) -> "dict[str, pd.DataFrame]":

@@ -204,6 +204,11 @@ def _columns(table: "pd.DataFrame", names: tuple[str, ...]) -> dict[str, np.ndar
 def _numbers(argument: str, table: "pd.DataFrame", name: str) -> np.ndarray:
     import pandas as pd
 
+    if table[name].dtype.kind in "mM":  # whose numbers are of any unit
+        raise InputError(
+            f"{argument}: {name} holds dates; give seconds, (dates - dates.min()).dt.total_seconds() with one minimum "
+            "for all columns"
+        )
     values = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
     _require(argument, table, name, np.isfinite(values), "must be a finite number")
     return values
