@@ -35,7 +35,7 @@ TABLES = ("momentum.csv", "paths.csv")
 _AFTER = 20
 #: Seeds of which the error of an estimate can be told.
 _FEWEST = 3
-#: Methods whose window theory knows, and whether they send the mean of the local steps instead of their sum.
+#: Methods whose window theory knows with plain local steps, and whether they send the mean of these instead of the sum.
 _AVERAGED = {"downpour": False, "agn": True}
 
 
@@ -125,6 +125,11 @@ def run(config: Config) -> Result:
                 raise InputError(
                     f"methods: workers of {method.name!r} do not compute at every version of the central variable, "
                     "whose path this study takes from their losses; leave it out"
+                )
+            if config.window > 1 and not _steps_plainly(method):
+                raise InputError(
+                    f"optimizer = {method.hyperparameters['optimizer']!r}: with a window above one the path is known "
+                    "of plain gradient steps alone; leave optimizer out, or give window 1"
                 )
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
         replays = [(problem, cell.cluster.workers) for cell in cells]
@@ -247,7 +252,8 @@ def report(momentum: "pd.DataFrame") -> str:
 
 
 def _with_error(values: "pd.Series", errors: "pd.Series") -> list[str]:
-    return [f"{value:.4f} +- {error:.4f}" for value, error in zip(values, errors, strict=True)]
+    pairs = zip(values, errors, strict=True)
+    return ["-" if np.isnan(value) else f"{value:.4f} +- {error:.4f}" for value, error in pairs]
 
 
 def _grid(config: Config) -> list[dict[str, Any]]:
@@ -308,7 +314,7 @@ def _estimated(cell: "Cell", method: "Method", found: Paths, path: list[dict[str
         "path_error": float(np.sqrt(np.mean(error**2))),
         "staleness_mean": float(np.mean([row["staleness_mean"] for row in found.rows])),
         "staleness_std": float(np.mean([row["staleness_std"] for row in found.rows])),
-        "assumptions_hold": method.name in _AVERAGED and _assumptions_hold(cell),
+        "assumptions_hold": _is_known(cell, method) and _assumptions_hold(cell),
     }
 
 
@@ -335,9 +341,20 @@ def _commit_step(cell: "Cell", method: "Method") -> float:
     """Return how far one commit goes of what was read, NaN for a method that theory does not know."""
     from asyncsim.theory import window_step
 
-    if method.name not in _AVERAGED:
+    if not _is_known(cell, method):
         return np.nan
     return window_step(cell.config.learning_rate, cell.config.window, _AVERAGED[method.name])
+
+
+def _is_known(cell: "Cell", method: "Method") -> bool:
+    """Return whether theory knows how far a commit of the method goes: that of plain steps of the cell's own rate."""
+    rate = method.hyperparameters.get("learning_rate")
+    return method.name in _AVERAGED and _steps_plainly(method) and rate == cell.config.learning_rate
+
+
+def _steps_plainly(method: "Method") -> bool:
+    """Return whether the local steps are gradient descent; optax's own ``sgd``, by its name, is just that."""
+    return method.hyperparameters.get("optimizer", "sgd") == "sgd"
 
 
 def _assumptions_hold(cell: "Cell") -> bool:

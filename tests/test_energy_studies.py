@@ -208,6 +208,23 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
     assert "exponential(1)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("optimizer", "known"), [("adam", False), ("sgd", True)])
+def test_momentum_theory_is_of_plain_steps(optimizer, known, tmp_path, capsys, lenient):
+    options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",), "optimizer": optimizer}
+    measured, paths = tables(momentum.run(momentum.Config(**options, out=tmp_path / "out")).folder, momentum.TABLES)
+    assert measured["assumptions_hold"].tolist() == [known]
+    assert paths["theory"].notna().all() == measured["step_theory"].notna().all() == known
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("exponential(1)"))
+    assert row.split()[-1] == ("yes" if known else "no") and "nan" not in row
+
+
+def test_momentum_theory_is_of_the_studys_own_rate(tmp_path):
+    options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",)}
+    config = momentum.Config(**options, methods=(methods.downpour(0.1),), out=tmp_path / "out")
+    (measured,) = tables(momentum.run(config).folder, momentum.TABLES[:1])
+    assert measured["assumptions_hold"].tolist() == [False]
+
+
 # Options
 
 
@@ -226,6 +243,7 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
         ("momentum --protocol write_then_read", "protocol = 'write_then_read'"),
         ("momentum --policy buffered(2)", "policy = buffered(2)"),
         ("momentum --learning-rate 0.7", "learning_rate = 0.7: follows from step"),
+        ("momentum --optimizer adam --window 2", "optimizer = 'adam': with a window above one"),
         ("momentum --methods aeasgd", "workers of 'aeasgd' do not compute at every version of the central variable"),
         ("momentum --methods dana_zero", "workers of 'dana_zero' do not compute at every version"),
         ("momentum --methods softsync", "workers of 'softsync' do not compute at every version"),
