@@ -57,6 +57,8 @@ def shapes_of(call: str, function: Callable[..., Any], *given: Any, key: str) ->
 
 
 def _bytes(constant: Any) -> bytes:
+    if isinstance(constant, jax.core.Tracer):  # a value of what traces this in turn, the same both times
+        return b""
     is_key = jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes()
 

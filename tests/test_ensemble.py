@@ -180,3 +180,37 @@ def test_counts_and_choices_of_a_method_are_run_one_by_one():
             assert run.commits["loss"].tolist() == alone.commits["loss"].tolist()
         with pytest.raises(InputError, match=rf"{name}.*batched=False"):
             replay_ensemble(trace, factory, problem, batched=True, **differing)
+
+
+def kept(learning_rate=0.05, keep=1.0):
+    """Sends the first of the update's entries; how many is known only once a value is looked at."""
+
+    def message(worker, update, start, central, visit):
+        return update.at[int(keep * update.size) :].set(0), worker, {}
+
+    values = {"learning_rate": learning_rate, "keep": keep}
+    return Method("kept", values, methods.gradient_steps(learning_rate), message=message)
+
+
+def floored(learning_rate=0.05, floor=0.0):
+    """Looks at a value in its local optimizer."""
+
+    def update(gradients, state, params=None):
+        return jax.tree.map(lambda leaf: -learning_rate * leaf * max(floor, 1.0), gradients), state
+
+    optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return Method("floored", {"learning_rate": learning_rate, "floor": floor}, optimizer)
+
+
+@pytest.mark.parametrize(("factory", "name", "values"), [(kept, "keep", [0.5, 1.0]), (floored, "floor", [0.5, 2.0])])
+def test_values_that_functions_look_at_are_run_one_by_one(factory, name, values):
+    trace, problem = simulate(Cluster(3, 1.0), 9), problems.quadratic([1.0, 0.5])
+    runs = replay_ensemble(trace, factory, problem, progress=False, **{name: values})
+    for run, value in zip(runs, values, strict=True):
+        alone = replay(trace, factory(**{name: value}), problem, progress=False)
+        assert run.commits["loss"].tolist() == alone.commits["loss"].tolist()
+    with pytest.raises(InputError, match=rf"{name}: .*batched=False"):
+        replay_ensemble(trace, factory, problem, batched=True, **{name: values})
+    # What it only computes with is still one batch.
+    rates = replay_ensemble(trace, factory, problem, batched=True, learning_rate=[0.1, 0.2], progress=False)
+    assert [run.status for run in rates] == ["finished", "finished"]

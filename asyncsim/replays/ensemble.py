@@ -14,6 +14,7 @@ from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.members import Members
+from asyncsim.replays.method_check import check_method
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled_ensemble
 from asyncsim.replays.recording import Recording
@@ -84,7 +85,7 @@ def replay_ensemble(
     grid = _grid(factory, list(seeds), hyperparameters)
     diagnostics = [check_replay(trace, method, problem, diagnose_every, proxy_momentum) for method in grid.methods]
     if batched is None:
-        batched = batches_members(backend(), problem.parameter_count) and grid.can_be_batched
+        batched = batches_members(backend(), problem.parameter_count) and grid.can_be_batched(problem)
     if not batched:
         # One object for each method, so that its seeds share what is compiled.
         return [
@@ -102,7 +103,7 @@ def replay_ensemble(
             for seed, method in grid.runs()
         ]
     grid.members(jnp.float32)  # values that are no numbers are told one by one
-    if not grid.can_be_batched:
+    if not grid.can_be_batched(problem):
         names = " or ".join(grid.combinations[0])
         raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
@@ -160,18 +161,18 @@ class _Grid(NamedTuple):
             differing[name] = jnp.tile(jnp.asarray(values, dtype), len(self.seeds))
         return Members(self.factory, differing)
 
-    @property
-    def can_be_batched(self) -> bool:
-        """Whether the factory takes values that are known only when the method runs: no counts, no choices."""
+    def can_be_batched(self, problem: Problem) -> bool:
+        """Return whether factory and method take values known only when they run: no counts, no choices."""
 
         def made(values: Any) -> int:
-            members.make(**values)
+            check_method(members.make(**values), params)
             return 0
 
         if not self.combinations[0]:
             return True
         try:
             members = self.members(jnp.float32)
+            params = jax.eval_shape(problem.init, jax.random.key(0))
             jax.eval_shape(jax.vmap(made), dict(members.differing))
         except (TypeError, InputError):
             return False
