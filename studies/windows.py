@@ -71,8 +71,8 @@ class Config(SweepConfig):
     seeds: int = 1
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     optimizer: str | None = "adam"
-    """Local optimizer of the workers by its name in optax, with the learning rate for its own. None: plain gradient
-    steps."""
+    """Local optimizer of the workers by its name in optax, with the learning rate for its own: those whose steps need
+    gradients and parameters alone. None: plain gradient steps."""
     learning_rate: float = 0.01
     """Step size of a gradient, for all methods."""
     alpha: float | None = 0.05

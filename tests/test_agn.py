@@ -207,6 +207,13 @@ def test_the_perceptron_of_the_thesis_has_pixels_from_zero_to_one(monkeypatch):
     assert standardised[0, 0, 0] == pytest.approx(-0.1307 / 0.3081) and standardised[19, 0, 0] > 2
 
 
+@pytest.mark.parametrize("name", ["nadam", "nadamw"])
+def test_optimizers_that_optax_makes_of_others_have_names(name, lenient):
+    np.testing.assert_array_equal(
+        steps_of(methods.named_optimizer(name, 0.02)), steps_of(getattr(optax, name)(learning_rate=0.02))
+    )
+
+
 @pytest.mark.parametrize("name", ["lbfgs", "noisy_sgd", "linear_schedule", "nothing"])
 def test_what_is_no_optimizer_for_local_steps_is_refused(name):
     with pytest.raises(InputError, match=f"optimizer = '{name}': unknown; .*choose from"):

@@ -1,6 +1,8 @@
 """Local optimizers by their names in optax, for the command line."""
 
+import functools
 import inspect
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +35,8 @@ def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
     Parameters
     ----------
     name : str
-        A function of optax whose other arguments have defaults: ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
+        A function of optax whose other arguments have defaults, and whose steps need gradients and parameters alone:
+        ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
     learning_rate : float
 
     Raises
@@ -59,14 +62,16 @@ def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
 
 
 def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Return the optimizers of optax that need nothing but a learning rate, by name."""
+    """Return the optimizers of optax that need a learning rate, and for a step gradients and parameters, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of names that are on their way out
         functions = {name: getattr(optax, name) for name in dir(optax) if not name.startswith(("_", "scale_by_"))}
     return {
         name: function
         for name, function in functions.items()
-        if inspect.isfunction(function) and name not in _UNFIT and _needs_a_rate_alone(function)
+        if isinstance(function, types.FunctionType | functools.partial)
+        and name not in _UNFIT
+        and _needs_a_rate_alone(function)
     }
 
 

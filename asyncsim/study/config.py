@@ -130,8 +130,9 @@ waits.
     learning_rate: float = 0.05
     """Step size of a gradient, for all methods; one of your own keeps its own default unless this is another."""
     optimizer: str | None = None
-    """Local optimizer of the workers by its name in optax, adam say, with the learning rate for its own (all methods
-    whose messages are made of local steps). None: plain gradient steps."""
+    """Local optimizer of the workers by its name in optax, adam say, with the learning rate for its own: those whose
+    steps need gradients and parameters alone (all methods whose messages are made of local steps). None: plain gradient
+    steps."""
     alpha: float | None = None
     """Elastic step of each worker (aeasgd, eamsgd, easgd). None: 0.9 divided by the workers."""
     momentum: float = 0.9
