@@ -20,6 +20,7 @@ from asyncsim.study.finished import say_written
 from asyncsim.study.sweep import Result, sweep
 from asyncsim.study.tabulation import Job, tabulated
 from asyncsim.table_text import table_text
+from asyncsim.wording import split_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
-
 #: Options of all studies for which this one has no use.
 _IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy")
+#: Options that say when a lone worker is served, and of nothing else; methods of one's own may look at the time.
+_OF_TIMES = ("service", "latency", "bandwidth", "shared_bandwidth", "discipline", "read_blocks")
+#: Options in the place of which some methods have what they need.
+_OF_NEEDS = ("window", "protocol", "policy")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ def run(config: Config) -> Result:
     config.say_ignored(_IGNORED, "here")
     with config.computing_device():
         (cell,) = sweep(config, [{}])
+        config.say_ignored(_unused(config, cell.methods), "here")
         _require_predictions(cell.problem)
         record = {"study": "ensembles", **config.record(cell.methods, cell.problem)}
         jobs = [
@@ -70,6 +75,15 @@ def run(config: Config) -> Result:
             print(report(summary))
             say_written(folder, "parts", results.SUMMARY)
     return Result(folder, summary)
+
+
+def _unused(config: Config, methods: "Sequence[Method]") -> list[str]:
+    """Return the options of the cluster that change nothing for models trained alone, with these methods."""
+    from asyncsim.methods import METHODS
+
+    shipped = all(isinstance(entry, str) and entry in METHODS for entry in split_names(config.methods))
+    needs = [name for name in _OF_NEEDS if all(getattr(method.timing, name) is not None for method in methods)]
+    return [*(_OF_TIMES if shipped else ()), *needs]
 
 
 def _require_predictions(problem: "Problem") -> None:

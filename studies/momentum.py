@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncsim.errors import InputError, require_positive
 from asyncsim.study import results
-from asyncsim.study.config import LawLike, MethodLike
+from asyncsim.study.config import LawLike, MethodLike, StudyConfig
 from asyncsim.study.finished import draw, say_written
 from asyncsim.study.sweep import Result, SweepConfig, sweep
 from asyncsim.study.tabulation import Job, Tables, tabulated
@@ -33,6 +33,8 @@ TABLES = ("momentum.csv", "paths.csv")
 #: Worker steps after the path, in which all that was read on it is committed: a worker of exponential times stays away
 #: longer once in 400 million commits.
 _AFTER = 20
+#: Options without effect: all that is looked at are the losses.
+_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy")
 #: Seeds of which the error of an estimate can be told.
 _FEWEST = 3
 #: Methods whose window theory knows with plain local steps, and whether they send the mean of these instead of the sum.
@@ -60,6 +62,10 @@ class Config(SweepConfig):
     step: float = 1.0
     """Step of a commit times workers, which sets the learning rate for each number of workers; above 1/4 the mean
     oscillates."""
+    curvature: tuple[float, ...] = StudyConfig.curvature
+    """Changes nothing: the quadratic of this study is x**2 / 2, and step times a curvature is what counts."""
+    noise: float = StudyConfig.noise
+    """Changes nothing: the gradients of this study's quadratic are exact."""
     x64: bool = True
     """Compute in float64 instead of float32."""
 
@@ -115,10 +121,12 @@ def run(config: Config) -> Result:
         A method whose workers do not compute at every version of the central variable.
     """
     config.check()
-
+    config.say_ignored(_IGNORED, "here")
     with config.computing_device():
         problem = revealing_quadratic()
         cells = sweep(replace(config, problem=problem), _grid(config))
+        if not any("momentum" in method.hyperparameters for method in cells[0].methods):
+            config.say_ignored(["momentum"], "here: it would be that of a proxy, of which this study tells nothing")
         for method in cells[0].methods:
             timed = method.timing.policy is not None or method.timing.protocol not in (None, "exchange")
             if timed or method.resume or method.reply or method.look_ahead:

@@ -225,6 +225,24 @@ def test_momentum_theory_is_of_the_studys_own_rate(tmp_path):
     assert measured["assumptions_hold"].tolist() == [False]
 
 
+def test_momentum_notes_what_it_does_not_look_at(tmp_path, capsys):
+    options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",)}
+    ignored = {"evaluate_every": 2, "diagnose_energy": True, "momentum": 0.5}
+    plain = momentum.run(momentum.Config(**options, out=tmp_path / "plain"))
+    capsys.readouterr()
+    other = momentum.run(momentum.Config(**options, **ignored, out=tmp_path / "out"))
+    for one, same in zip(tables(plain.folder, momentum.TABLES), tables(other.folder, momentum.TABLES), strict=True):
+        pd.testing.assert_frame_equal(one, same)
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == [
+        "note: --evaluate-every changes nothing here",
+        "note: --diagnose-energy changes nothing here",
+        "note: --momentum changes nothing here: it would be that of a proxy, of which this study tells nothing",
+    ]
+    momentum.run(momentum.Config(**options, methods=("gem",), momentum=0.5, out=tmp_path / "gem"))
+    assert "note: --momentum" not in capsys.readouterr().err
+
+
 # Options
 
 

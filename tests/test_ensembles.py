@@ -49,6 +49,34 @@ def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
     ]
 
 
+@pytest.mark.parametrize(
+    ("methods", "options", "noted"),
+    [
+        (
+            "sgd",
+            {"service": "constant(1)", "latency": "constant(1)", "bandwidth": 1e6},
+            ["service", "latency", "bandwidth"],
+        ),
+        ("sgd", {"discipline": "random", "policy": "buffered(2)"}, ["discipline", "policy"]),
+        ("sgd", {"protocol": "write_then_read"}, ["protocol"]),
+        # A lone worker of these reads before its own commit, and makes a version of several messages.
+        ("downpour", {"protocol": "read_then_write", "discipline": "random"}, ["discipline"]),
+        ("downpour", {"policy": "buffered(2)"}, []),
+    ],
+)
+def test_what_changes_nothing_for_lone_workers_is_noted(methods, options, noted, tmp_path, capsys):
+    def models(name, **options):
+        config = ensembles.Config(workers=2, steps=5, seeds=1, methods=(methods,), out=tmp_path / name, **options)
+        return ensembles.run(config).summary
+
+    plain = models("plain")
+    capsys.readouterr()
+    same = models("other", **options).equals(plain)
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == [f"note: --{name} changes nothing here" for name in noted]
+    assert same == (len(noted) == len(options))
+
+
 def test_a_problem_has_to_predict(tmp_path):
     says = "problem = 'quadratic': says of no examples what it predicts; .*problems.custom, .* predict"
     with pytest.raises(InputError, match=says):
