@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import asyncsim
 from asyncsim import InputError, methods, problems
-from asyncsim.methods import METHODS, Applied, add, gradient_steps, send_update
+from asyncsim.methods import METHODS, Applied, Timing, add, gradient_steps, send_update
 from asyncsim.replays.method_check import check_fields, check_method
 
 PROBLEM = problems.digits(hidden=(3,))
@@ -151,6 +152,19 @@ WRONG = {
         rf"{MESSAGE} returned the message, float32\[2\]: must be a vector like the central variable, float32",
     ),
     "not a timing": ({"timing": None}, r"damped\.timing = None: must be an asyncsim\.methods\.Timing"),
+    "a policy as text": (
+        {"timing": Timing(policy="barrier(8)")},
+        r"damped\.timing: policy = 'barrier\(8\)': must be a policy; write asyncsim\.barrier\(count=8\)",
+    ),
+    "a policy that is not called": (
+        {"timing": Timing(policy=asyncsim.buffered)},
+        r"damped\.timing: policy = .*: must be a policy; call it, as in asyncsim\.buffered\(count\)",
+    ),
+    "no policy": ({"timing": Timing(policy=3)}, r"damped\.timing: policy = 3: .* write asyncsim\.barrier\(\), say"),
+    "no protocol": ({"timing": Timing(protocol="exchang")}, r"damped\.timing: protocol = .* did you mean 'exchange'"),
+    "no discipline": ({"timing": Timing(discipline=1)}, r"damped\.timing: discipline = 1: unknown"),
+    "no window": ({"timing": Timing(window="2")}, r"damped\.timing: window = '2': must be a whole number"),
+    "no workers": ({"timing": Timing(workers=0)}, r"damped\.timing: workers = 0: must be at least 1"),
     "hyperparameters": ({"hyperparameters": None}, r"damped\.hyperparameters = None: must be a dict"),
 }
 

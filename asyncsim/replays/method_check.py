@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.errors import InputError, require_name
+from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
+from asyncsim.clusters.policy import POLICIES, Policy, form_of, parse_policy
+from asyncsim.errors import InputError, require_choice, require_count, require_name
 from asyncsim.methods.checks import require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.tracing import shapes_of, telling_failures, told
@@ -121,6 +123,7 @@ def check_fields(method: Method) -> None:
         raise InputError(f"{method.name}.hyperparameters = {method.hyperparameters!r}: must be a dict")
     if not isinstance(method.timing, Timing):
         raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
+    _check_timing(f"{method.name}.timing", method.timing)
     for name in ("elementwise", "sees_loss", "sees_memories"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
     for name, call in _CALLS.items():
@@ -132,6 +135,30 @@ def check_fields(method: Method) -> None:
             f"{method.name}.optimizer = {method.optimizer!r}: must be an optax.GradientTransformation; for plain "
             "gradient descent asyncsim.methods.gradient_steps(learning_rate)"
         )
+
+
+def _check_timing(argument: str, timing: Timing) -> None:
+    needed = {name: value for name, value in timing._asdict().items() if value is not None}
+    for name in ("workers", "window", "read_blocks"):
+        if name in needed:
+            require_count(f"{argument}: {name}", needed[name])
+    for name, choices in (("protocol", PROTOCOLS), ("discipline", DISCIPLINES)):
+        if name in needed:
+            require_choice(f"{argument}: {name}", needed[name], choices)
+    policy = needed.get("policy")
+    if policy is not None and not isinstance(policy, Policy):
+        raise InputError(f"{argument}: policy = {policy!r}: must be a policy; {_instead(policy)}")
+
+
+def _instead(policy: Any) -> str:
+    """Return what to write in the place of what is no policy."""
+    called = [name for name, make in POLICIES.items() if policy is make]
+    if called:
+        return f"call it, as in asyncsim.{form_of(called[0])}"
+    try:
+        return f"write asyncsim.{parse_policy(policy)}"
+    except (InputError, TypeError, AttributeError):
+        return "write asyncsim.barrier(), say"
 
 
 def _check_optimizer(method: Method, params: Any) -> None:
