@@ -55,7 +55,8 @@ class Config(StudyConfig):
     best: Literal["least", "most"] | None = None
     """Which values of the measure are best. None: the most of accuracies, the least of losses, times and counts."""
     evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
+    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
+    the logarithm of the loss."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""

@@ -51,7 +51,8 @@ class Config(SweepConfig):
     target: float = 0.3
     """Loss on the training data until which the time is told."""
     evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
+    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
+    the logarithm of the loss."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""

@@ -60,7 +60,8 @@ class Config(SweepConfig):
     seeds: int = 2
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
     evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
+    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
+    the logarithm of the loss."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""

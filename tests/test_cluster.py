@@ -76,6 +76,14 @@ def test_a_law_per_worker_from_one_text():
     assert cluster.compute_laws == (Constant(1.0), Constant(1.0), Exponential(3.0))
 
 
+def test_a_law_per_worker_from_an_array():
+    assert Cluster(2, np.array([1, 2.5])) == Cluster(2, [1.0, 2.5])
+    assert Cluster(2, 1.0, latency=np.array([0.1, 0.2])) == Cluster(2, 1.0, latency=(0.1, 0.2))
+    assert Cluster(2, np.array(2.0)) == Cluster(2, 2.0)
+    with pytest.raises(InputError, match=r"compute\[0\] = \[1.0, 2.0\]: must be one law"):
+        Cluster(2, np.array([[1.0, 2.0]] * 2))
+
+
 def test_equal_speeds_are_said_aloud_and_are_one_law():
     with pytest.warns(HeterogeneityWarning, match=r"all 3 are .*changes nothing; give one law") as caught:
         cluster = Cluster(3, [Gamma(1, 0.2)] * 3)

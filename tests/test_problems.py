@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from cases import tiny_cifar10
 from hypothesis import given, settings
@@ -618,6 +619,9 @@ BAD = {
     ),
     "evaluate: must return a dict of scalars": lambda: custom(line, half, evaluate=lambda p, d: {"loss": {"a": p[0]}}),
     "data_dir = 5: must be a path": lambda: mnist(data_dir=5),
+    "train: is a DataFrame, whose columns a loss cannot name; give arrays, or a dict of them": lambda: custom(
+        line, lambda p, b, k: p.sum(), train=pd.DataFrame({"x": [1.0, 2.0]}), batch_size=1
+    ),
     "train: a list of numbers; give an array, or a tree": lambda: custom(line, lambda p, b, k: p.sum(), train=[1, 2]),
     "loss: must return the scalar and the new state": lambda: custom(
         line, lambda p, s, b, k: jnp.sum(p), init_state=lambda: {"n": jnp.zeros(())}

@@ -52,6 +52,14 @@ def test_exchange_by_hand():
     assert trace.present.to_numpy().tolist() == [[0, 8.0]]
 
 
+@pytest.mark.parametrize(("latency", "first"), [(0.0, 1.5), (1e-9, 1.75)])
+def test_a_write_without_latency_waits_beside_the_reads(latency, first):
+    """All reads come at 1; worker 0 is served again at once, as it is the first in rank, unless it comes too late."""
+    options = {"service": 0.25, "protocol": "read_then_write", "exclusive": False, "discipline": "lowest_rank"}
+    (row,) = rows(simulate(Cluster(3, 1.0, latency=latency, **options), 9), "worker", "commit_time")[:1]
+    assert row == (0, pytest.approx(first, abs=1e-6))
+
+
 def test_window_and_latency_by_hand():
     cluster = Cluster(1, 2.0, service=1.0, latency=(0.5, 0.25), window=3)
     trace = simulate(cluster, 2)

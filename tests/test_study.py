@@ -338,6 +338,8 @@ def other():
 
 def fails():
     raise RuntimeError("no luck")
+
+made = damped()
 """
 
 
@@ -390,6 +392,7 @@ def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
         ("mine.py", "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
         ("mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for one of your own"),
         ("mine.py:dampd", "mine.py has no function dampd"),
+        ("mine.py:made", "methods = 'mine.py:made': made is a Method, must be a function that returns a Method"),
         ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
         ("mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
         ("mine.py:fails", "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck"),
@@ -441,6 +444,8 @@ def undefined():
         return {"loss": loss(params, data, None), "share": jnp.where(params[0] > 0, jnp.nan, 0.0)}
 
     return custom(lambda key: jnp.zeros(2), loss, evaluate=evaluate)
+
+three = 3
 """
 
 
@@ -464,6 +469,7 @@ def test_a_problem_of_an_own_file(capsys):
     [
         ("mine.py", "problem = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
         ("mine.py:moon", "problem = 'mine.py:moon': mine.py has no function moon"),
+        ("mine.py:three", "problem = 'mine.py:three': three is a int, must be a function that returns a Problem"),
         ("mine.py:none", "problem = 'mine.py:none': returned None; must return a Problem, as problems.custom() does"),
         ("mine.py:fails", "init = 1: must be a function"),
         ("mine.py:exits", "problem = 'mine.py:exits': cannot be made: line 23: SystemExit: 5"),

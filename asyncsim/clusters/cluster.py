@@ -38,7 +38,7 @@ class Cluster:
     workers : int
         How many compute at once, each with one job in flight.
     compute : Law or tuple of Law
-        Seconds per local step; a list gives one law per worker.
+        Seconds per local step; a list or an array gives one law per worker.
     service : Law
         Seconds the server is busy per visit.
     latency : Law or tuple of two Law
@@ -65,14 +65,17 @@ class Cluster:
         With ``"read_then_write"``: True (GEM's algorithm 1 as printed), one atomic visit whose read is
         the version before the worker's own commit. False, two visits: a read visit, its reply travels
         down, the message is formed with what was read and travels up, a write visit, an acknowledgement
-        travels down; then the next computation starts on what the read visit returned.
+        travels down; then the next computation starts on what the read visit returned. Without any latency the write
+        waits beside the others before the server goes on to the next of them, and may be served first; with the
+        smallest latency the server has gone on, so that the one is not the limit of the other.
     discipline : str
         Who is served next among those that wait: ``"fifo"``, ``"lowest_rank"`` (the lowest worker
         index, which starves the others under load) or ``"random"`` (each as likely as the others). With
         ``"lock_free"`` nobody waits: any number of visits are served at once.
     read_blocks : int
         Above one, reads are torn: each is made in so many blocks of the parameters, spread evenly over its service, and
-        a block shows what was committed by then; see `Trace.block_versions`. With ``"lock_free"`` and
+        a block shows what was committed by then; see `Trace.block_versions`. Each is ``ceil(parameters / read_blocks)``
+        wide, so that the last ones may be shorter, or have nothing left. With ``"lock_free"`` and
         ``"write_then_read"``.
     policy : Policy
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
@@ -215,7 +218,9 @@ def _setter(instance: Any) -> Any:
 
 
 def _read(argument: str, value: Any) -> Any:
-    """Return the law or the laws of a text, and anything else as it is."""
+    """Return the law or the laws of a text, the list of an array, and anything else as it is."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     try:
         return parse(value) if isinstance(value, str) else value
     except InputError as error:

@@ -140,7 +140,7 @@ class Method(NamedTuple):
     ----------
     name : str
     hyperparameters : Mapping[str, Any]
-        For tables and files; plain values only.
+        For tables and files: numbers, texts, lists of them. An array is written as the list of all its entries.
     optimizer : optax.GradientTransformation
         The worker's local optimizer, applied to the problem's own tree; its state stays with the
         worker. ``update`` is called with ``visit=``, and with ``start=``, the parameters from which the visit's local

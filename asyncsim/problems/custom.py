@@ -120,6 +120,12 @@ def _evaluation(loss: Callable[..., Any], evaluate: Callable[..., Any] | None, s
 
 
 def _as_arrays(argument: str, data: Tree) -> Tree:
+    if hasattr(data, "columns"):
+        raise InputError(
+            f"{argument}: is a {type(data).__name__}, whose columns a loss cannot name; give arrays, or a dict of "
+            "them: {name: table[name].to_numpy() for name in table.columns}"
+        )
+
     def convert(leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
         if array.dtype.kind not in "biuf":

@@ -38,7 +38,13 @@ def load(option: str, entry: str) -> Callable[..., Any]:
         module = load_file(f"asyncsim.own.{path.stem}", path)
     except (Exception, SystemExit) as error:
         raise InputError(f"{option} = {entry!r}: cannot be imported: {told_in_a_line(error, str(path))}") from error
-    if not callable(getattr(module, name, None)):
+    found = getattr(module, name, None)
+    if not callable(found):
+        if found is not None:
+            wanted = "Method" if option == "methods" else "Problem"
+            raise InputError(
+                f"{option} = {entry!r}: {name} is a {type(found).__name__}, must be a function that returns a {wanted}"
+            )
         raise InputError(f"{option} = {entry!r}: {text} has no function {name}")
     return getattr(module, name)
 
