@@ -46,7 +46,7 @@ def load(option: str, entry: str) -> Callable[..., Any]:
                 f"{option} = {entry!r}: {name} is a {type(found).__name__}, must be a function that returns a {wanted}"
             )
         raise InputError(f"{option} = {entry!r}: {text} has no function {name}")
-    return getattr(module, name)
+    return found
 
 
 def make(option: str, entry: str, kind: type[Made], example: str, function: Callable[..., Any]) -> Made:
