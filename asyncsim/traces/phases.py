@@ -16,7 +16,7 @@ class Phases(NamedTuple):
     Attributes
     ----------
     computing : pandas.DataFrame
-        Where the trace does not tell when messages set off, to their arrival.
+        Until the message sets off; where the trace does not tell when it did, to its arrival.
     sending : pandas.DataFrame
         A message is on its way to the server, or waits for a link; with separate read_then_write visits the request to
         read, and after that visit both ways between the two.
