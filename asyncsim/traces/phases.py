@@ -112,9 +112,9 @@ def _asked(frame: pd.DataFrame, pulled: pd.DataFrame) -> np.ndarray:
 
 def _pulled(trace: "Trace", frame: pd.DataFrame, reads: pd.DataFrame) -> pd.DataFrame:
     """Return ``arrive`` and ``time`` of the visit, if there is one, in which each message's worker read before it."""
-    if trace.protocol != "read_then_write":
-        reads = reads.head(0)
     names = {"read_arrive_time": "arrive", "read_time": "time"}
+    if trace.protocol != "read_then_write" or reads.empty:
+        return pd.DataFrame(np.nan, range(len(frame)), list(names.values()))
     found = reads.assign(job=reads["job"] - 1)[["worker", "job", *names]].rename(columns=names)
     return frame[["worker", "job"]].merge(found, how="left", on=["worker", "job"])[list(names.values())]
 
