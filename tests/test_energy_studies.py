@@ -208,6 +208,7 @@ def test_momentum_is_theorys_where_its_assumptions_hold(tmp_path, capsys):
     assert "exponential(1)" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("optimizer", "known"), [("adam", False), ("sgd", True)])
 def test_momentum_theory_is_of_plain_steps(optimizer, known, tmp_path, capsys, lenient):
     options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",), "optimizer": optimizer}
@@ -225,6 +226,7 @@ def test_momentum_theory_is_of_the_studys_own_rate(tmp_path):
     assert measured["assumptions_hold"].tolist() == [False]
 
 
+@pytest.mark.full
 def test_momentum_notes_what_it_does_not_look_at(tmp_path, capsys):
     options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",)}
     ignored = {"evaluate_every": 2, "diagnose_energy": True, "momentum": 0.5}

@@ -345,6 +345,7 @@ def test_what_measurements_bring_is_in_the_tables_in_their_order_beside_the_erro
     assert lines[:2] == ["[1/3] job 2: 2 rows", "[2/3] job 1: 1 rows"] and lines[-1] == f"job 0: failed: {error}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "module", "function", "options"),
     [

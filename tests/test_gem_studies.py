@@ -550,6 +550,7 @@ def test_deviation_of_known_curves():
     assert np.isnan(forensics.fit(finished, {("gem", 2): longer}, (2,))["deviation"].iloc[0])
 
 
+@pytest.mark.full
 def test_hidden_curves_have_as_many_gradients_of_a_method_with_a_timing_of_its_own():
     forensics = study.load("forensics")
     options = {"workers": (2,), "fitted": (2,), "window": 4, "steps": 20, "methods": ("dana_zero", "downpour")}
