@@ -41,9 +41,8 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # Compiled modules that are being imported take an interrupt for an error, or crash.
     while frame is not None:
-        if frame.f_code.co_name == _GC_CALLBACK or isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+        if _is_deaf(frame):
             if not _coming:  # however often it was pressed
                 again = threading.Timer(_AGAIN, _come_again, (number,))
                 again.daemon = True
@@ -52,6 +51,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _is_deaf(frame: FrameType) -> bool:
+    """Return whether an interrupt is lost in such a function, or does harm there."""
+    # Python prints and forgets what is raised where an object is finalized.
+    finalizes = frame.f_code.co_name in (_GC_CALLBACK, "__del__") or frame.f_globals.get("__name__") == "weakref"
+    # Compiled modules that are being imported take an interrupt for an error, or crash.
+    return finalizes or isinstance(frame.f_locals.get("self"), ExtensionFileLoader)
 
 
 def _come_again(number: int) -> None:

@@ -4,6 +4,7 @@ import gc
 import signal
 import sys
 import threading
+import weakref
 from importlib.machinery import ExtensionFileLoader
 
 import jax
@@ -29,6 +30,17 @@ def importing():
     return self
 
 
+def forgetting():
+    kept = {1}
+    weakref.finalize(kept, signal.raise_signal, signal.SIGINT)
+    del kept
+
+
+class Finalized:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
 def long_deaf():
     def _xla_gc_callback():
         signal.raise_signal(signal.SIGINT)
@@ -37,7 +49,7 @@ def long_deaf():
     _xla_gc_callback()
 
 
-@pytest.mark.parametrize("deaf", [_xla_gc_callback, importing, long_deaf])
+@pytest.mark.parametrize("deaf", [_xla_gc_callback, importing, forgetting, Finalized, long_deaf])
 def test_where_it_would_be_lost_it_comes_again(default, deaf):
     with pytest.raises(KeyboardInterrupt), interruptible():
         deaf()
