@@ -11,6 +11,7 @@ The data come from ``python -m asyncsim.study fairness``, which draws this figur
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,9 +65,8 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.bar(worker, table["share"], width=0.7, color=look.SKY, label="real processes")
     middle = table["simulated_share"].to_numpy()
     spread = np.abs(np.array([table["simulated_low"], table["simulated_high"]]) - middle)
-    points = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
-    # The options are of several types, which a dict cannot tell of each.
-    axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)  # type: ignore[arg-type]
+    points: dict[str, Any] = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
+    axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
