@@ -144,6 +144,31 @@ def counting(rate=0.05):
     return Method("counting", {"rate": rate}, gradient_steps(rate), apply=apply, **options)
 
 
+def noisy(rate=0.05, replies=False):
+    """Everything that sees a visit draws: local steps, messages, the server, and its replies if it has any."""
+
+    def noise(visit, place, like):
+        drawn = jax.random.normal(jax.random.fold_in(visit.key, place), like.shape)
+        return (0.01 * drawn).astype(like.dtype)
+
+    def update(gradients, state, params=None, *, visit, **_):
+        return jax.tree.map(lambda leaf: -rate * (leaf + noise(visit, 0, leaf)), gradients), state
+
+    def message(worker, update, start, central, visit):
+        return update + noise(visit, 1, update), worker, {}
+
+    def apply(server, central, message, memory, visit):
+        taken = jax.random.bernoulli(visit.key, 0.8)
+        return Applied(jnp.where(taken, central + message, central), server, memory)
+
+    def reply(server, central, memory, visit):
+        return central + noise(visit, 2, central)
+
+    steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    options = {"reply": reply} if replies else {}
+    return Method("noisy", {"rate": rate}, steps, message=message, apply=apply, draws=True, **options)
+
+
 def damped_buffer(rate=0.05):
     """FedBuff: the server sums up damped messages, and applies their mean when the policy makes a version."""
 
@@ -229,6 +254,8 @@ OWN = {
     "local adam": (lambda: methods.downpour(optimizer=optax.adam(1e-2)), "exchange", 3),
     "local momentum": (lambda: methods.adaptive_staleness(optimizer=optax.sgd(0.02, 0.9)), "prescribed", 1),
     "schedule": (lambda: methods.downpour(learning_rate=decaying), "exchange", 1),
+    "draws": (lambda: noisy(), "exchange", 1),
+    "draws, and a reply before the commit": (lambda: noisy(replies=True), "read_then_write", 1),
     "schedule, gem": (lambda: methods.gem(learning_rate=decaying), "read_then_write, two visits", 1),
 }
 

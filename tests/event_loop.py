@@ -52,6 +52,7 @@ class EventLoop:
             counts[worker] += 1
         key = jax.random.wrap_key_data(stream_key(seed, "problem").view(np.uint32)[:2])
         init_key, self.key = jax.random.split(key)
+        self.method_key = jax.random.wrap_key_data(stream_key(seed, "method").view(np.uint32)[:2])
         params = cast(problem.init(init_key), dtype)
         self.central, self.unravel = ravel_pytree(params)
         self.data = jax.tree.map(np.asarray, cast(problem.train, dtype))
@@ -91,6 +92,9 @@ class EventLoop:
                 local_steps=np.int32(row.local_steps),
                 completes=np.bool_(completes),
                 workers=np.int32(self.trace.workers),
+                key=jax.random.fold_in(jax.random.fold_in(self.method_key, row.worker), own)
+                if self.method.draws
+                else (),
             )
             read = self._read(row)
             if self.method.reply:
@@ -149,6 +153,9 @@ class EventLoop:
             self.replies = {number: state.read[number] for number in self.workers}
         if waves.separate_forms:
             self.forms = {k: state.form[waves.form_slot[k]] for k in waiting if waves.form[k] < stop}
+
+    def _key(self, worker, own):
+        return jax.random.fold_in(jax.random.fold_in(self.method_key, worker), own) if self.method.draws else ()
 
     def _read(self, row):
         versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from cases import noisy
 
 from asyncsim import Cluster, InputError, Trace, methods, problems, replay, simulate, study
 from asyncsim.files import write_json
@@ -114,6 +115,7 @@ def close(found, expected):
         ("read_then_write", methods.gem),
         ("read_then_write, two visits", methods.gem),
         ("write_then_read", methods.aeasgd),
+        ("exchange", lambda learning_rate: noisy(learning_rate, replies=True)),
     ],
 )
 def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protocol, method):

@@ -48,6 +48,10 @@ class Visit(NamedTuple):
     loss : float
         Mean loss of the minibatches that the update comes from. Told to message, apply and reply of methods that say
         ``sees_loss``; ``()`` elsewhere.
+    key : jax.random.key
+        For random numbers of methods that say ``draws``; ``()`` for others. It hangs on the run's seed, the worker and
+        its step alone: two methods with one seed draw the same, and another worker changes nobody's numbers. All
+        functions of a visit have the same; those that draw apart fold a number into it.
     """
 
     staleness: Array
@@ -59,6 +63,7 @@ class Visit(NamedTuple):
     completes: Array | bool = True
     workers: Array | int = 1
     loss: Array | tuple[()] = ()
+    key: Array | tuple[()] = ()
 
 
 class Memories(NamedTuple):
@@ -182,6 +187,8 @@ class Method(NamedTuple):
         Whether visits tell the loss, for methods whose values depend on it.
     sees_memories : bool
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers as they are before this commit.
+    draws : bool
+        Whether visits have a key, for methods that draw random numbers.
     """
 
     name: str
@@ -201,6 +208,7 @@ class Method(NamedTuple):
     elementwise: bool = False
     sees_loss: bool = False
     sees_memories: bool = False
+    draws: bool = False
 
 
 def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:

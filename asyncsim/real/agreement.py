@@ -182,8 +182,8 @@ def _follow(recorded: Recorded, method: Method, problem: Problem, states: _State
 def replay_state(state: State, replay: Replay) -> ReplayState:
     """Return a server's state as that of a replay which has made as many commits.
 
-    What waits in the replay's slots is what the workers had read; what was read at this very position is the central
-    variable.
+    What waits in the replay's slots is what the workers had read; what a visit of its own read at this very position is
+    the central variable.
     """
     stop, waves, now = replay.position, find_waves(replay.trace), replay.state
     read: Any = np.array(now.read)
@@ -196,7 +196,9 @@ def replay_state(state: State, replay: Replay) -> ReplayState:
         if ahead == 0 or (ahead == 1 and waves.reads == "separate"):
             held = state.read if ahead == 0 else state.pulled
             if waves.read[commit] <= stop:
-                read[waves.slot[commit]] = held[worker[commit]] if waves.read[commit] < stop else state.central
+                atomic = waves.reads != "separate"  # perhaps a reply, which is more than the central variable
+                own = atomic or waves.read[commit] < stop
+                read[waves.slot[commit]] = held[worker[commit]] if own else state.central
         if ahead == 0 and waves.separate_forms and waves.form[commit] <= stop:
             seen = state.pulled[worker[commit]] if waves.form[commit] < stop else state.central
             form[waves.form_slot[commit]] = seen

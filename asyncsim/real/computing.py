@@ -11,6 +11,7 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
+from asyncsim.replays.draws import method_key, visit_key
 from asyncsim.replays.flat import flatten
 from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
 from asyncsim.replays.programs import Same, cast
@@ -44,10 +45,12 @@ class OwnVisit:
     ----------
     worker, worker_step, local_steps, workers : int
         As of `asyncsim.methods.Visit`.
+    key : jax.random.key or ()
+        As there.
     """
 
-    def __init__(self, worker: Any, worker_step: Any, local_steps: int, workers: int):
-        self.worker, self.worker_step = worker, worker_step
+    def __init__(self, worker: Any, worker_step: Any, local_steps: int, workers: int, key: Any):
+        self.worker, self.worker_step, self.key = worker, worker_step, key
         self.local_steps, self.workers = jnp.int32(local_steps), jnp.int32(workers)
 
     def __getattr__(self, name: str) -> Any:
@@ -76,6 +79,7 @@ class Computing:
         with jax.enable_x64(self.x64):
             dtype = jnp.dtype(precision)
             self.params, self._key = start(problem, seed, dtype)
+            self._method_key = method_key(seed)
             self.flat = flatten(self.params)
             self._data = jax.tree.map(jnp.asarray, cast(problem.train, dtype))
             self._problem_state = problem_state(problem, dtype)
@@ -105,7 +109,8 @@ class Computing:
             rows = self._batches.rows([worker], [job.job], self._window)[0]
         numbers = (np.int32(number) for number in (worker, job.step, job.job))
         with jax.enable_x64(self.x64):
-            result = self._compute(self._data, self._key, job.start, job.learner, *numbers, rows)
+            own = self.visit_key(worker, job.step)
+            result = self._compute(self._data, self._key, own, job.start, job.learner, *numbers, rows)
             return jax.tree.map(np.asarray, result)
 
     def check(self) -> None:
@@ -114,8 +119,12 @@ class Computing:
             first = self.first_job()
             batch = 0 if self._batches is None else self._batches.rows([0], [0], self._window)[0].shape[-1]
             rows = np.zeros((self._window, batch), np.int32)
-            zero = np.int32(0)
-            jax.eval_shape(self._compute, self._data, self._key, first.start, first.learner, zero, zero, zero, rows)
+            given = first.start, first.learner, *[np.int32(0)] * 3, rows
+            jax.eval_shape(self._compute, self._data, self._key, self.visit_key(0, 0), *given)
+
+    def visit_key(self, worker: int, step: int) -> Any:
+        """Return the key of a worker's visit after so many commits; ``()`` if the method draws nothing."""
+        return visit_key(self._method_key, np.int32(worker), np.int32(step)) if self._method.draws else ()
 
 
 @functools.lru_cache(maxsize=32)
@@ -125,8 +134,8 @@ def _compiled(method: Same, problem: Same, workers: int, window: int, precision:
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
     local = from_vector(build_local(method.value, problem.value, window), flat)
 
-    def compute(data, key, start, learner, worker, worker_step, job, rows):
-        visit: Any = OwnVisit(worker, worker_step, window, workers)
+    def compute(data, key, own_key, start, learner, worker, worker_step, job, rows):
+        visit: Any = OwnVisit(worker, worker_step, window, workers, own_key)
         return local(data, key, start, learner, visit, job, rows)
 
     return jax.jit(compute)

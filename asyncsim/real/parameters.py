@@ -57,7 +57,7 @@ class Parameters:
     """
 
     def __init__(self, method: Method, processes: Processes, computing: Computing):
-        self._processes, self._x64 = processes, computing.x64
+        self._processes, self._x64, self._visit_key = processes, computing.x64, computing.visit_key
         with jax.enable_x64(self._x64):
             central = computing.flat.ravel(computing.params)
             self._dtype = central.dtype
@@ -122,7 +122,8 @@ class Parameters:
         counts: dict[str, Any] = {name: np.int32(number) for name, number in numbers.items()}
         time: Any = np.asarray(row["commit_time"], self._dtype)
         completes: Any = np.bool_(True)
-        return Visit(time=time, completes=completes, **counts)
+        key = self._visit_key(row["worker"], row["worker_step"])
+        return Visit(time=time, completes=completes, key=key, **counts)
 
 
 @functools.lru_cache(maxsize=32)

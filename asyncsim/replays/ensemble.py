@@ -217,7 +217,8 @@ def _running(
     """Return the replay of all members at its start."""
     device = current_devices(problem.parameter_count, trace.workers, divided=False)[0]
     runs = grid.runs()
-    plan = Plan(trace, problem, [seed for seed, _ in runs], stops, diagnose_every, dtype, devices=1)
+    seeds, draws = [seed for seed, _ in runs], grid.methods[0].draws
+    plan = Plan(trace, problem, seeds, stops, diagnose_every, dtype, devices=1, draws=draws)
     layout = plan.layout(grid.methods[0], problem, momentum)
     program = compiled_ensemble(grid.members(dtype), grid.methods[0], problem, layout, dtype, device)
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}

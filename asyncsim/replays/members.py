@@ -51,20 +51,21 @@ def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat
     """Return that of `asyncsim.replays.local.from_vector` for all members, each with its key and its examples."""
 
     def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
-        def one(values: Any, key: Array, start: Array, learner: Learner, rows: Array) -> LocalResult:
+        def one(values: Any, key: Array, start: Array, learner: Learner, visit: Visit, rows: Array) -> LocalResult:
             of_one = build_local(members.make(**values), problem, layout.window, layout.windows_differ)
             return from_vector(of_one, flat)(data, key, start, learner, visit, job, rows)
 
-        return jax.vmap(one)(dict(members.differing), keys, start, learner, rows)
+        axes = (0, 0, 0, 0, _axis(visit), 0)
+        return jax.vmap(one, axes)(dict(members.differing), keys, start, learner, visit, rows)
 
     return local
 
 
 def _axis(argument: Any) -> Any:
-    """Return where an argument of a method's function has its axis of members; of a visit only the loss has one."""
+    """Return where an argument of a method's function has its axis of members; of a visit only loss and key have."""
     shared: Any = None
     if isinstance(argument, Visit):
-        axes: Any = [0 if name == "loss" else shared for name in Visit._fields]
+        axes: Any = [0 if name in ("loss", "key") else shared for name in Visit._fields]
         return Visit(*axes)
     return Memories(rows=1, newer=1, worker=shared) if isinstance(argument, Memories) else 0
 

@@ -17,6 +17,7 @@ from asyncsim.clusters.policy import POLICIES, Policy, form_of, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_name
 from asyncsim.methods.checks import require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
+from asyncsim.replays.draws import method_key
 from asyncsim.tracing import shapes_of, telling_failures, told
 from asyncsim.wording import counted
 
@@ -59,20 +60,23 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
     try:
         return _check_functions(method, params)
     except InputError as error:
-        if not method.sees_loss and _fault(_check_functions, method._replace(sees_loss=True), params) != str(error):
-            raise InputError(
-                f"{method.name}.sees_loss = False: its functions look at visit.loss, which is told only to methods "
-                "made with sees_loss=True; add that"
-            ) from None
+        for switch, told_then in (("sees_loss", "loss"), ("draws", "key")):
+            said: Any = {switch: True}
+            if not getattr(method, switch) and _fault(_check_functions, method._replace(**said), params) != str(error):
+                raise InputError(
+                    f"{method.name}.{switch} = False: its functions look at visit.{told_then}, which is told only to "
+                    f"methods made with {switch}=True; add that"
+                ) from None
         raise
 
 
-def visit_kinds(sees_loss: bool) -> Visit:
+def visit_kinds(sees_loss: bool, draws: bool) -> Visit:
     """Return what a visit tells, as shapes."""
     kind = jnp.result_type(float)
     kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
-    return Visit(**scalars)._replace(loss=scalars["time"] if sees_loss else ())
+    key: Any = jax.eval_shape(lambda: method_key(0)) if draws else ()
+    return Visit(**scalars)._replace(loss=scalars["time"] if sees_loss else (), key=key)
 
 
 def memories_kinds(memory: Any) -> Memories:
@@ -99,7 +103,7 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
     _check_optimizer(method, params)
-    visit = visit_kinds(method.sees_loss)
+    visit = visit_kinds(method.sees_loss, method.draws)
     worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
     if method.resume is not None:
         _require_vector(method, "resume", _call(method, "resume", worker, central), central)
@@ -124,7 +128,7 @@ def check_fields(method: Method) -> None:
     if not isinstance(method.timing, Timing):
         raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
     _check_timing(f"{method.name}.timing", method.timing)
-    for name in ("elementwise", "sees_loss", "sees_memories"):
+    for name in ("elementwise", "sees_loss", "sees_memories", "draws"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
     for name, call in _CALLS.items():
         function = getattr(method, name)
@@ -163,9 +167,9 @@ def _instead(policy: Any) -> str:
 
 def _check_optimizer(method: Method, params: Any) -> None:
     try:
-        _check_steps(method, params, visit_kinds(sees_loss=False))
+        _check_steps(method, params, visit_kinds(False, method.draws))
     except InputError as error:
-        if _fault(_check_steps, method, params, visit_kinds(sees_loss=True)) != str(error):
+        if _fault(_check_steps, method, params, visit_kinds(True, method.draws)) != str(error):
             raise InputError(
                 f"{method.name}.optimizer: looks at visit.loss, which is known only after its steps; message and apply "
                 "may look at it, with sees_loss=True"

@@ -4,12 +4,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.errors import InputError
-from asyncsim.methods.method import Method, Visit
+from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.division import Division
+from asyncsim.replays.draws import method_key, visit_keys
 from asyncsim.replays.replay_state import Layout, Pieces, ReadsOfPiece
 from asyncsim.replays.tuning import backend, tuning
 from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
@@ -19,7 +21,8 @@ from asyncsim.traces.trace import Trace
 class Plan:
     """The whole trace cut into pieces, and their arrays chunk by chunk.
 
-    ``seed`` is that of the minibatches; the members of an ensemble have one each. ``way`` is as in `Layout`.
+    ``seed`` is that of the minibatches and of methods that draw; the members of an ensemble have one each. ``way`` is
+    as in `Layout`.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class Plan:
         dtype: Any,
         devices: int,
         way: str = "kernel",
+        draws: bool = False,
     ):
         self.waves = find_waves(trace)
         commits = len(trace)
@@ -62,6 +66,9 @@ class Plan:
         seeds = [seed] if isinstance(seed, int) else seed
         self.members = None if isinstance(seed, int) else len(seed)
         self._batches = [problem.batch_indices(one, trace.workers) for one in seeds]
+        self._keys: Array | None = None
+        if draws:
+            self._keys = method_key(seed) if isinstance(seed, int) else jnp.stack([method_key(one) for one in seeds])
         self._columns = {
             name: trace.frame[name].to_numpy()
             for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
@@ -158,6 +165,8 @@ class Plan:
             completes=column("completes", np.bool_),
             workers=workers,
         )
+        if self._keys is not None:
+            visit = visit._replace(key=visit_keys(self._keys, visit.worker, visit.worker_step))
         waves: Any = self.waves
         return Pieces(
             size=sizes,

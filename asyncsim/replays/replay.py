@@ -168,7 +168,7 @@ class Replay:
         devices = default_devices(trace, method, problem) if devices is None else _require_devices(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         way = way_of(trace, method, problem, devices)
-        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), way)
+        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), way, method.draws)
         layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
         program = compiled(method, problem, layout, dtype, devices)
         params, key = start(problem, seed, dtype)

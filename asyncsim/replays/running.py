@@ -9,11 +9,11 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem
+from asyncsim.replays.draws import purpose_key
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import Program, cast, on_devices
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay_state import Records, ReplayState
-from asyncsim.streams import stream_key
 from asyncsim.threads import require_wanted
 
 
@@ -157,8 +157,7 @@ class Running:
 
 def start(problem: Problem, seed: int, dtype: Any) -> tuple[Any, jax.Array]:
     """Return a seed's initial parameters and the key of the problem's own randomness."""
-    key = jax.random.wrap_key_data(jnp.asarray(stream_key(seed, "problem").view(np.uint32)[:2]))
-    init_key, key = jax.random.split(key)
+    init_key, key = jax.random.split(purpose_key(seed, "problem"))
     return cast(problem.init(init_key), dtype), key
 
 

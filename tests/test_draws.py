@@ -1,0 +1,103 @@
+"""Methods that draw: each visit has a key, of the run's seed, of its worker and step, and of nothing else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import make_problem, make_trace, noisy
+from test_ensemble import assert_same
+
+from asyncsim import Cluster, InputError, methods, problems, replay, replay_ensemble, simulate, study
+from asyncsim.methods import METHODS, Method, gradient_steps
+from asyncsim.replays.draws import method_key, visit_keys
+
+
+def telling(**options):
+    """DOWNPOUR that shows what it draws."""
+
+    def message(worker, update, start, central, visit):
+        return update, worker, {"drawn": jax.random.normal(visit.key, update.shape, update.dtype)}
+
+    return Method("telling", {}, gradient_steps(0.05), message=message, draws=True, **options)
+
+
+def drawn_by(workers, seed, **options):
+    """What is drawn at each visit, its median, by worker and step."""
+    trace = simulate(Cluster(workers=workers, compute="exponential(mean=1)"), 100 * workers, seed=seed)
+    run = replay(trace, telling(**options), problems.quadratic(np.ones(5)), seed=seed, diagnose_every=1, progress=False)
+    table = run.diagnostics.query("quantity == 'drawn' and quantile == 0.5 and tensor == ''")
+    # A quadratic's only tensor has no name, and so the row of all has its twin.
+    return table.groupby(["worker", "worker_step"])["value"].first()
+
+
+def test_draws_hang_on_the_seed_the_worker_and_its_step_alone():
+    few, more, other = drawn_by(2, 0), drawn_by(5, 0), drawn_by(2, 1)
+    assert len(few) > 10 and few.is_unique
+    both = few.index.intersection(more.index)
+    assert len(both) > 5
+    np.testing.assert_array_equal(few[both], more[both])
+    assert not np.isin(other, few).any()
+    # All workers' numbers differ, also those of the same step.
+    assert more.is_unique
+
+
+def test_keys_of_several_runs_are_those_of_each():
+    worker, step = np.array([[0, 3], [1, 0]], np.int32), np.array([[7, 0], [0, 2]], np.int32)
+    keys = jnp.stack([method_key(seed) for seed in (0, 4)])
+    together = visit_keys(keys, worker, step)
+    assert together.shape == (2, 2, 2)
+    for place, seed in enumerate((0, 4)):
+        alone = visit_keys(method_key(seed), worker, step)
+        np.testing.assert_array_equal(*map(jax.random.key_data, (together[..., place], alone)))
+
+
+@pytest.mark.parametrize("replies", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_members_of_an_ensemble_draw_as_single_runs(replies):
+    def factory(rate=0.05):
+        return noisy(rate, replies)
+
+    trace = make_trace("read_then_write" if replies else "exchange", commits=120)
+    options = {"seeds": [0, 3], "rate": [0.02, 0.05], "precision": "float64", "progress": False}
+    together, singles = (
+        replay_ensemble(trace, factory, make_problem("quadratic"), batched=batched, **options)
+        for batched in (True, False)
+    )
+    for found, expected in zip(together, singles, strict=True):
+        assert_same(found, expected)
+    assert len({float(run.commits["update_norm"].sum()) for run in together}) == 4
+
+
+def test_a_second_run_draws_the_same(tmp_path):
+    trace = make_trace(commits=60)
+    for name in ("first", "second"):
+        replay(trace, noisy(), make_problem("quadratic"), progress=False).save(tmp_path / name)
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")
+    )
+    assert first == second
+
+
+def test_of_two_threads_parts_no_draw_is_made():
+    trace = simulate(Cluster(workers=60, compute=1.0), 300)
+    with pytest.raises(InputError, match=r"noisy\.elementwise = True: message computes something else from two halves"):
+        replay(trace, noisy()._replace(elementwise=True), problems.digits(), progress=False, devices=jax.devices()[:2])
+
+
+def test_who_draws_without_saying_so_is_told_to(lenient):
+    silent = noisy()._replace(draws=False)
+    with pytest.raises(InputError, match=r"noisy\.draws = False: .* visit\.key, .* made with draws=True; add that"):
+        replay(make_trace(commits=10), silent, make_problem("quadratic"), progress=False)
+    with pytest.raises(InputError, match=r"noisy\.draws = 1: must be True or False"):
+        replay(make_trace(commits=10), noisy()._replace(draws=1), make_problem("quadratic"), progress=False)
+
+
+def test_methods_of_the_catalogue_draw_nothing_and_have_no_key():
+    assert not any(make().draws for make in METHODS.values())
+    assert methods.Visit._field_defaults["key"] == ()
+
+
+def test_a_study_draws_other_numbers_for_each_seed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    staleness = study.load("staleness")
+    results = staleness.run(staleness.Config(methods=(noisy(),), workers=3, seeds=2, steps=5, out=tmp_path / "out"))
+    assert len(results.summary) == 2 and results.summary["train_loss"].nunique() == 2
