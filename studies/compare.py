@@ -102,7 +102,7 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
     measures (those to the target are infinite if a seed did not meet it, the others means over the seeds that finished;
     those of the problem's own last), ``simulated_seconds`` of these runs, and means over the method's traces:
     ``staleness_mean``, ``discarded`` (share of the computations whose work was thrown away), ``messages`` and
-    ``gigabytes`` (both ways, a vector of parameters each).
+    ``gigabytes`` (both ways; a vector of parameters each, up as much of it as the method's ``message_size``).
     """
     import pandas as pd
 
@@ -114,12 +114,13 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
     if "method.learning_rate" not in summary:  # all are methods of one's own, with other hyper-parameters
         summary = summary.assign(**{"method.learning_rate": float("nan")})
     vector = cell.problem.parameter_count * config.bytes_per_parameter
+    sizes = {method.name: method.timing.message_size or 1.0 for method in cell.methods}
     rows = []
     for (method, rate), group in summary.groupby(["method", "method.learning_rate"], sort=False, dropna=False):
         traces = {name: finished.trace(name) for name in group["trace_file"]}
         seeds = [(finished.run(row.run_folder), traces[row.trace_file]) for row in group.itertuples()]
         ended = group[group["status"] == "finished"]
-        costs = pd.DataFrame([_costs(trace, vector) for _, trace in seeds]).mean()
+        costs = pd.DataFrame([_costs(trace, vector, sizes[method]) for _, trace in seeds]).mean()
         rows.append(
             {
                 "method": method,
@@ -227,15 +228,14 @@ def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, 
     return {**until_target(times), "gradients_to_target": float(np.mean(gradients))}
 
 
-def _costs(trace: "Trace", vector: int) -> dict[str, float]:
-    """Return what one trace's visits cost; every message is answered by a read."""
+def _costs(trace: "Trace", vector: int, message_size: float) -> dict[str, float]:
+    """Return what one trace's visits cost; every message is answered by a read, of a vector of so many bytes."""
     outcome = trace.frame["outcome"]
     thrown_away = int(outcome.isin(["discarded", "cancelled"]).sum())
     sent = int((outcome != "cancelled").sum())
-    messages = 2 * sent
     return {
         "staleness_mean": trace.summary()["staleness_mean"],
         "discarded": thrown_away / len(trace),
-        "messages": messages,
-        "gigabytes": messages * vector / 1e9,
+        "messages": 2 * sent,
+        "gigabytes": sent * (1 + message_size) * vector / 1e9,
     }

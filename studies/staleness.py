@@ -97,8 +97,9 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
     if saturating is not None:
         rows.append(("server saturated", "", f"from {math.ceil(saturating):,} workers on (knee)"))
     if cluster.shared_bandwidth and cluster.policy.staleness_limit is None:
-        # Of either way, as each commit has one message with parameters up and one down.
-        rows.append(("shared link, utilisation", f"{mean['throughput'] * cluster.transfer_time:.3f}", "at most 1"))
+        # Of the way that is busier: each commit has one message with parameters up and one down.
+        busier = max(cluster.transfer_up, cluster.transfer_down)
+        rows.append(("shared link, utilisation", f"{mean['throughput'] * busier:.3f}", "at most 1"))
     if cluster.policy.staleness_limit is not None:
         rows.append(("  computing in vain", f"{mean['lost_time_share']:.3f}", ""))
         rows.append(("computations lost", f"{mean['discarded_share'] + mean['cancelled_share']:.3f}", ""))

@@ -32,6 +32,11 @@ REFUSED = [
     ({"message_bytes": 4}, r"message_bytes = 4: says nothing without bandwidth; give both or neither"),
     ({"bandwidth": 0, "message_bytes": 4}, r"bandwidth = 0: must be above zero \(bytes/s\)"),
     ({"bandwidth": 1, "message_bytes": -4}, r"message_bytes = -4: must be above zero \(bytes\)"),
+    ({"bandwidth": 1, "message_bytes": (4, 0)}, r"message_bytes\[1\] = 0: must be above zero \(bytes\)"),
+    (
+        {"bandwidth": 1, "message_bytes": (4, 4, 4)},
+        r"message_bytes = \(4, 4, 4\): must be one number, or a pair: .* up",
+    ),
     ({"shared_bandwidth": True}, r"shared_bandwidth = True: there is no bandwidth to share"),
     ({"shared_bandwidth": 1}, r"shared_bandwidth = 1: must be True or False"),
     ({"protocol": "exchanges"}, r"protocol = 'exchanges': unknown; did you mean 'exchange'\? choose from"),
@@ -97,9 +102,22 @@ def test_one_worker_with_a_list_of_one_law_is_no_heterogeneity():
         assert Cluster(1, [2.0]).compute == Constant(2.0)
 
 
-def test_transfer_time():
-    assert Cluster(1, 1.0).transfer_time == 0.0
-    assert Cluster(1, 1.0, bandwidth=8.0, message_bytes=4).transfer_time == 0.5
+@pytest.mark.parametrize(
+    ("given", "up", "down"),
+    [
+        ({}, 0.0, 0.0),
+        ({"bandwidth": 8.0, "message_bytes": 4}, 0.5, 0.5),
+        ({"bandwidth": 8.0, "message_bytes": [1, 4]}, 0.125, 0.5),
+    ],
+)
+def test_transfers(given, up, down):
+    cluster = Cluster(1, 1.0, **given)
+    assert (cluster.transfer_up, cluster.transfer_down) == (up, down)
+    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
+
+
+def test_messages_of_one_size_both_ways_are_no_pair():
+    assert Cluster(1, 1.0, bandwidth=8, message_bytes=(4, 4.0)) == Cluster(1, 1.0, bandwidth=8, message_bytes=4)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Trace, methods, problems, study
+from asyncsim import Cluster, Trace, methods, problems, replay, simulate, study
 from asyncsim.errors import InputError
 from asyncsim.files import write_csv
 from asyncsim.replays.run import Run
@@ -56,6 +56,27 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     assert row["gradients_to_target"] == np.mean(gradients)
     assert row["reached"] == 2 and row["discarded"] == 0
     assert row["messages"] == 2 * len(frame) and row["gigabytes"] == pytest.approx(2 * 60 * 17_226 * 4 / 1e9)
+
+
+def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, capsys):
+    def quarter(learning_rate=0.05):
+        return methods.downpour(learning_rate)._replace(name="quarter", timing=methods.Timing(message_size=0.25))
+
+    # 17,226 parameters of 4 bytes: a second each way, a quarter of it with the lighter messages up.
+    options = {"workers": 2, "seeds": 1, "steps": 3, "evaluate_every": 3, "out": tmp_path / "out"}
+    config = compare.Config(methods=(quarter(), "downpour"), compute="1", service="0", bandwidth=17_226 * 4, **options)
+    folder, summary = compare.run(config)
+    assert "quarter needs message_size = 0.25: it gets its own traces" in capsys.readouterr().err
+    seconds = summary.set_index("method")["simulated_seconds"]
+    assert seconds["downpour"] == pytest.approx(3 * 2 + 2) and seconds["quarter"] == pytest.approx(3 * 1.25 + 2)
+    table = pd.read_csv(folder / compare.TABLE).set_index("method")
+    assert table.loc["quarter", "gigabytes"] == pytest.approx(0.625 * table.loc["downpour", "gigabytes"])
+    light = methods.Timing(message_size=0.25)
+    trace = simulate(Cluster(2, "gamma(1, 0.2)"), 6)
+    assert (
+        len(replay(trace, methods.downpour()._replace(timing=light), problems.quadratic([1.0]), progress=False).commits)
+        == 6
+    )
 
 
 @pytest.mark.parametrize(

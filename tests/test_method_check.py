@@ -164,6 +164,7 @@ WRONG = {
     "no protocol": ({"timing": Timing(protocol="exchang")}, r"damped\.timing: protocol = .* did you mean 'exchange'"),
     "no discipline": ({"timing": Timing(discipline=1)}, r"damped\.timing: discipline = 1: unknown"),
     "no window": ({"timing": Timing(window="2")}, r"damped\.timing: window = '2': must be a whole number"),
+    "no message": ({"timing": Timing(message_size=0)}, r"damped\.timing: message_size = 0: must be above zero"),
     "no workers": ({"timing": Timing(workers=0)}, r"damped\.timing: workers = 0: must be at least 1"),
     "hyperparameters": ({"hyperparameters": None}, r"damped\.hyperparameters = None: must be a dict"),
 }

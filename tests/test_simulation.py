@@ -124,6 +124,13 @@ def test_shared_bandwidth_by_hand():
         (0, 3.5, 5.5, 5.5, 6.0),
         (1, 4.5, 6.5, 6.5, 7.0),
     ]
+    # Messages of half the size up. Up: w0 1-1.5, w1 1.5-2. Server: 1.5-2, 2-2.5. Down: w0 2-3, w1 3-4.
+    lighter = Cluster(2, 1.0, 0.5, bandwidth=2, message_bytes=(1, 2), shared_bandwidth=True)
+    assert rows(simulate(lighter, 3), "worker", *TIMES) == [
+        (0, 0.0, 1.5, 1.5, 2.0),
+        (1, 0.0, 2.0, 2.0, 2.5),
+        (0, 3.0, 4.5, 4.5, 5.0),
+    ]
     # Each with the bandwidth to itself, both arrive at 2; then w1 waits.
     alone = Cluster(2, 1.0, 0.5, bandwidth=2, message_bytes=2)
     assert rows(simulate(alone, 4), "worker", *TIMES) == [
@@ -183,7 +190,9 @@ def clusters(draw, laws=LAWS, short=SHORT, sizes=(1, 6)):
         compute = compute[0]
     protocol, exclusive = draw(st.sampled_from(PROTOCOLS))
     network = draw(
-        st.sampled_from([{}, {"bandwidth": 4.0, "message_bytes": 2.0}, {"bandwidth": 1, "message_bytes": 1}])
+        st.sampled_from(
+            [{}, *({"bandwidth": speed, "message_bytes": size} for speed, size in ((4.0, 2.0), (1, 1), (2, (1, 4))))]
+        )
     )
     return Cluster(
         workers=workers,

@@ -1,5 +1,6 @@
 """Windows that differ by worker: their times, their gradients, and those in proportion to the speed."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -145,6 +146,11 @@ def test_a_needed_window_and_the_same_gradients():
     cluster = Cluster(2, [1.0, 2.0], window=[4, 2])
     assert meet(cluster, methods.dc_asgd().timing).window == 1
     assert meet(cluster, methods.sgd().timing).workers == 1
+    eighth = methods.Timing(message_size=0.125)
+    assert meet(cluster, eighth) == cluster  # without a bandwidth
+    linked = dataclasses.replace(cluster, bandwidth=100, message_bytes=400)
+    lighter = meet(linked, eighth)
+    assert (lighter.transfer_up, lighter.transfer_down) == (0.5, 4.0) and meet(lighter, eighth) == lighter
     assert same_gradients(90, cluster, meet(cluster, methods.Timing(window=1))) == 270
     with pytest.raises(InputError, match=r"needs a trace with window = 4, this one has \(2, 4\)"):
         replay(

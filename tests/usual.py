@@ -131,7 +131,7 @@ def way(env, cluster, law, purpose, seed):
     """Return a generator function for a message's way, or None if it takes no time."""
     latency = delays([law] * cluster.workers, seed, purpose)
     no_latency = law == Constant(0.0)
-    transfer = cluster.transfer_time
+    transfer = cluster.transfer_up if purpose == "latency up" else cluster.transfer_down
     link = simpy.Resource(env) if cluster.shared_bandwidth else None
     if no_latency and transfer == 0:
         return None

@@ -46,8 +46,8 @@ class Cluster:
     bandwidth : float or None
         Bytes per second, each way, for the messages that carry parameters; None: they take no time.
         Requests to read and acknowledgements carry no parameters and take the latency alone.
-    message_bytes : float or None
-        Size of such a message; given together with ``bandwidth``.
+    message_bytes : float, pair of float, or None
+        Size of such a message; a pair gives the way up and the way down. Given together with ``bandwidth``.
     shared_bandwidth : bool
         Each direction of the server's link carries one message at a time, first come first served, and
         the latency comes after it. Otherwise every worker has the bandwidth to itself.
@@ -97,7 +97,7 @@ class Cluster:
     service: Law = _NO_TIME
     latency: Law | tuple[Law, Law] = _NO_TIME
     bandwidth: float | None = None
-    message_bytes: float | None = None
+    message_bytes: float | tuple[float, float] | None = None
     shared_bandwidth: bool = False
     window: int | tuple[int, ...] = 1
     protocol: str = "exchange"
@@ -166,11 +166,20 @@ class Cluster:
         return self.latency if isinstance(self.latency, Law) else self.latency[1]
 
     @property
-    def transfer_time(self) -> float:
-        """Seconds that the bandwidth adds to a message with parameters."""
+    def transfer_up(self) -> float:
+        """Seconds that the bandwidth adds to a message with parameters on its way to the server."""
+        return self._transfer(0)
+
+    @property
+    def transfer_down(self) -> float:
+        """Seconds that the bandwidth adds to one on its way to a worker."""
+        return self._transfer(1)
+
+    def _transfer(self, way: int) -> float:
         if self.bandwidth is None or self.message_bytes is None:
             return 0.0
-        return self.message_bytes / self.bandwidth
+        size = self.message_bytes[way] if isinstance(self.message_bytes, tuple) else self.message_bytes
+        return size / self.bandwidth
 
     @property
     def separate_reads(self) -> bool:
@@ -274,12 +283,23 @@ def _latency(value: Any) -> Law | tuple[Law, Law]:
     return up if up == down else (up, down)
 
 
+def _message_bytes(value: Any) -> float | tuple[float, float]:
+    if not isinstance(value, list | tuple):
+        return require_positive("message_bytes", value, "bytes")
+    if len(value) != 2:
+        raise InputError(
+            f"message_bytes = {value!r}: must be one number, or a pair: of messages on the way up and on the way down"
+        )
+    up, down = (require_positive(f"message_bytes[{i}]", size, "bytes") for i, size in enumerate(value))
+    return up if up == down else (up, down)
+
+
 def _check_bandwidth(cluster: Cluster, store: Any) -> None:
     for given, missing in (("bandwidth", "message_bytes"), ("message_bytes", "bandwidth")):
         value = getattr(cluster, given)
         if value is None:
             continue
-        store(given, require_positive(given, value, "bytes/s" if given == "bandwidth" else "bytes"))
+        store(given, require_positive(given, value, "bytes/s") if given == "bandwidth" else _message_bytes(value))
         if getattr(cluster, missing) is None:
             raise InputError(f"{given} = {value!r}: says nothing without {missing}; give both or neither")
     if cluster.shared_bandwidth and cluster.bandwidth is None:

@@ -59,7 +59,9 @@ def _network(cluster: Cluster) -> list[str]:
         told.append(f"latency {brief(up)} each way")
     if cluster.bandwidth is not None and cluster.message_bytes is not None:
         share = "shared" if cluster.shared_bandwidth else "each"
-        told.append(f"{cluster.message_bytes:.4g} bytes at {cluster.bandwidth:.4g} bytes/s {share}")
+        size = cluster.message_bytes
+        sizes = f"{size[0]:.4g} bytes up and {size[1]:.4g} down" if isinstance(size, tuple) else f"{size:.4g} bytes"
+        told.append(f"{sizes} at {cluster.bandwidth:.4g} bytes/s {share}")
     return told
 
 

@@ -98,7 +98,17 @@ class Memories(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """The timing that a method needs; None means that any will do."""
+    """The timing that a method needs; None means that any will do.
+
+    Attributes
+    ----------
+    workers, protocol, window, discipline, read_blocks, policy
+        Those of its `asyncsim.Cluster`; other traces are refused.
+    message_size : float
+        Of the message, in vectors of parameters as they are sent down: 1/16 for two bits in the place of a number of
+        32. Studies with a bandwidth give the method traces whose messages take so long on their way up; a replay takes
+        any.
+    """
 
     workers: int | None = None
     protocol: str | None = None
@@ -106,6 +116,7 @@ class Timing(NamedTuple):
     discipline: str | None = None
     read_blocks: int | None = None
     policy: Policy | None = None
+    message_size: float | None = None
 
 
 class Applied(NamedTuple):

@@ -14,7 +14,7 @@ import optax
 
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.clusters.policy import POLICIES, Policy, form_of, parse_policy
-from asyncsim.errors import InputError, require_choice, require_count, require_name
+from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive
 from asyncsim.methods.checks import require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.replays.draws import method_key
@@ -146,6 +146,8 @@ def _check_timing(argument: str, timing: Timing) -> None:
     for name in ("workers", "window", "read_blocks"):
         if name in needed:
             require_count(f"{argument}: {name}", needed[name])
+    if "message_size" in needed:
+        require_positive(f"{argument}: message_size", needed["message_size"])
     for name, choices in (("protocol", PROTOCOLS), ("discipline", DISCIPLINES)):
         if name in needed:
             require_choice(f"{argument}: {name}", needed[name], choices)

@@ -56,7 +56,7 @@ class Simulation:
         )
         # Of each worker's last computation. What takes no time to arrive is not followed apart: it sets off then.
         self.start_time = array("d", [0.0]) * cluster.workers
-        at_once = cluster.latency_up == Constant(0.0) and cluster.transfer_time == 0
+        at_once = cluster.latency_up == Constant(0.0) and cluster.transfer_up == 0
         reads_first = cluster.separate_reads and cluster.protocol == "read_then_write"
         self.send_time = self.server.arrive_time if at_once and not reads_first else self.start_time[:]
 
@@ -123,7 +123,7 @@ class Simulation:
         """Return the function that puts a journey before a step."""
         env, cluster = self.env, self.cluster
         latency = self._delays(law, f"latency {direction}")
-        transfer = cluster.transfer_time
+        transfer = cluster.transfer_up if direction == "up" else cluster.transfer_down
         link = self._station(lambda worker: transfer, deque()) if cluster.shared_bandwidth else None
 
         def travel(then: Step, extra: float) -> Step:

@@ -87,6 +87,10 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
         needs.setdefault("read_blocks", 1)
+    size, held = needs.pop("message_size", None), cluster.message_bytes
+    if size is not None and held is not None:
+        down = held[1] if isinstance(held, tuple) else held
+        needs["message_bytes"] = (size * down, down)
     return dataclasses.replace(cluster, **needs)
 
 

@@ -45,7 +45,7 @@ def computing(cluster: Cluster) -> list[float]:
 def journeys(cluster: Cluster) -> float:
     """Return how long (s) a commit's messages travel, without waiting for a link."""
     both_ways = cluster.latency_up.mean + cluster.latency_down.mean
-    return both_ways * (2 if pulls(cluster) else 1) + 2 * cluster.transfer_time
+    return both_ways * (2 if pulls(cluster) else 1) + cluster.transfer_up + cluster.transfer_down
 
 
 def away(cluster: Cluster) -> list[float]:

@@ -172,7 +172,7 @@ def _highest_rate(cluster: Cluster) -> float:
     if cluster.discipline != "lock_free" and cluster.service.mean > 0:
         limits.append(1 / demand(cluster))
     if cluster.shared_bandwidth:  # in either direction, as each commit has one message with parameters up and one down
-        limits.append(1 / cluster.transfer_time)
+        limits.append(1 / max(cluster.transfer_up, cluster.transfer_down))
     return min(limits)
 
 
