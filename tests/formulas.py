@@ -7,9 +7,13 @@ of the window's local steps, ``-RATE * gradient`` each, from a start. A rule tha
 Leaders differ only if replicas do: `diverse` rates are those of an optimizer that steps further for later workers.
 """
 
+import functools
 import types
 
+import jax
 import numpy as np
+
+from asyncsim.streams import stream_key
 
 RATE, MU = 0.05, 0.9
 CURVATURE, START = np.linspace(0.1, 1.5, 16), np.linspace(-2, 1, 16)
@@ -19,7 +23,7 @@ def run(rule, trace, rate=RATE):
     """Return the central variable after every commit of a trace, ``[commits + 1, parameters]``."""
     frame, n = trace.frame, trace.workers
     fresh = types.SimpleNamespace
-    workers = [fresh(read=START, x=START, v=0 * START, pull=0 * START) for _ in range(n)]
+    workers = [fresh(read=START, x=START, v=0 * START, pull=0 * START, steps=0) for _ in range(n)]
     server, path, versions = fresh(workers=workers), [START], {0: START}
     before = 0
     for row in frame.itertuples():
@@ -34,6 +38,8 @@ def run(rule, trace, rate=RATE):
             return taken
 
         visit = fresh(tau=row.staleness, n=n, worker=row.worker, completes=row.version > before, steps=steps)
+        visit.uniform = functools.partial(uniform, row.worker, w.steps)
+        w.steps += 1
         x = rule(w, server, x, visit)
         if hasattr(w, "reply"):
             w.read = w.reply
@@ -51,6 +57,14 @@ def torn(row, frame, path, blocks):
         there = 0 if row.job == 0 else there
         read[b * width : (b + 1) * width] = path[there][b * width : (b + 1) * width]
     return read
+
+
+def uniform(worker, step, shape, seed=0):
+    """What a worker draws at a visit: the generator is the run's, which is all that a formula does not say."""
+    key = jax.random.wrap_key_data(stream_key(seed, "method").view(np.uint32)[:2])
+    for number in (worker, step):
+        key = jax.random.fold_in(key, number)
+    return np.asarray(jax.random.uniform(key, shape, float))
 
 
 def gradient(at):
@@ -71,6 +85,22 @@ def adag(form="scaled", gamma=1e-4, averaged=False):
         squared = (x - w.read) ** 2
         distance = {"scaled": squared / gamma, "original": squared / RATE, "squared": squared / gamma**2}[form]
         return x + residual / (1 + distance)
+
+    return rule
+
+
+def qsgd(levels, bucket):
+    def rule(w, server, x, visit):
+        update = sum(visit.steps(w.read))
+        sent, drawn = np.zeros_like(update), visit.uniform((-(-len(update) // bucket), bucket)).ravel()
+        for begin in range(0, len(update), bucket):
+            part = slice(begin, begin + bucket)
+            norm = np.sqrt(np.sum(update[part] ** 2))
+            for i in range(len(update))[part]:
+                a = levels * abs(update[i]) / norm
+                level = int(a) + (1 if drawn[i] < a - int(a) else 0)
+                sent[i] = norm * np.sign(update[i]) * level / levels
+        return x + sent
 
     return rule
 

@@ -95,6 +95,8 @@ RULES = {
     ),
     "dynsgd": (methods.dynsgd, formulas.damping(lambda visit: 1 / (visit.tau + 1)), 3, "asynchronous"),
     "damping": (methods.damping, formulas.damping(polynomial), 1, "asynchronous"),
+    "qsgd": (functools.partial(methods.qsgd, levels=3, bucket=5), formulas.qsgd(3, 5), 1, "asynchronous"),
+    "qsgd, window": (functools.partial(methods.qsgd, bucket=None), formulas.qsgd(7, 16), 3, "asynchronous"),
     "damping, constant": (
         functools.partial(methods.damping, law="constant"),
         formulas.damping(lambda visit: 1),
@@ -290,7 +292,7 @@ def unless(default, *case):
 def combinations():
     """All of them; the default run has one of each kind of memory, of timing and of local rule."""
     default = {"adag", "aeasgd", "agn", "dana_zero", "dc_asgd", "eamsgd, window", "easgd", "fedasync, proximal"}
-    default |= {"fedbuff", "gap_aware", "hogwild", "lsgd", "ringleader"}
+    default |= {"fedbuff", "gap_aware", "hogwild", "lsgd", "qsgd", "ringleader"}
     assert default <= set(RULES)
     for name in RULES:
         for workers in (1, 2, 7):

@@ -9,6 +9,7 @@ from test_ensemble import assert_same
 
 from asyncsim import Cluster, InputError, methods, problems, replay, replay_ensemble, simulate, study
 from asyncsim.methods import METHODS, Method, gradient_steps
+from asyncsim.methods.qsgd import quantized
 from asyncsim.replays.draws import method_key, visit_keys
 
 
@@ -91,9 +92,35 @@ def test_who_draws_without_saying_so_is_told_to(lenient):
         replay(make_trace(commits=10), noisy()._replace(draws=1), make_problem("quadratic"), progress=False)
 
 
-def test_methods_of_the_catalogue_draw_nothing_and_have_no_key():
-    assert not any(make().draws for make in METHODS.values())
+def test_of_the_catalogue_qsgd_draws():
+    assert [name for name, make in METHODS.items() if make().draws] == ["qsgd"]
     assert methods.Visit._field_defaults["key"] == ()
+
+
+@pytest.mark.parametrize(("levels", "bucket", "size"), [(1, None, 300), (7, 100, 100), (7, 64, 64), (3, 1000, 300)])
+def test_quantized_messages_are_the_update_in_the_mean_and_within_their_bound(levels, bucket, size):
+    vector = jax.random.normal(jax.random.key(1), (300,))
+    keys = visit_keys(method_key(0), *np.indices((40, 50), np.int32)).reshape(-1)
+    drawn = np.asarray(jax.vmap(lambda key: quantized(key, vector, levels, bucket))(keys))
+    parts = np.array_split(np.asarray(vector), range(size, 300, size))
+    norms = np.concatenate([np.full(len(part), np.linalg.norm(part)) for part in parts])
+    on_levels = drawn * levels / norms
+    np.testing.assert_allclose(on_levels, np.round(on_levels), atol=1e-4)
+    # Of independent draws the mean would be this far away on average; it is not if those of visits hang together.
+    chance = levels * np.abs(vector) / norms % 1
+    spread = norms / levels * np.sqrt(chance * (1 - chance) / len(drawn))
+    assert 0.8 < np.sqrt(np.mean(((drawn.mean(0) - vector) / spread) ** 2)) < 1.2
+    bound = 1 + min(size / levels**2, np.sqrt(size) / levels)
+    assert 1 < (drawn**2).sum(1).mean() / (vector**2).sum() <= bound
+
+
+def test_a_quantized_zero_is_zero_and_what_is_no_level_is_refused():
+    assert not np.asarray(quantized(method_key(0), jnp.zeros(10), 3, 4)).any()
+    for name in ("levels", "bucket"):
+        with pytest.raises(InputError, match=f"{name} = 0: must be at least 1"):
+            methods.qsgd(**{name: 0})
+    assert methods.qsgd(bucket=None).timing.message_size == 4 / 32
+    assert methods.qsgd(levels=1, bucket=64).timing.message_size == 2.5 / 32
 
 
 def test_a_study_draws_other_numbers_for_each_seed(tmp_path, monkeypatch):

@@ -99,6 +99,7 @@ METHOD_LOOKS = {
     "downpour": Look(VERMILLION, "--", "DOWNPOUR"),
     "fedasync": Look(VERMILLION, "-.", "FedAsync"),
     "fedbuff": Look(VERMILLION, ":", "FedBuff"),
+    "qsgd": Look(VERMILLION, (0, (5, 1, 1, 1, 1, 1)), "QSGD"),
     "hogwild": Look(VERMILLION, "-", "Hogwild"),
     "adaptive_staleness": Look(GREEN, "-.", "adaptive staleness"),
     "damping": Look(GREEN, "--", "damping"),

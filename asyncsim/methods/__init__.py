@@ -22,6 +22,7 @@ from asyncsim.methods.hogwild import hogwild
 from asyncsim.methods.leader import lgd, lsgd
 from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.named import named_optimizer
+from asyncsim.methods.qsgd import qsgd
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
@@ -53,6 +54,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "hogwild": hogwild,
     "lgd": lgd,
     "lsgd": lsgd,
+    "qsgd": qsgd,
     "rennala": rennala,
     "ringleader": ringleader,
     "ringmaster": ringmaster,
@@ -94,6 +96,7 @@ __all__ = [
     "lgd",
     "lsgd",
     "named_optimizer",
+    "qsgd",
     "rennala",
     "ringleader",
     "ringmaster",
