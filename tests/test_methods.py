@@ -107,6 +107,8 @@ def test_contract(name, problem, dtype):
         Visit(*(jnp.int32(i) for i in (3 * k, 1, k, k)), time=jnp.asarray(k / 2, dtype), local_steps=jnp.int32(1))
         for k in range(4)
     ]
+    if method.draws:
+        visits = [visit._replace(key=jax.random.key(k)) for k, visit in enumerate(visits)]
     for visit in visits:
         new, diagnostics, seen = commit(state, visit, jax.random.key(1))
         again = commit(state, visit, jax.random.key(1))[0]
@@ -136,6 +138,8 @@ def test_factories_name_and_explain_what_they_take(name):
 
 
 BAD = {
+    "levels": [0, 2.5, -1, "few", True, None],
+    "bucket": [0, 2.5, -1, "few", True],
     "rho": [-0.1, math.nan, math.inf, "strong"],
     "blocks": [0, 2.5, -1, "few", True],
     "learning_rate": [0, -0.1, math.nan, math.inf, "fast", "0.1", True, None],
