@@ -76,7 +76,8 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
         measured += f", most {staleness.max()}"
     axes.stairs(shares, edges, fill=True, color=SKY, alpha=0.6, label=measured)
     if theory is not None:
-        _draw_staleness_theory(axes, theory, traces[0].workers, last, 1.05 * shares.max())
+        starved = any(trace.frame["worker"].nunique() < trace.workers for trace in traces)
+        _draw_staleness_theory(axes, theory, traces[0].workers, starved, last, 1.05 * shares.max())
     axes.set_xlim(-0.5 - 0.02 * last, edges[-1] + 0.02 * last)
     axes.set_xlabel(f"staleness (versions){beyond(staleness, edges[-1])}")
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
@@ -183,7 +184,9 @@ def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:
     return max(3, round(1.05 * last))
 
 
-def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, last: int, top: float) -> None:
+def _draw_staleness_theory(
+    axes: Axes, theory: StalenessTheory, workers: int, starved: bool, last: int, top: float
+) -> None:
     if theory.probability is not None:
         k = np.arange(last + 1)
         probability = theory.probability(k)
@@ -200,7 +203,9 @@ def _draw_staleness_theory(axes: Axes, theory: StalenessTheory, workers: int, la
         axes.vlines([low, high], 0, top, color=BLACK, linewidth=1, linestyle="--", label=label)
         return
     name = "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
-    what = "conserved mean" if theory.mean_law == "conserved" else f"mean of {theory.mean_law}"
+    what = f"mean of {theory.mean_law}"
+    if theory.mean_law == "conserved":
+        what = f"conserved mean{', with workers that never commit' if starved else ''}"
     label = f"long-run {what}: {name}{round(theory.mean, 1):g}"
     axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=label)
     if theory.std is not None:

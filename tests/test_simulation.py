@@ -18,6 +18,7 @@ from asyncsim.simulation import environment
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.simulate import simulate
 from asyncsim.streams import Streams
+from asyncsim.traces.phases import IN_WORDS
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0
@@ -555,3 +556,25 @@ def test_messages_set_off_when_they_are_computed(options):
     expected = [drawn[worker][job] for worker, job in zip(ended["worker"], ended["job"], strict=True)]
     assert (ended["send_time"] - ended["start_time"]).tolist() == pytest.approx(expected)
     assert (ended["send_time"] <= ended["arrive_time"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "seed"),
+    [
+        ({"protocol": "write_then_read", "discipline": "lock_free"}, 138),
+        ({"protocol": "write_then_read"}, 192),
+        ({}, 56),
+        ({"policy": "first_of(1)"}, 3),
+    ],
+)
+def test_shares_of_a_short_trace_make_one(options, seed):
+    """With replies that take much longer or much shorter than the others: the last one has no end in the trace."""
+    cluster = Cluster(2, 0.01, "exponential(0.1)", "exponential(1)", **options)
+    shares = simulate(cluster, 4, seed).summary()
+    assert sum(shares[f"{phase}_share"] for phase in IN_WORDS) == pytest.approx(1, abs=1e-9)
+
+
+def test_nobody_waits_at_a_server_without_locks():
+    summary = simulate(Cluster(4, "exponential(1)", 2.0, discipline="lock_free"), 8).summary()
+    assert summary["waiting_share"] == 0
+    assert summary["served_share"] == pytest.approx(summary["utilisation"] / 4)

@@ -151,7 +151,7 @@ def test_a_damaged_header(trace, tmp_path, change):
 
 
 def test_a_failed_save_leaves_nothing(trace, tmp_path, monkeypatch):
-    def half(table, where):
+    def half(table, where, **_):
         where.write_bytes(b"PAR1 half of it")
         raise OSError(28, "No space left on device")
 
@@ -162,7 +162,7 @@ def test_a_failed_save_leaves_nothing(trace, tmp_path, monkeypatch):
 
 
 def test_an_interrupted_save_is_in_nobodys_way(trace, tmp_path, monkeypatch):
-    def interrupted(table, where):
+    def interrupted(table, where, **_):
         where.write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -172,6 +172,37 @@ def test_an_interrupted_save_is_in_nobodys_way(trace, tmp_path, monkeypatch):
             trace.save(tmp_path / "trace.parquet")
     assert list(tmp_path.iterdir()) == []
     trace.save(tmp_path / "trace.parquet")
+
+
+def test_a_bit_that_changes_in_a_file_is_found(trace, tmp_path):
+    path = trace.save(tmp_path / "trace.parquet")
+    whole = path.read_bytes()
+    found = 0
+    for place in range(100, len(whole) // 2, len(whole) // 100):  # among the pages; the rest describes them
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+        try:
+            again = Trace.load(path)
+        except InputError:
+            found += 1
+        else:
+            assert again.frame.equals(trace.frame)
+    assert found > 20
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("arrive_time", -7.0, "must not be before 0, nor after its serve_time"),
+        ("arrive_time", np.nan, "must not be before 0, nor after its serve_time"),
+        ("serve_time", 1e9, "must not be after its commit_time"),
+        ("start_time", 3e78, "must not be after the last commit"),
+    ],
+)
+def test_times_out_of_order_are_no_trace(trace, column, value, told):
+    frame = trace.frame.copy()
+    frame.loc[3, column] = value
+    with pytest.raises(InputError, match=f"of row 3 is .*; it {told}"):
+        Trace(frame, trace.source)
 
 
 def test_traces_are_never_written_over(trace, tmp_path):

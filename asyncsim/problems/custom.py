@@ -135,6 +135,10 @@ def _as_arrays(argument: str, data: Tree) -> Tree:
     arrays = jax.tree.map(convert, data)
     if isinstance(data, list | tuple) and not any(leaf.ndim for leaf in jax.tree.leaves(arrays)):
         raise InputError(f"{argument}: a {type(data).__name__} of numbers; give an array, or a tree of arrays")
+    if not all(leaf.ndim for leaf in jax.tree.leaves(arrays)):
+        raise InputError(
+            f"{argument}: needs arrays of examples, and has numbers, as lists have; give arrays in their place"
+        )
     return arrays
 
 
@@ -157,7 +161,10 @@ def _check_functions(problem: Problem, evaluation: str) -> None:
     params = _shapes(_traced("init", "key", problem.init, jax.random.key(0)))
     kinds = [leaf.dtype for leaf in jax.tree.leaves(params)]
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
-        raise InputError(f"init: must return a tree of floating-point arrays, gave {told(params)}")
+        raise InputError(
+            f"init: must return a tree of floating-point arrays, gave {told(params)}; what is not trained belongs to "
+            "init_state, or to what loss closes over"
+        )
     state = _shapes(_traced("init_state", "", problem.init_state)) if problem.init_state else None
     _check_loss(problem, params, state)
     with telling_failures(evaluation):

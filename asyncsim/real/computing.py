@@ -14,7 +14,7 @@ from asyncsim.problems.problem import Problem
 from asyncsim.replays.draws import method_key, visit_key
 from asyncsim.replays.flat import flatten
 from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
-from asyncsim.replays.programs import Same, cast
+from asyncsim.replays.programs import Same, as_data, cast
 from asyncsim.replays.running import problem_state, start
 
 
@@ -81,7 +81,7 @@ class Computing:
             self.params, self._key = start(problem, seed, dtype)
             self._method_key = method_key(seed)
             self.flat = flatten(self.params)
-            self._data = jax.tree.map(jnp.asarray, cast(problem.train, dtype))
+            self._data = jax.tree.map(jnp.asarray, as_data(problem.train, dtype))
             self._problem_state = problem_state(problem, dtype)
             self._method = method
             self._compute = _compiled(Same(method), Same(problem), workers, window, precision)

@@ -197,6 +197,8 @@ def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dic
     if not seeds:
         raise InputError("seeds: none given; give at least one")
     seeds = [require_count("seeds", seed, minimum=0) for seed in seeds]
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"seeds = {seeds}: one of them is there twice; give each once")
     differing = {name: list(value) for name, value in hyperparameters.items() if _is_many(value)}
     for name, values in differing.items():
         if not values:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.dispatched import Dispatched
@@ -118,6 +119,26 @@ def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(jnp.result_type(leaf), dtype)), tree)
 
 
+def as_data(tree: Any, dtype: Any) -> Any:
+    """Cast a problem's data to the run's precision.
+
+    Raises
+    ------
+    InputError
+        It has whole numbers that do not fit into the 32 bits of a float32 run.
+    """
+    for leaf in jax.tree.leaves(tree):
+        held = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if leaf.dtype.kind in "iu" and held != leaf.dtype and leaf.size:
+            least, most, room = leaf.min(), leaf.max(), np.iinfo(held)
+            if least < room.min or most > room.max:
+                raise InputError(
+                    f"problem: its data has whole numbers from {least} to {most}, which {held} cannot hold; use "
+                    "precision='float64', or give smaller numbers, or floats"
+                )
+    return cast(tree, dtype)
+
+
 class Same:
     """A key for a cache: equal only to itself wrapped again, so that methods and problems need no hash."""
 
@@ -184,7 +205,7 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
 
 @cached(maxsize=2)
 def _move(problem: Same, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
-    train, test = cast(problem.value.train, dtype), cast(problem.value.test, dtype)
+    train, test = (as_data(of, dtype) for of in (problem.value.train, problem.value.test))
     if len(devices) == 1:
         return jax.device_put((train, test), devices[0])
     everywhere = NamedSharding(Mesh(np.array(devices), (DEVICES,)), PartitionSpec())

@@ -93,7 +93,7 @@ class Run:
 
     def _write(self, folder: Path) -> None:
         for name in _TABLES:
-            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False)
+            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False, write_page_checksum=True)
         leaves: list[np.ndarray] = []
         structure = _describe(self.params, leaves)
         arrays: dict[str, Any] = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
@@ -108,7 +108,9 @@ class Run:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Run":
-        """Read a run that `save` wrote. Containers that are not dicts, lists or tuples come back as lists of leaves.
+        """Read a run that `save` wrote.
+
+        The parameters' containers that are not dicts, lists or tuples come back as lists of leaves, keys as text.
 
         Raises
         ------
@@ -125,7 +127,8 @@ class Run:
                     f"path = {str(folder)!r}: run of format {header.get('format')!r}, this asyncsim reads {FORMAT}; "
                     "make it again"
                 )
-            tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
+            checked: Any = {"page_checksum_verification": True}
+            tables = {name: pd.read_parquet(folder / f"{name}.parquet", **checked) for name in _TABLES}
             with np.load(folder / "params.npz") as arrays:
                 params = _rebuild(header["params"], arrays)
             return cls(**tables, params=params, diverged_at=header["diverged_at"], config=header["config"])

@@ -331,6 +331,8 @@ class StudyConfig(StudyOptions):
             note(str(warning.message))
         if not self.exclusive and cluster.protocol == "write_then_read":
             note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
+        if cluster.workers == 1:
+            self.say_ignored(("sharded", "heterogeneity", "discipline"), "with one worker")
         if self.dynamic_window and set(cluster.windows) == {self.window}:
             note(f"--dynamic-window changes nothing with a window of {self.window}: all workers have it")
         return cluster

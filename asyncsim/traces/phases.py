@@ -52,7 +52,8 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
 
     Also what no commit came of: a worker that the server never serves waits to the end. A trace does not say when a
     computation without a commit began; its reply is taken to travel as long as the others did (the median). Nor does it
-    say whether it had ended; it is taken to last to the end of the trace, or to the arrival of its message.
+    say whether it had ended; it is taken to last to the end of the trace, or to the arrival of its message, which ends
+    the reply, too.
     """
     frame, open_reads, present, reads = (
         table[table["worker"].isin(workers)]
@@ -63,6 +64,9 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     travelled = frame["start_time"].to_numpy() - ready
     way = float(np.median(travelled[frame["job"] > 0])) if (frame["job"] > 0).any() else 0.0
     unfinished = _unfinished(trace, frame, open_reads, present, way, last)
+    # Where nobody waits, they are being served.
+    nobody_waits = trace.discipline == "lock_free"
+    there = (present["worker"], present["arrive_time"], np.full(len(present), last))
     pulled, sent = _pulled(trace, frame, reads), computed_until(trace, frame, reads)
     return Phases(
         computing=_table([(frame["worker"], frame["start_time"], sent), unfinished["computing"]]),
@@ -77,13 +81,14 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
             [
                 (frame["worker"], frame["arrive_time"], frame["serve_time"]),
                 (reads["worker"], reads["read_arrive_time"], reads["read_serve_time"]),
-                (present["worker"], present["arrive_time"], np.full(len(present), last)),
+                *([] if nobody_waits else [there]),
             ]
         ),
         served=_table(
             [
                 (frame["worker"], frame["serve_time"], frame["commit_time"]),
                 (reads["worker"], reads["read_serve_time"], reads["read_time"]),
+                *([there] if nobody_waits else []),
             ]
         ),
         held=_table(_let_wait(trace, frame, open_reads, present, last)),
@@ -147,13 +152,14 @@ def _unfinished(
     reads = open_reads[current].reset_index(drop=True)
     worker, pulled = reads["worker"], _pulled(trace, reads, open_reads)
     ready = np.fmax(reads["read_time"].to_numpy(), own["last"].to_numpy()[current])
-    begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), last)
     arrived = present.set_index("worker")["arrive_time"].reindex(worker).to_numpy()
     # A visit that arrived before is another one, a read that the worker asks for meanwhile.
     end = np.where(arrived >= ready, arrived, last)
+    asked = np.fmin(end, pulled["arrive"])
+    begin = np.minimum(ready + way * (reads["job"].to_numpy() > 0), asked)
     return {
         "returning": (worker, ready, begin),
-        "computing": (worker, begin, np.fmin(end, pulled["arrive"])),
+        "computing": (worker, begin, asked),
         "sending": (worker, pulled["time"], end),
     }
 

@@ -42,7 +42,7 @@ def prescribed(
     ----------
     staleness : number, text, Law, or sequence of int
         A whole number: the same for all. A law (or its text): independent draws, rounded to the nearest whole
-        number, of which the law's mean is then in versions. A sequence: one per commit.
+        number, of which the law's mean is then in versions. A sequence, an array or a column: one per commit.
     commits : int
         Length of the trace. A longer one starts like a shorter one.
     workers : int
@@ -98,6 +98,8 @@ def prescribed(
 
 def _stated(staleness: Any, commits: int, seed: int) -> np.ndarray:
     """Return the staleness asked for, shape ``[commits]``, not yet clipped below by the start."""
+    if hasattr(staleness, "to_numpy"):  # a column of a table
+        staleness = staleness.to_numpy()
     if isinstance(staleness, Sequence | np.ndarray) and not isinstance(staleness, str) and np.ndim(staleness):
         return _listed(staleness, commits)
     try:

@@ -166,7 +166,7 @@ class Trace:
         for column, holds, rule in _rules(self.frame, self.source.workers):
             if not np.all(holds):
                 row = int(np.argmin(holds))
-                raise InputError(f"frame: {column} of row {row} is {self.frame[column].iloc[row]!r}; it {rule}")
+                raise InputError(f"frame: {column} of row {row} is {self.frame[column].iloc[row]}; it {rule}")
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -323,6 +323,9 @@ class Trace:
         return load(path)
 
 
+_WHEN_ARRIVED = "must not be before 0, nor after its serve_time"
+
+
 def _rules(frame: "pd.DataFrame", workers: int) -> list[tuple[str, np.ndarray, str]]:
     """Return what must hold in every row of a trace: the column, where it holds, and the rule in words."""
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
@@ -343,4 +346,9 @@ def _rules(frame: "pd.DataFrame", workers: int) -> list[tuple[str, np.ndarray, s
         ),
         ("staleness", column["staleness"] == before - column["read_version"], "must count the versions since the read"),
         ("commit_time", np.diff(time, prepend=0.0) >= 0, "must not be before the row before's, nor before 0"),
+        ("commit_time", np.isfinite(time), "must be finite"),
+        # By the server's clock; those of workers may differ a little where a trace was recorded.
+        ("arrive_time", (column["arrive_time"] >= 0) & (column["arrive_time"] <= column["serve_time"]), _WHEN_ARRIVED),
+        ("serve_time", column["serve_time"] <= time, "must not be after its commit_time"),
+        ("start_time", ~(column["start_time"] > time[-1:]), "must not be after the last commit"),  # or not told
     ]

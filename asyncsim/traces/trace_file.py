@@ -34,7 +34,7 @@ def save(trace: Trace, path: str | os.PathLike) -> Path:
     table = pa.Table.from_pandas(trace.frame[list(COLUMNS)], preserve_index=False)
     header = json.dumps(_header(trace), sort_keys=True).encode()
     table = table.replace_schema_metadata({_METADATA: header})
-    return write_whole(path, lambda partial: pq.write_table(table, partial))
+    return write_whole(path, lambda partial: pq.write_table(table, partial, write_page_checksum=True))
 
 
 def load(path: str | os.PathLike) -> Trace:
@@ -80,7 +80,7 @@ def _read_table(path: Path) -> Any:
     if not path.exists():
         raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return file.read()
     except (OSError, pa.ArrowException) as error:
         raise InputError(
