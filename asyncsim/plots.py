@@ -203,10 +203,11 @@ def _draw_staleness_theory(
         axes.vlines([low, high], 0, top, color=BLACK, linewidth=1, linestyle="--", label=label)
         return
     name = "n = " if theory.mean == workers else "n \u2212 1 = " if theory.mean == workers - 1 else ""
-    what = f"mean of {theory.mean_law}"
-    if theory.mean_law == "conserved":
-        what = f"conserved mean{', with workers that never commit' if starved else ''}"
+    conserved = theory.mean_law == "conserved"
+    what = "conserved mean" if conserved else f"mean of {theory.mean_law}"
     label = f"long-run {what}: {name}{round(theory.mean, 1):g}"
+    if conserved and starved:
+        label += "\nwith workers that never commit"
     axes.vlines(theory.mean, 0, top, color=BLACK, linewidth=1, label=label)
     if theory.std is not None:
         law = f"{theory.law}{'' if theory.queue_free else ', no queue'}"

@@ -91,7 +91,7 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
         ("workers: computing", *beside(share, mean["computing_share"], 3, steps)),
         *_other_shares(mean),
         (served, *beside(busy, mean["utilisation"], 3, steps)),
-        ("mean wait (s)" if mean["least"] else "mean wait of those served (s)", f"{mean['wait_mean']:.4f}", ""),
+        ("mean wait (s)" if mean["least"] else "mean wait, served (s)", f"{mean['wait_mean']:.4f}", ""),
         ("commits of a worker", f"{mean['least']:.2f} to {mean['most']:.2f} of the mean", ""),
     ]
     if saturating is not None:
