@@ -254,7 +254,7 @@ OWN = {
     "local adam": (lambda: methods.downpour(optimizer=optax.adam(1e-2)), "exchange", 3),
     "local momentum": (lambda: methods.adaptive_staleness(optimizer=optax.sgd(0.02, 0.9)), "prescribed", 1),
     "schedule": (lambda: methods.downpour(learning_rate=decaying), "exchange", 1),
-    "draws": (lambda: noisy(), "exchange", 1),
+    "draws": (lambda: noisy(), "exchange", 3),
     "draws, and a reply before the commit": (lambda: noisy(replies=True), "read_then_write", 1),
     "schedule, gem": (lambda: methods.gem(learning_rate=decaying), "read_then_write, two visits", 1),
 }

@@ -206,8 +206,12 @@ class EventLoop:
             if self.method.look_ahead:
                 at = jax.tree.map(jnp.add, params, self.method.look_ahead(optimizer_state))
             (value, problem_state), gradients = jax.value_and_grad(loss, has_aux=True)(at)
+            seen = visit
+            if self.method.draws and self.trace.window > 1:
+                apart = jax.random.fold_in(visit.key, 2**32 - 1)
+                seen = visit._replace(key=jax.random.fold_in(apart, step))
             steps, optimizer_state = optimizer.update(
-                gradients, optimizer_state, params, visit=visit, start=self.unravel(start)
+                gradients, optimizer_state, params, visit=seen, start=self.unravel(start)
             )
             params = optax.apply_updates(params, steps)
             update = update + ravel_pytree(steps)[0]

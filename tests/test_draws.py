@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from cases import make_problem, make_trace, noisy
 from test_ensemble import assert_same
 
-from asyncsim import Cluster, InputError, methods, problems, replay, replay_ensemble, simulate, study
+from asyncsim import Cluster, InputError, methods, prescribed, problems, replay, replay_ensemble, simulate, study
 from asyncsim.methods import METHODS, Method, gradient_steps
 from asyncsim.methods.qsgd import quantized
 from asyncsim.replays.draws import method_key, visit_keys
@@ -78,10 +79,22 @@ def test_a_second_run_draws_the_same(tmp_path):
     assert first == second
 
 
-def test_of_two_threads_parts_no_draw_is_made():
-    trace = simulate(Cluster(workers=60, compute=1.0), 300)
-    with pytest.raises(InputError, match=r"noisy\.elementwise = True: message computes something else from two halves"):
-        replay(trace, noisy()._replace(elementwise=True), problems.digits(), progress=False, devices=jax.devices()[:2])
+def test_who_draws_is_not_divided():
+    divided = noisy()._replace(elementwise=True)
+    with pytest.raises(InputError, match=r"noisy\.draws = True: .* make the method with elementwise=False"):
+        replay(make_trace(commits=10), divided, make_problem("quadratic"), progress=False)
+
+
+def test_each_local_step_draws_its_own():
+    def update(gradients, state, params=None, *, visit, **_):
+        return jax.tree.map(lambda leaf: jax.random.normal(visit.key, leaf.shape, leaf.dtype), gradients), state
+
+    steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    walk = Method("walk", {}, steps, draws=True)
+    for window in (1, 4):
+        trace = prescribed(0, 50, 5, window)
+        end = replay(trace, walk, problems.quadratic(np.full(400, 1e-6), start=0.0), progress=False).params
+        assert np.std(np.asarray(end)) == pytest.approx(np.sqrt(50 * window), rel=0.15)
 
 
 def test_who_draws_without_saying_so_is_told_to(lenient):

@@ -50,8 +50,9 @@ class Visit(NamedTuple):
         ``sees_loss``; ``()`` elsewhere.
     key : jax.random.key
         For random numbers of methods that say ``draws``; ``()`` for others. It hangs on the run's seed, the worker and
-        its step alone: two methods with one seed draw the same, and another worker changes nobody's numbers. All
-        functions of a visit have the same; those that draw apart fold a number into it.
+        ``worker_step`` alone: two methods with one seed draw the same, and another worker changes nobody's numbers. All
+        functions of a visit have the same, and those that draw apart fold a number into it; only the optimizer has one
+        for each local step of a window. There is no key of the whole run: ``init_worker`` and the others have none.
     """
 
     staleness: Array
@@ -92,7 +93,10 @@ class Memories(NamedTuple):
         return jax.tree.map(lambda all_, new: jnp.where(is_newer, new[place], all_[worker]), self.rows, self.newer)
 
     def of_all(self, name: str) -> Array:
-        """Return one field of all memories, with a leading axis of workers. For numbers: of vectors it is a copy."""
+        """Return one field of all memories, NamedTuples, with a leading axis of workers.
+
+        For numbers: of vectors, for their median say, it is a copy.
+        """
         rows, newer = getattr(self.rows, name), getattr(self.newer, name)
         return rows.at[self.worker].set(newer, mode="drop")
 
@@ -199,7 +203,7 @@ class Method(NamedTuple):
     sees_memories : bool
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers as they are before this commit.
     draws : bool
-        Whether visits have a key, for methods that draw random numbers.
+        Whether visits have a key, for methods that draw random numbers. They cannot be ``elementwise``.
     """
 
     name: str

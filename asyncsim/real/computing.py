@@ -49,9 +49,13 @@ class OwnVisit:
         As there.
     """
 
-    def __init__(self, worker: Any, worker_step: Any, local_steps: int, workers: int, key: Any):
+    def __init__(self, worker: Any, worker_step: Any, local_steps: Any, workers: Any, key: Any):
         self.worker, self.worker_step, self.key = worker, worker_step, key
         self.local_steps, self.workers = jnp.int32(local_steps), jnp.int32(workers)
+
+    def _replace(self, key: Any) -> "OwnVisit":
+        """Return it with another key, as of a `Visit`."""
+        return OwnVisit(self.worker, self.worker_step, self.local_steps, self.workers, key)
 
     def __getattr__(self, name: str) -> Any:
         raise InputError(

@@ -139,7 +139,9 @@ def _header(method: Any, problem: Any, processes: Processes, commits: int, seed:
     from asyncsim.replays.method_check import check_method
 
     require_count("seed", seed, minimum=0)
-    check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
+    params = jax.eval_shape(problem.init, jax.random.key(0))
+    check_method(method, params)
+    _require_no_keys(method, params)
     require_timing(method, processes)
     Computing(method, problem, processes.workers, processes.window, seed, precision).check()
     return Header(
@@ -151,6 +153,24 @@ def _header(method: Any, problem: Any, processes: Processes, commits: int, seed:
         {"name": problem.name, "config": problem.config},
         method.reply is not None,
     )
+
+
+def _require_no_keys(method: Any, params: Any) -> None:
+    """Raise InputError if a method keeps a random key in a state, which cannot be written as a checkpoint."""
+    import jax
+    import jax.numpy as jnp
+
+    def states(params: Any) -> Any:
+        central = jnp.concatenate([leaf.reshape(-1).astype(float) for leaf in jax.tree.leaves(params)])
+        own = [make(central) for make in (method.init_worker, method.init_server, method.init_memory)]
+        return own, method.optimizer.init(params)
+
+    for leaf in jax.tree.leaves(jax.eval_shape(states, params)):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise InputError(
+                f"method = {method.name!r}: keeps a random key in a state, which real processes cannot write; keep "
+                "jax.random.key_data of it, or draw from visit.key"
+            )
 
 
 def _prepare(folder: Path, header: Header, resume: bool) -> None:

@@ -11,6 +11,9 @@ from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.flat import Flat
 
+#: Folded into a visit's key before the number of the local step, as no function of a method does.
+_LOCAL_STEPS = 2**32 - 1
+
 
 class Learner(NamedTuple):
     """What a worker's local steps change besides the parameters."""
@@ -50,6 +53,15 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
         carry = (params, learner.optimizer, learner.problem)
         given = {"visit": visit, "start": params}
+
+        def given_at(index: Any) -> dict[str, Any]:
+            """Return what the optimizer is given at a local step of several: a key of its own, if visits have one."""
+            if not method.draws:
+                return given
+            of_visit: Any = visit.key
+            of_step = jax.random.fold_in(jax.random.fold_in(of_visit, _LOCAL_STEPS), index)
+            return given | {"visit": visit._replace(key=of_step)}
+
         if window == 1:
             carry, (steps, value) = step(carry, rows[0], key, data, **given)
             return LocalResult(steps, value, Learner(*carry[1:]))
@@ -59,7 +71,8 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
 
             def another(index, state):
                 carry, update, total = state
-                carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, **given)
+                own = jax.random.fold_in(key, index)
+                carry, (steps, value) = step(carry, rows[index], own, data, **given_at(index))
                 return carry, optax.tree.add(update, steps), total + value
 
             state = (carry, nothing, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
@@ -68,7 +81,8 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
 
         def next_step(state, index):
             carry, update = state
-            carry, (steps, value) = step(carry, rows[index], jax.random.fold_in(key, index), data, **given)
+            own = jax.random.fold_in(key, index)
+            carry, (steps, value) = step(carry, rows[index], own, data, **given_at(index))
             return (carry, optax.tree.add(update, steps)), value
 
         (carry, update), values = jax.lax.scan(next_step, (carry, nothing), jnp.arange(window))

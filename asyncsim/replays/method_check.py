@@ -130,6 +130,11 @@ def check_fields(method: Method) -> None:
     _check_timing(f"{method.name}.timing", method.timing)
     for name in ("elementwise", "sees_loss", "sees_memories", "draws"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
+    if method.elementwise and method.draws:
+        raise InputError(
+            f"{method.name}.draws = True: a draw of a vector would be that of its part where vectors are divided; "
+            "make the method with elementwise=False"
+        )
     for name, call in _CALLS.items():
         function = getattr(method, name)
         if not callable(function) and not (function is None and name in _OPTIONAL):
@@ -269,7 +274,7 @@ def _shapes_of_results(call: str, function: Callable[..., Any], given: tuple[Any
         kept[:] = [tree, traced, [None if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True)]]
         return [jnp.asarray(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
 
-    shapes = iter(shapes_of(call, arrays, *given, key="from jax.random.fold_in(jax.random.key(0), visit.commit), say"))
+    shapes = iter(shapes_of(call, arrays, *given, key="from visit.key, with draws=True"))
     tree, traced, others = kept
     return jax.tree.unflatten(tree, [next(shapes) if t else other for t, other in zip(traced, others, strict=True)])
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Array, Memories, Method, Visit
-from asyncsim.replays.draws import method_key
 from asyncsim.replays.method_check import memories_kinds, visit_kinds
 
 #: A vector of so many elements is divided into two of half as many.
@@ -85,13 +84,12 @@ def _commits(method: Method, vectors: Array) -> dict[str, list[Any]]:
 
 def _visit(method: Method, given: dict[str, Any]) -> Visit:
     """Return a visit of which each number that is not given is one."""
-    numbers = [name for name in Visit._fields if name not in ("loss", "key") or (name == "loss" and method.sees_loss)]
-    visit: Visit = jax.tree.map(
+    numbers = [name for name in Visit._fields if name != "key" and (name != "loss" or method.sees_loss)]
+    return jax.tree.map(
         lambda kind, value: jnp.asarray(value, kind.dtype),
         visit_kinds(method.sees_loss, draws=False),
         Visit(**{name: given.get(name, 1) for name in numbers}),
     )
-    return visit._replace(key=method_key(0)) if method.draws else visit
 
 
 def _memories(memory: Any) -> Memories:

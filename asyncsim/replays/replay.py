@@ -61,8 +61,8 @@ def replay(
     method : Method
     problem : Problem
     seed : int
-        Of the initial parameters, the minibatches and the problem's own randomness: named streams, so that two
-        methods see the same ones.
+        Of the initial parameters, the minibatches, the problem's own randomness and what methods draw: named streams,
+        so that two methods see the same ones.
     precision : {"float32", "float64"}
     evaluate_every : int, optional
         Worker steps (commits divided by workers) between evaluations on the whole data; else 20 evaluations. There
