@@ -58,6 +58,7 @@ def test_target_and_costs_are_those_of_runs_and_traces():
     assert row["messages"] == 2 * len(frame) and row["gigabytes"] == pytest.approx(2 * 60 * 17_226 * 4 / 1e9)
 
 
+@pytest.mark.full
 def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, capsys):
     def quarter(learning_rate=0.05):
         return methods.downpour(learning_rate)._replace(name="quarter", timing=methods.Timing(message_size=0.25))

@@ -53,7 +53,8 @@ def test_keys_of_several_runs_are_those_of_each():
         np.testing.assert_array_equal(*map(jax.random.key_data, (together[..., place], alone)))
 
 
-@pytest.mark.parametrize("replies", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("replies", [False, True])
 def test_members_of_an_ensemble_draw_as_single_runs(replies):
     def factory(rate=0.05):
         return noisy(rate, replies)
@@ -69,6 +70,7 @@ def test_members_of_an_ensemble_draw_as_single_runs(replies):
     assert len({float(run.commits["update_norm"].sum()) for run in together}) == 4
 
 
+@pytest.mark.full
 def test_a_second_run_draws_the_same(tmp_path):
     trace = make_trace(commits=60)
     for name in ("first", "second"):
@@ -110,7 +112,13 @@ def test_of_the_catalogue_qsgd_draws():
     assert methods.Visit._field_defaults["key"] == ()
 
 
-@pytest.mark.parametrize(("levels", "bucket", "size"), [(1, None, 300), (7, 100, 100), (7, 64, 64), (3, 1000, 300)])
+@pytest.mark.parametrize(
+    ("levels", "bucket", "size"),
+    [
+        (7, 64, 64),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in ((1, None, 300), (7, 100, 100), (3, 999, 300))),
+    ],
+)
 def test_quantized_messages_are_the_update_in_the_mean_and_within_their_bound(levels, bucket, size):
     vector = jax.random.normal(jax.random.key(1), (300,))
     keys = visit_keys(method_key(0), *np.indices((40, 50), np.int32)).reshape(-1)
@@ -136,6 +144,7 @@ def test_a_quantized_zero_is_zero_and_what_is_no_level_is_refused():
     assert methods.qsgd(levels=1, bucket=64).timing.message_size == 2.5 / 32
 
 
+@pytest.mark.full
 def test_a_study_draws_other_numbers_for_each_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     staleness = study.load("staleness")
