@@ -75,7 +75,11 @@ def test_methods_that_are_not_elementwise(case):
         require_elementwise(method)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in DEFAULT else pytest.mark.full) for n in METHODS])
+#: All but those that draw: these are never divided.
+ELEMENTWISE = [name for name, make in METHODS.items() if not make().draws]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in DEFAULT else pytest.mark.full) for n in ELEMENTWISE])
 def test_methods_of_the_package_that_are(name):
     method = METHODS[name]()
     assert method.elementwise
