@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
 import pytest
 from cases import noisy
@@ -186,6 +187,16 @@ def test_what_processes_cannot_do_is_refused(tmp_path):
     stale = methods.downpour(learning_rate=lambda visit: 0.1 / (1.0 + jnp.asarray(visit.staleness, float)))
     with pytest.raises(InputError, match="depend on the visit's staleness"):
         record(stale, **given)
+    for keeps in (
+        {"init_worker": lambda central: jax.random.key(0)},
+        {
+            "optimizer": optax.GradientTransformation(
+                lambda params: jax.random.key(0), lambda u, key, params=None: (u, key)
+            )
+        },
+    ):
+        with pytest.raises(InputError, match=r"keeps a random key in a state, .* or draw from visit\.key"):
+            record(methods.downpour()._replace(**keeps), **given)
     with pytest.raises(InputError, match="holds no recording"):
         record(methods.downpour(), **given, resume=True)
     assert not (tmp_path / "none").exists()
