@@ -87,6 +87,7 @@ def test_who_draws_is_not_divided():
         replay(make_trace(commits=10), divided, make_problem("quadratic"), progress=False)
 
 
+@pytest.mark.full
 def test_each_local_step_draws_its_own():
     def update(gradients, state, params=None, *, visit, **_):
         return jax.tree.map(lambda leaf: jax.random.normal(visit.key, leaf.shape, leaf.dtype), gradients), state

@@ -77,6 +77,7 @@ def test_energy_of_runs_that_diverge_is_told_up_to_there(tmp_path, capsys):
     assert "1 of 1" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_ratios_over_time_are_of_the_commits_that_moved_the_central_variable(tmp_path, capsys):
     options = {"workers": (3,), "problem": "quadratic", "seeds": 1, "steps": 30, "diagnose_every": 2}
     result = energy.run(energy.Config(**options, methods=("downpour", "batch_sgd"), out=tmp_path / "out"))

@@ -164,6 +164,7 @@ def test_recorded_columns_are_those_of_a_replay():
     assert set(RECORDED) <= set(run.commits.columns)
 
 
+@pytest.mark.full
 def test_counts_and_choices_of_a_method_are_run_one_by_one():
     """By default they are no batch, though the problem is small; asked for, that is refused."""
     trace, problem = simulate(Cluster(3, 1.0), 9), problems.quadratic([1.0])

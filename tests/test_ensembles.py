@@ -52,16 +52,19 @@ def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("methods", "options", "noted"),
     [
-        (
+        pytest.param(
             "sgd",
             {"service": "constant(1)", "latency": "constant(1)", "bandwidth": 1e6},
             ["service", "latency", "bandwidth"],
+            marks=pytest.mark.full,
         ),
         ("sgd", {"discipline": "random", "policy": "buffered(2)"}, ["discipline", "policy"]),
-        ("sgd", {"protocol": "write_then_read"}, ["protocol"]),
+        pytest.param("sgd", {"protocol": "write_then_read"}, ["protocol"], marks=pytest.mark.full),
         # A lone worker of these reads before its own commit, and makes a version of several messages.
-        ("downpour", {"protocol": "read_then_write", "discipline": "random"}, ["discipline"]),
-        ("downpour", {"policy": "buffered(2)"}, []),
+        pytest.param(
+            "downpour", {"protocol": "read_then_write", "discipline": "random"}, ["discipline"], marks=pytest.mark.full
+        ),
+        pytest.param("downpour", {"policy": "buffered(2)"}, [], marks=pytest.mark.full),
     ],
 )
 def test_what_changes_nothing_for_lone_workers_is_noted(methods, options, noted, tmp_path, capsys):

@@ -266,6 +266,7 @@ def test_first_and_last_loss():
     assert limits.first_and_last(run, 10) == (4.0, 2.0)
 
 
+@pytest.mark.full
 def test_limits_that_were_not_found(told):
     # In two steps nobody halves the loss: rates are too low as well as too high.
     options = "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --noise 0 --steps 2"

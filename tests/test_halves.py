@@ -203,6 +203,7 @@ def test_two_at_a_time_and_another_device_make_no_difference(lenient):
         assert jax.tree.all(jax.tree.map(np.array_equal, run.params, alone.params))
 
 
+@pytest.mark.full
 def test_diagnostics_that_see_losses(monkeypatch):
     trace, problem = make_trace(commits=STEPS), make_problem("quadratic")
     halves, whole = both_ways(monkeypatch, trace, louder(), problem, precision="float64", diagnose_every=3)

@@ -501,6 +501,7 @@ def test_own_problems_that_a_study_cannot_take(capsys, name, problem, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_measures_of_ones_own_need_not_be_finite():
     Path("mine.py").write_text(MOONS)
     found = study.load("staleness").run(
@@ -789,6 +790,7 @@ def test_a_shared_link_says_how_busy_it_is(told):
     assert 0.9 < float(link[3]) <= 1
 
 
+@pytest.mark.full
 def test_each_timing_has_a_table_that_says_whose(told):
     out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem,sgd", "--variant=paper")
     heads = [line.rpartition(", served fifo; ")[::2] for line in out.splitlines() if "; 1 trace" in line]

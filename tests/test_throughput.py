@@ -402,7 +402,7 @@ def test_expected_memory(method, vectors):
 # The study
 
 
-@pytest.mark.parametrize("task", ["quadratic", "digits", "cnn"])
+@pytest.mark.parametrize("task", ["quadratic", "digits", pytest.param("cnn", marks=pytest.mark.full)])
 def test_gradients_that_cost_nothing_are_constant(task):
     problem = PROBLEMS[task]()
     alone = baselines.without_gradients(problem)
@@ -440,6 +440,7 @@ def test_concurrent_replays_are_as_many_as_a_study_computes_and_of_other_seeds(m
         replaying.run_concurrently(replaying.commits)
 
 
+@pytest.mark.full
 def test_what_only_says_where_a_replay_s_time_goes_is_beside_the_usual_loops(monkeypatch):
     monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 4)
     monkeypatch.setattr(cases, "has_torch", lambda: False)
