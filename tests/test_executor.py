@@ -22,6 +22,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import InputError, prescribed, problems, study
+from asyncsim.files import write_json
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
@@ -280,6 +281,48 @@ def own(learning_rate=0.05):
 
     return Method("own", {}, gradient_steps(learning_rate), apply=apply)
 """
+
+
+def test_what_is_resumed_has_the_options_that_it_was_begun_with(told, replayed):
+    assert told(*STUDY, "--noise=0.2", "--executor=local", "--out=mine")[0] == 0
+    config = json.loads(Path("mine/config.json").read_text())
+    assert config["command"] == [*STUDY[1:], "--noise=0.2"]
+    before, calls = files("mine"), len(replayed.calls)
+    shutil.rmtree(f"mine/{RUNS[1]}")
+    code, err = told("toy", "--resume", "mine")
+    assert code == 0 and err[0] == f"going on with {' '.join(config['command'])}"
+    assert len(replayed.calls) == calls + 1 and files("mine") == before
+    # Also beside others that are the same; what is typed anew counts.
+    assert told("toy", "--seeds=4", "--noise", "0.2", "--resume=mine")[0] == 0
+    code, err = told("toy", "--noise=0.3", "--resume=mine")
+    assert code == 2 and "holds results of another configuration (problem_config noise = 0.2, not 0.3; " in err[-1]
+    # What was run in Python has them only there, as has what cannot be read.
+    write_json(Path("mine/config.json"), {name: value for name, value in config.items() if name != "command"})
+    assert "(workers = 2, not 100; steps = 2, not 200; " in told("toy", "--resume=mine")[1][-1]
+    Path("mine/config.json").write_text("[1]")
+    assert "resume = 'mine': no results of a study" in told("toy", "--resume=mine")[1][-1]
+
+
+def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
+    more = ("--seeds=3", "--methods", "downpour", "sgd")
+    assert told(*STUDY, *more, "--out=at-once")[0] == 0
+    assert told(*STUDY, "--seeds=2", "--out=mine")[0] == 0
+    before = len(replayed.calls)
+    code, err = told("toy", *more, "--resume=mine")
+    assert code == 0 and sum(line.endswith(", read") for line in err) == 2 and len(replayed.calls) == before + 4
+    of_results = [
+        {name: of for name, of in files(where).items() if name != "config.json"} for where in ("at-once", "mine")
+    ]
+    assert of_results[0] == of_results[1]
+    for fewer, message in [
+        (("--seeds=1",), "(seeds = 3, not 1)"),
+        (("--methods=sgd",), "(methods = ['downpour', 'sgd'], not ['sgd']; "),
+    ]:
+        code, err = told("toy", *fewer, "--resume=mine")
+        assert code == 2 and message in err[-1]
+    # One of other hyper-parameters is another method's results.
+    code, err = told("toy", "--learning-rate=0.1", "--resume=mine")
+    assert code == 2 and "learning_rate = 0.05, not 0.1" in err[-1]
 
 
 def test_only_the_same_configuration_is_resumed(told):

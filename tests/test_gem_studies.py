@@ -340,7 +340,7 @@ def test_numbers_of_workers_that_are_tried():
 
 # What is left when it ends early
 
-GO_ON = "; go on with the same options and --resume mine instead of --out"
+GO_ON = "; go on with --resume mine"
 
 
 def stop_at(monkeypatch, module, number: int) -> None:

@@ -151,6 +151,10 @@ def test_interruptions_of_what_can_be_resumed_say_how():
     with pytest.raises(KeyboardInterrupt) as old, results.old_folder("my own", {"study": "toy"}):
         raise KeyboardInterrupt
     assert str(old.value) == go_on
+    write_json(Path("my own/config.json"), {"study": "toy", "command": []})
+    with pytest.raises(KeyboardInterrupt) as typed, results.old_folder("my own", {"study": "toy"}):
+        raise KeyboardInterrupt
+    assert str(typed.value) == "what was finished is in my own; go on with --resume 'my own'"
     with pytest.raises(KeyboardInterrupt) as never, results.new_folder("mine", "toy") as folder:
         finish(folder)
         raise KeyboardInterrupt

@@ -930,8 +930,7 @@ def test_interrupted_study_keeps_and_tells_finished_runs(told, monkeypatch):
     stop_at(monkeypatch, 2, KeyboardInterrupt())
     code, out, err = told("staleness", *TWO)
     assert code == 130 and any(line.startswith("downpour") or " downpour " in line for line in out)
-    go_on = "; go on with the same options and --resume mine instead of --out"
-    assert err[-1] == f"interrupted: what was finished is in mine{go_on}"
+    assert err[-1] == "interrupted: what was finished is in mine; go on with --resume mine"
     assert json.loads(Path("mine/config.json").read_text())["incomplete"] == ["runs/adaptive_staleness-seed0"]
     assert {"staleness.png", "loss.png", "energy.pdf", "queue.pdf"} <= {path.name for path in Path("mine").iterdir()}
     summary = pd.read_csv("mine/summary.csv")

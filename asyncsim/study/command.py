@@ -8,6 +8,7 @@ import ast
 import itertools
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -19,9 +20,9 @@ from typing import Any
 
 from asyncsim.errors import InputError, require_path
 from asyncsim.interruption import interruptible
-from asyncsim.notes import note
+from asyncsim.notes import note, tell
 from asyncsim.study import results
-from asyncsim.study.config import StudyOptions
+from asyncsim.study.config import ELSEWHERE, StudyOptions, fields_of, without
 from asyncsim.study.loading import hidden, load, studies, told_in_a_line
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
@@ -101,6 +102,8 @@ def set_up_jax(keep_compiled: bool = True) -> None:
 def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
     """Return a study and its config as the command line would make it; options that cannot be read end the program.
 
+    A study that is resumed has the options that it was begun with, but for those that are given anew.
+
     Raises
     ------
     InputError
@@ -108,9 +111,14 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
     """
     study = load(name)
     options = _split_numbers(options)
+    begun = results.command_of(_value_of("resume", options), name)
+    if begun:
+        tell(f"going on with {shlex.join(begun)}")
+    options = [*without(begun, fields_of(options)), *options]
     import tyro
 
-    scale = _scale(study, options)
+    # One that there is not is refused when the options are read.
+    scale = getattr(study, "SCALES", {}).get(_value_of("scale", options))
     config = tyro.cli(
         study.Config,
         **({} if scale is None else {"default": scale}),
@@ -120,14 +128,9 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
     )
     _refuse_empty_paths(config, options)
     if isinstance(config, StudyOptions):
-        object.__setattr__(config, "given", _names(options))  # a frozen dataclass; no field, as it is no option
+        # A frozen dataclass; no field, as it is no option.
+        object.__setattr__(config, "command", tuple(without(options, ELSEWHERE)))
     return study, config
-
-
-def _names(options: Sequence[str]) -> frozenset[str]:
-    """Return the fields whose options were given, the negations of switches among them."""
-    names = {option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--")}
-    return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
 
 
 def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
@@ -150,15 +153,14 @@ def _split_numbers(options: Sequence[str]) -> list[str]:
     return split
 
 
-def _scale(study: ModuleType, options: Sequence[str]) -> Any:
-    """Return the config of the scale that the options ask for, whose values are then the defaults; or None."""
-    scale = ""
+def _value_of(name: str, options: Sequence[str]) -> str:
+    """Return the last value of an option that has one; empty if it was not given."""
+    last = ""
     for option, following in itertools.pairwise([*options, ""]):
-        name, _, value = option.partition("=")
-        if name == "--scale":
-            scale = value or following
-    # One that there is not is refused when the options are read.
-    return getattr(study, "SCALES", {}).get(scale)
+        typed, given, value = option.partition("=")
+        if typed == f"--{name}":
+            last = value if given else following
+    return last
 
 
 def _warn_of(files: dict[str, Path]) -> None:

@@ -18,7 +18,7 @@ from asyncsim.clusters.windows import proportional_windows
 from asyncsim.errors import InputError, require_count, require_fraction
 from asyncsim.files import plain
 from asyncsim.notes import note
-from asyncsim.study import executor
+from asyncsim.study import executor, results
 from asyncsim.study.device import computing_device
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ else:
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 #: Options on which no result depends.
-_ELSEWHERE = {"out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"}
+ELSEWHERE = frozenset(("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"))
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ that become so are stopped; rounds, a version by every worker in turn, while fur
 waits.
 """
 
-    #: Those that were given on the command line; of configs made in Python nobody knows.
-    given: ClassVar[frozenset[str] | None] = None
+    #: What was typed on the command line, but for options on which no result depends; in Python nothing was.
+    command: ClassVar[tuple[str, ...] | None] = None
 
     #: 0 for studies that have another option for how long they are, which counts where ``steps`` is 0.
     fewest_steps: ClassVar[int] = 1
@@ -158,7 +158,8 @@ waits.
     out: Path | None = None
     """Folder for the results, new or empty. None: the first free one of results/STUDY, results/STUDY-2, ..."""
     resume: Path | None = None
-    """Folder of the same study that was interrupted, or of which runs failed: what is missing there is computed."""
+    """Folder of the same study that was interrupted, or of which runs failed: what is missing there is computed. All
+    other options are those that it was begun with; studies of runs also take more seeds and methods."""
     executor: Literal["local", "ray"] = "local"
     """Where independent runs are computed: local, in this process, several at a time if each keeps one core busy; ray,
     on all cores or machines of a Ray cluster."""
@@ -248,7 +249,8 @@ waits.
         """Return what the results depend on, as values that JSON can hold; where they are computed is left out.
 
         Options of methods and problems stand where they count: in ``hyperparameters`` of each method and in
-        ``problem_config``, as these very objects have them; of their functions and data there are fingerprints.
+        ``problem_config``, as these very objects have them; of their functions and data there are fingerprints. What
+        was typed is there for those who resume the study.
         """
         import jax
         import optax
@@ -259,10 +261,11 @@ waits.
 
         # A study's own option may be called as an argument of some factory, which does not get it.
         elsewhere = set.union(*factory_options()) & {field.name for field in dataclasses.fields(StudyOptions)}
-        elsewhere |= _ELSEWHERE
+        elsewhere |= ELSEWHERE
         elsewhere -= {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
+            **({} if self.command is None else {results.COMMAND: list(self.command)}),
             **{name: plain(value) for name, value in own.items() if name not in elsewhere},
             "proxy_momentum": self.momentum,
             "methods": [method.name for method in methods],
@@ -276,8 +279,8 @@ waits.
 
     def changed(self, option: str) -> bool:
         """Return whether the user chose an option: on the command line gave it, in Python gave another value."""
-        if self.given is not None:
-            return option in self.given
+        if self.command is not None:
+            return option in fields_of(self.command)
         default = {field.name: field.default for field in dataclasses.fields(self)}[option]
         return bool(getattr(self, option) != default)
 
@@ -365,3 +368,20 @@ class StudyConfig(StudyOptions):
             return parse(value) if isinstance(value, str) else value
         except InputError as error:
             raise InputError(f"{option} = {value!r}: {error}") from None
+
+
+def fields_of(options: Iterable[str]) -> frozenset[str]:
+    """Return the fields whose options were typed, the negations of switches among them."""
+    names = {option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--")}
+    return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
+
+
+def without(options: Iterable[str], fields: Collection[str]) -> list[str]:
+    """Return what was typed but for the options of some fields, and their values."""
+    kept, keeps = [], True
+    for option in options:
+        if option.startswith("--"):
+            keeps = fields_of([option]).isdisjoint(fields)
+        if keeps:
+            kept.append(option)
+    return kept

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: The table that makes a folder of results one; a folder without it holds nothing that was finished.
 SUMMARY = "summary.csv"
-#: What the results depend on, and the names of the runs that are missing.
-CONFIG, INCOMPLETE = "config.json", "incomplete"
+#: What the results depend on; in it, the names of the runs that are missing, and what was typed on the command line.
+CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
 #: What studies of runs write besides: their traces, the runs, and that table.
 RUNS = ("traces", "runs", SUMMARY)
 #: Status of a run that ended with an error: a row of the summary without a folder.
@@ -71,14 +71,16 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
 
 
 @contextlib.contextmanager
-def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator[Path]:
+def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: bool = False) -> Iterator[Path]:
     """Return to the folder of a study that ended early; whatever happens, nothing of it is taken away.
 
     Parameters
     ----------
     folder : path
     record : mapping
-        What its ``config.json`` must hold, besides ``incomplete``.
+        What its ``config.json`` must hold, whatever is missing and was typed.
+    more_runs : bool
+        Whether the study may have been of fewer seeds, or of some of the methods only.
 
     Yields
     ------
@@ -95,19 +97,21 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
     folder = require_path("resume", folder)
     try:
         found = json.loads((folder / CONFIG).read_text())
-        found.pop(INCOMPLETE, None)
+        found = _of_results(found)
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(
             f"resume = {str(folder)!r}: no results of a study ({_why(error)}); give the folder of one"
         ) from error
     if "study" not in found:
         raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give the folder of one")
-    wanted = json.loads(json.dumps(record))
+    wanted = _of_results(json.loads(json.dumps(record)))
     if found["study"] != wanted.get("study"):
         raise InputError(
             f"resume = {str(folder)!r}: holds results of the study {found['study']}; give the folder of one of "
             f"{wanted.get('study')}"
         )
+    if more_runs:
+        found = _with_more_runs(found, wanted)
     differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if differing:
         told = "; ".join(_difference(name, found.get(name), wanted.get(name)) for name in differing[:3])
@@ -118,6 +122,41 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
         )
     with telling(folder):
         yield folder
+
+
+def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return that of a configuration on which the results depend."""
+    return {name: value for name, value in config.items() if name not in (INCOMPLETE, COMMAND)}
+
+
+def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the seeds and methods of another, if these are more."""
+    more = dict(found)
+    if wanted["seeds"] > found["seeds"]:
+        more["seeds"] = wanted["seeds"]
+    if set(wanted["methods"]) > set(found["methods"]):
+        added = [name for name in wanted["methods"] if name not in found["methods"]]
+        more["methods"] = wanted["methods"]
+        more["hyperparameters"] = {
+            **{name: wanted["hyperparameters"][name] for name in added},
+            **found["hyperparameters"],
+        }
+        more |= {code: wanted[code] for code in (f"code of {name}" for name in added)}
+    return more
+
+
+def command_of(folder: str, study: str) -> list[str]:
+    """Return what was typed for a study in its folder; nothing if it is not one of that study, or was run in Python."""
+    config = _config_of(Path(folder)) if folder else {}
+    return list(map(str, config.get(COMMAND, []))) if config.get("study") == study else []
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """Return what a folder's ``config.json`` holds; nothing if it cannot be read, of which `old_folder` says why."""
+    try:
+        return dict(json.loads((folder / CONFIG).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _difference(name: str, found: Any, wanted: Any) -> str:
@@ -139,8 +178,8 @@ def resume_option(folder: Path) -> str:
 def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator[None]:
     """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
 
-    ``resumable``: whether the study has the option ``--resume``; ``instead`` ends the advice to use it, and says which
-    option it takes the place of.
+    ``resumable``: whether the study has the option ``--resume``; ``instead`` ends the advice to use it with the same
+    options, if nobody knows what was typed, and says of which it takes the place.
     """
     try:
         yield
@@ -149,7 +188,8 @@ def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator
         if isinstance(error, KeyboardInterrupt):
             told = f"what was finished is in {folder}" if finished else "nothing was finished"
             if finished and resumable:
-                told += f"; go on with the same options and {resume_option(folder)}{instead}"
+                again = "" if COMMAND in _config_of(folder) else "the same options and "
+                told += f"; go on with {again}{resume_option(folder)}{instead if again else ''}"
             raise KeyboardInterrupt(told) from None
         if isinstance(error, InputError) and finished:
             raise InputError(f"{error}; what was finished before is in {folder}") from error

@@ -207,7 +207,7 @@ def run_cells(
         return ended
 
     replays = [(cell.problem, cell.cluster.workers) for cell in cells]
-    with study_folder(config, study, record) as folder, opened(config, replays) as executor:
+    with study_folder(config, study, record, more_runs=True) as folder, opened(config, replays) as executor:
         # Whatever ends the process, what it leaves does not look complete.
         wanted = [name for cell in cells for name in cell.wanted]
         write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: wanted})
@@ -235,12 +235,12 @@ def run_cells(
 
 
 def study_folder(
-    config: StudyOptions, study: str, record: Mapping[str, Any]
+    config: StudyOptions, study: str, record: Mapping[str, Any], more_runs: bool = False
 ) -> contextlib.AbstractContextManager[Path]:
     """Return the folder that a study writes to, a new one or that which is resumed; see `asyncsim.study.results`."""
     if config.resume is None:
         return results.new_folder(config.out, study, resumable=True)
-    return results.old_folder(config.resume, record)
+    return results.old_folder(config.resume, record, more_runs)
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
