@@ -105,6 +105,18 @@ def qsgd(levels, bucket):
     return rule
 
 
+def mem_sgd(count, memory=True):
+    def rule(w, server, x, visit):
+        whole = getattr(w, "kept", 0) + sum(visit.steps(w.read))
+        sent = np.zeros_like(whole)
+        for i in sorted(range(len(whole)), key=lambda i: -abs(whole[i]))[:count]:
+            sent[i] = whole[i]
+        w.kept = whole - sent if memory else 0
+        return x + sent
+
+    return rule
+
+
 def damping(factor):
     def rule(w, server, x, visit):
         return x + factor(visit) * sum(visit.steps(w.read))

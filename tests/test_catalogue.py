@@ -97,6 +97,14 @@ RULES = {
     "damping": (methods.damping, formulas.damping(polynomial), 1, "asynchronous"),
     "qsgd": (functools.partial(methods.qsgd, levels=3, bucket=5), formulas.qsgd(3, 5), 1, "asynchronous"),
     "qsgd, window": (functools.partial(methods.qsgd, bucket=None), formulas.qsgd(7, 16), 3, "asynchronous"),
+    "mem_sgd": (functools.partial(methods.mem_sgd, fraction=0.2), formulas.mem_sgd(3), 1, "asynchronous"),
+    "mem_sgd, window": (methods.mem_sgd, formulas.mem_sgd(1), 3, "asynchronous"),
+    "mem_sgd, without": (
+        functools.partial(methods.mem_sgd, fraction=0.5, memory=False),
+        formulas.mem_sgd(8, memory=False),
+        1,
+        "asynchronous",
+    ),
     "damping, constant": (
         functools.partial(methods.damping, law="constant"),
         formulas.damping(lambda visit: 1),
@@ -292,7 +300,7 @@ def unless(default, *case):
 def combinations():
     """All of them; the default run has one of each kind of memory, of timing and of local rule."""
     default = {"adag", "aeasgd", "agn", "dana_zero", "dc_asgd", "eamsgd, window", "easgd", "fedasync, proximal"}
-    default |= {"fedbuff", "gap_aware", "hogwild", "lsgd", "qsgd", "ringleader"}
+    default |= {"fedbuff", "gap_aware", "hogwild", "lsgd", "mem_sgd", "qsgd", "ringleader"}
     assert default <= set(RULES)
     for name in RULES:
         for workers in (1, 2, 7):
@@ -496,6 +504,40 @@ def test_a_fixed_delay_is_less_stable_than_random_ones():
         return losses.iloc[-1] < 1e-3 * losses.iloc[0]
 
     assert falls("fixed", 0.8 * limit) and not falls("fixed", 1.2 * limit) and falls("random", 1.2 * limit)
+
+
+def test_what_is_kept_of_sparse_messages_stays_within_its_bound():
+    """Karimireddy et al. 2019, lemma 3, with gradients of norm at most G = 4; without a memory nothing is kept."""
+    share, task = (
+        0.125,
+        problems.custom(lambda key: jnp.full(16, 3.0), lambda x, batch, key: jnp.sum(jnp.sqrt(1 + x**2))),
+    )
+    norms = []
+    for memory in (True, False):
+        stops = np.arange(100, COMMITS + 1, 100)
+        replayed = Replay(asynchronous(5), methods.mem_sgd(RATE, share, memory), task, precision="float64", stops=stops)
+        for stop in stops.tolist():
+            replayed.advance(stop)
+            if memory:
+                norms += np.linalg.norm(np.asarray(replayed.state.workers.method), axis=1).tolist()
+        assert memory or jax.tree.leaves(replayed.state.workers.method) == []
+    bound = 2 * RATE * 4 * np.sqrt(1 - share) / share
+    assert 0.1 * bound < max(norms) <= bound
+
+
+def test_messages_that_are_all_of_an_update_make_downpour():
+    ends = [
+        replay(asynchronous(3), method, problems.digits(), precision="float64", progress=False).params
+        for method in (methods.mem_sgd(RATE, 1.0), methods.downpour(RATE))
+    ]
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))
+    assert methods.mem_sgd().timing.message_size == 0.02 and methods.mem_sgd(fraction=0.7).timing.message_size == 1
+    for given, message in [
+        ({"fraction": 1.5}, r"fraction = 1\.5: must be at most one"),
+        ({"memory": 1}, "memory = 1: must"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            methods.mem_sgd(**given)
 
 
 # The factories

@@ -415,6 +415,9 @@ def test_looks_are_stable_and_distinct():
     # A colour that no other method of the figure has.
     beside = look.looks(["my_own_method", "dana_zero", "lsgd", "easgd"])
     assert len({one.color for one in beside.values()}) == 4
+    alike = look.looks(["qsgd", "downpour", "mem_sgd", "gem", "hogwild"])
+    assert len({one.color for one in alike.values()}) == 5
+    assert alike["downpour"] == look.METHOD_LOOKS["downpour"] and alike["gem"] == look.METHOD_LOOKS["gem"]
     alone = look.looks(["my_own_method"])
     assert alone["my_own_method"] == look.looks(["gem", "my_own_method"])["my_own_method"]
     assert alone["my_own_method"].label == "my own method"

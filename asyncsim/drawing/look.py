@@ -91,7 +91,7 @@ class Look(NamedTuple):
     label: str
 
 
-#: The one table from a method's name to its look: a family has a colour, its members have lines.
+#: The one table from a method's name to its look: a family has a colour, its members have lines. See `looks`.
 METHOD_LOOKS = {
     "gem": Look(BLUE, "-", "GEM"),
     "async_local_sgd": Look(BLUE, "--", "async local SGD"),
@@ -100,6 +100,7 @@ METHOD_LOOKS = {
     "fedasync": Look(VERMILLION, "-.", "FedAsync"),
     "fedbuff": Look(VERMILLION, ":", "FedBuff"),
     "qsgd": Look(VERMILLION, (0, (5, 1, 1, 1, 1, 1)), "QSGD"),
+    "mem_sgd": Look(VERMILLION, (0, (3, 1, 1, 1)), "Mem-SGD"),
     "hogwild": Look(VERMILLION, "-", "Hogwild"),
     "adaptive_staleness": Look(GREEN, "-.", "adaptive staleness"),
     "damping": Look(GREEN, "--", "damping"),
@@ -124,6 +125,7 @@ METHOD_LOOKS = {
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
 }
+_PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 #: Colours and lines left for methods that the table does not know.
 _COLORS = (ORANGE, PURPLE, SKY, GREY)
 _LINES = ((0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (7, 2)), (0, (2.5, 1)))
@@ -132,18 +134,23 @@ _FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in en
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each method, all different up to twelve that the table does not know.
+    """Return the look of each method in a figure, all different up to twelve that the table does not know.
 
-    Such a method's name chooses its colour, and the next one if another in ``names`` has that already, as long as there
-    are free ones.
+    Of a family the first has its colour; others have it as long as no colour is free in this figure. Of a method that
+    the table does not know the name chooses the colour, and the next one if another in ``names`` has that already.
     """
     names = list(names)
-    found = {name: METHOD_LOOKS[name] for name in names if name in METHOD_LOOKS}
-    known = {one.color for one in found.values()}
-    taken: set[int] = set()
+    found = {name: one for name, one in METHOD_LOOKS.items() if name in names}
+    firsts = {one.color: name for name, one in reversed(found.items())}
+    free = iter([color for color in _PALETTE if color not in firsts])
+    for name, one in found.items():
+        if firsts[one.color] != name:
+            found[name] = one._replace(color=next(free, one.color))
+    colors, drawn = {one.color for one in found.values()}, {(one.color, one.line) for one in found.values()}
+    taken = {place for place, one in enumerate(_FREE) if one in drawn}
     for name in sorted(set(names) - set(found)):
         wanted = zlib.crc32(name.encode()) % 4
-        places = sorted([*range(wanted, len(_FREE)), *range(wanted)], key=lambda place: _FREE[place][0] in known)
+        places = sorted([*range(wanted, len(_FREE)), *range(wanted)], key=lambda place: _FREE[place][0] in colors)
         place = next((place for place in places if place not in taken), wanted)
         taken.add(place)
         found[name] = Look(*_FREE[place], name.replace("_", " "))

@@ -20,6 +20,7 @@ from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.hogwild import hogwild
 from asyncsim.methods.leader import lgd, lsgd
+from asyncsim.methods.mem_sgd import mem_sgd
 from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.qsgd import qsgd
@@ -54,6 +55,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "hogwild": hogwild,
     "lgd": lgd,
     "lsgd": lsgd,
+    "mem_sgd": mem_sgd,
     "qsgd": qsgd,
     "rennala": rennala,
     "ringleader": ringleader,
@@ -95,6 +97,7 @@ __all__ = [
     "hogwild",
     "lgd",
     "lsgd",
+    "mem_sgd",
     "named_optimizer",
     "qsgd",
     "rennala",

@@ -73,7 +73,7 @@ waits.
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
     """Methods to compare: adag, adaptive_staleness, aeasgd, agn, async_local_sgd, averaging, batch_sgd, damping,
     dana_slim, dana_zero, dc_asgd, delay_adaptive, delayed_nesterov, downpour, dynsgd, eamsgd, easgd, fedasync, fedbuff,
-    gap_aware, gem, hogwild, lgd, lsgd, qsgd, rennala, ringleader, ringmaster, sgd, softsync, or your own as
+    gap_aware, gem, hogwild, lgd, lsgd, mem_sgd, qsgd, rennala, ringleader, ringmaster, sgd, softsync, or your own as
     FILE.py:FUNCTION (see the README)."""
     seeds: int = 3
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""

@@ -1,0 +1,89 @@
+"""Mem-SGD: only the largest elements of an update are sent; a worker keeps the others and adds them to its next one."""
+
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from asyncsim.errors import require_share
+from asyncsim.methods.checks import require_switch
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps
+
+#: Numbers for each element that is sent: its value and its place.
+_SENT = 2
+
+
+def mem_sgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    fraction: float = 0.01,
+    memory: bool = True,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return DOWNPOUR with sparse messages: sparsified SGD with memory, also called top-k with error feedback.
+
+    With ``m`` the worker's memory (zero at first), ``u`` its update (window 1: ``-learning_rate * gradient``) and
+    ``top`` the ``k`` elements of largest size, the others zero::
+
+        message = top(m + u)
+        m <- m + u - message
+
+    The server adds the message.
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps. It belongs to the update, also where that is sent later.
+    fraction : float
+        Of the elements, that are sent: ``k = fraction * parameters``, rounded, at least 1. Above 0, at most 1: then the
+        method is DOWNPOUR.
+    memory : bool
+        Whether what is not sent is kept. False: it is lost, to compare with.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or one beside an optimizer; a fraction outside its range; a
+        ``memory`` that is neither True nor False.
+
+    Notes
+    -----
+    The paper's parallel algorithm has all workers write to one shared memory without locks (``discipline="lock_free"``
+    is that); here they may as well send to a server, which answers with the central variable as it is. Its stepsizes
+    shrink and its averaged iterate is weighted; here the rate is constant unless it is a schedule, and nothing is
+    averaged. A window's steps are summed before they are compressed. Of elements of one size the first are sent. Each
+    is taken to be sent as two numbers of a parameter's size, its value and its place, or all as they are where that is
+    less (`Timing.message_size`).
+
+    With updates of norms up to ``G`` a worker's memory stays within ``2 G sqrt(1 - q) / q``, ``q`` being the share that
+    is sent: Karimireddy et al.'s lemma 3, of squares and in the mean there.
+
+    References
+    ----------
+    Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with memory", arXiv 1809.07599, algorithms 1 and 2. Karimireddy,
+    Rebjock, Stich and Jaggi 2019, "Error feedback fixes SignSGD and other gradient compression schemes", arXiv
+    1901.09847.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_share("fraction", fraction)
+    require_switch("memory", memory)
+
+    def message(worker, update, start, central, visit):
+        whole = worker + update if memory else update
+        sent = largest(whole, max(1, round(fraction * whole.size)))
+        return sent, whole - sent if memory else worker, {}
+
+    return Method(
+        name="mem_sgd",
+        hyperparameters={**named, "fraction": fraction, "memory": memory},
+        optimizer=local,
+        message=message,
+        init_worker=lambda central: jnp.zeros_like(central) if memory else (),
+        timing=Timing(message_size=min(1.0, _SENT * fraction)),
+    )
+
+
+def largest(vector: Array, count: int) -> Array:
+    """Return the vector with its ``count`` elements of largest size, and zeros in the place of the others."""
+    _, places = lax.top_k(jnp.abs(vector), count)
+    return jnp.zeros_like(vector).at[places].set(vector[places])
