@@ -7,7 +7,6 @@ defaults of all other options.
 import ast
 import itertools
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -22,14 +21,13 @@ from asyncsim.errors import InputError, require_path
 from asyncsim.interruption import interruptible
 from asyncsim.notes import note, tell
 from asyncsim.study import results
-from asyncsim.study.config import ELSEWHERE, StudyOptions, fields_of, without
+from asyncsim.study.config import ELSEWHERE, StudyOptions
 from asyncsim.study.loading import hidden, load, studies, told_in_a_line
+from asyncsim.study.typed import fields_of, split_numbers, value_of, without
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study of which some runs failed.
 _COMMAND = "python -m asyncsim.study"
-#: Numbers with commas between them, with or without the option's name.
-_NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
 _NO_CACHE = "--no-compilation-cache"
 _USAGE = f"""usage: {_COMMAND} NAME [options]
        {_COMMAND} NAME --help
@@ -110,15 +108,15 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
         There is no study of that name, or its file is not one; or a path is an empty text.
     """
     study = load(name)
-    options = _split_numbers(options)
-    begun = results.command_of(_value_of("resume", options), name)
+    options = split_numbers(options)
+    begun = results.command_of(value_of("resume", options), name)
     if begun:
         tell(f"going on with {shlex.join(begun)}")
     options = [*without(begun, fields_of(options)), *options]
     import tyro
 
     # One that there is not is refused when the options are read.
-    scale = getattr(study, "SCALES", {}).get(_value_of("scale", options))
+    scale = getattr(study, "SCALES", {}).get(value_of("scale", options))
     config = tyro.cli(
         study.Config,
         **({} if scale is None else {"default": scale}),
@@ -140,27 +138,6 @@ def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
         field = name.removeprefix("--").replace("-", "_")
         if getattr(config, field, None) == Path() and not (value if given else following):
             require_path(field, "")
-
-
-def _split_numbers(options: Sequence[str]) -> list[str]:
-    """Split numbers that were given with commas between them, as names may be."""
-    split: list[str] = []
-    for option in options:
-        found = _NUMBERS.fullmatch(option)
-        name, values = found.groups() if found else ("", option)
-        split += [name] if name else []
-        split += values.split(",") if found else [values]
-    return split
-
-
-def _value_of(name: str, options: Sequence[str]) -> str:
-    """Return the last value of an option that has one; empty if it was not given."""
-    last = ""
-    for option, following in itertools.pairwise([*options, ""]):
-        typed, given, value = option.partition("=")
-        if typed == f"--{name}":
-            last = value if given else following
-    return last
 
 
 def _warn_of(files: dict[str, Path]) -> None:

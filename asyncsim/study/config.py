@@ -20,6 +20,7 @@ from asyncsim.files import plain
 from asyncsim.notes import note
 from asyncsim.study import executor, results
 from asyncsim.study.device import computing_device
+from asyncsim.study.typed import fields_of
 
 if TYPE_CHECKING:
     from asyncsim.methods import Method
@@ -368,20 +369,3 @@ class StudyConfig(StudyOptions):
             return parse(value) if isinstance(value, str) else value
         except InputError as error:
             raise InputError(f"{option} = {value!r}: {error}") from None
-
-
-def fields_of(options: Iterable[str]) -> frozenset[str]:
-    """Return the fields whose options were typed, the negations of switches among them."""
-    names = {option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--")}
-    return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
-
-
-def without(options: Iterable[str], fields: Collection[str]) -> list[str]:
-    """Return what was typed but for the options of some fields, and their values."""
-    kept, keeps = [], True
-    for option in options:
-        if option.startswith("--"):
-            keeps = fields_of([option]).isdisjoint(fields)
-        if keeps:
-            kept.append(option)
-    return kept
