@@ -2,16 +2,14 @@
 
 The data come from ``python -m asyncsim.study compare``, which draws this itself. To draw it again::
 
-    python -m figures.compare results/compare              # in a clone
-    python -m asyncsim.figures.compare results/compare     # installed
+    python -m figures results/compare              # in a clone
+    python -m asyncsim.figures results/compare     # installed
 
 ``loss``: training loss of every method, at its best learning rate, against simulated time and against gradients
 computed.
 """
 
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
-from asyncsim.drawing.command import draw_folder
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
@@ -88,11 +85,6 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     return figure
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the figure of a folder; return the exit code (2 for bad input)."""
-    return draw_folder("compare", draw, arguments)
-
-
 def _longest_time(summary: pd.DataFrame) -> float:
     """Return the simulated time of the runs of all workers.
 
@@ -113,7 +105,3 @@ def _computed(run: Run, trace: Trace) -> np.ndarray:
     """Return how many gradients were computed by each evaluation of a run."""
     times = trace.frame["commit_time"].to_numpy(), run.evaluations["commit_time"].to_numpy()
     return np.r_[0, trace.frame["local_steps"].cumsum()][np.searchsorted(*times, side="right")]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

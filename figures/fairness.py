@@ -2,14 +2,13 @@
 
 The data come from ``python -m asyncsim.study fairness``, which draws this figure itself. To draw it again::
 
-    python -m figures.fairness results/fairness              # in a clone
-    python -m asyncsim.figures.fairness results/fairness     # installed
+    python -m figures results/fairness              # in a clone
+    python -m asyncsim.figures results/fairness     # installed
 
 ``fairness``: each worker's share of the commits, of real processes and in the simulator, by discipline.
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing import look
-from asyncsim.drawing.command import draw_folder
 from asyncsim.study.finished import read
 
 _COLUMNS = ("discipline", "worker", "share", "simulated_share", "simulated_low", "simulated_high")
@@ -68,12 +66,3 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     points: dict[str, Any] = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
     axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def main() -> int:
-    """Draw the figure of the folder that the command line names."""
-    return draw_folder("fairness", draw)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

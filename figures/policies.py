@@ -2,8 +2,8 @@
 
 The data come from ``python -m asyncsim.study policies``, which draws them itself. To draw them again::
 
-    python -m figures.policies results/policies              # in a clone
-    python -m asyncsim.figures.policies results/policies     # installed
+    python -m figures results/policies              # in a clone
+    python -m asyncsim.figures results/policies     # installed
 
 ``policies``: what the workers do with their time under each policy. ``loss``: training losses against simulated time, a
 panel for each method.
@@ -11,8 +11,6 @@ panel for each method.
 
 import itertools
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
-from asyncsim.drawing.command import draw_folder
 from asyncsim.drawing.curves import DIVERGED, Curve, draw_curves, draw_target, evaluation_curve, loss_axis, mark_beyond
 from asyncsim.study.finished import Finished, read
 from asyncsim.table_text import LEAST_SHARE, number_text
@@ -121,11 +118,6 @@ def loss(finished: Finished) -> Figure:
     return figure
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the figures of a folder; return the exit code (2 for bad input)."""
-    return draw_folder("policies", draw, arguments)
-
-
 def _curves(finished: Finished) -> dict[str, Curve]:
     """Return the training losses under each policy."""
     return {
@@ -136,7 +128,3 @@ def _curves(finished: Finished) -> dict[str, Curve]:
 def _seeds(finished: Finished, what: str = "mean and range of") -> str:
     counts = finished.summary.groupby(["workers", "policy", "method"])["seed"].nunique()
     return over_seeds(int(counts.max()), what, int(counts.min()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,8 +2,8 @@
 
 The data come from ``python -m asyncsim.study staleness``, which draws these figures itself. To draw them again::
 
-    python -m figures.staleness results/staleness              # in a clone
-    python -m asyncsim.figures.staleness results/staleness     # installed
+    python -m figures results/staleness              # in a clone
+    python -m asyncsim.figures results/staleness     # installed
 
 ``staleness``: how stale commits are, and theory. ``loss``: minibatch loss against simulated time and worker steps.
 ``energy``: central over proxy energy. ``queue``: the first visits, and the visits at the server over time; a row for
@@ -11,7 +11,6 @@ each cluster where methods need different ones.
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -26,7 +25,6 @@ from asyncsim import plots
 from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.drawing import look
-from asyncsim.drawing.command import draw_folder
 from asyncsim.drawing.curves import (
     DIVERGED,
     bins,
@@ -226,11 +224,6 @@ def queue(results: Results) -> Figure:
 FIGURES = {"staleness": staleness, "loss": loss, "energy": energy, "queue": queue}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the figures of a folder; return the exit code (2 for bad input)."""
-    return draw_folder("staleness", draw, arguments)
-
-
 def _timings(rows: pd.DataFrame, traces: dict[str, Trace]) -> list[SharedTraces]:
     """Group methods by the clusters of their traces, in order; every group with one trace per seed."""
     groups: dict[Any, dict[str, list[str]]] = {}
@@ -288,7 +281,3 @@ def _cluster(trace: Trace) -> str:
         return f"{counted(trace.workers, 'worker')}, {trace.protocol}"
     glued = (part.replace(" ", "\u00a0") for part in parts(trace.cluster))
     return ", ".join(part.replace("\u00a0+", " +").replace("\u00a0and", " and") for part in glued)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

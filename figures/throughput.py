@@ -2,8 +2,8 @@
 
 The data come from ``python -m asyncsim.study throughput``, which draws them itself. To draw them again::
 
-    python -m figures.throughput results/throughput              # in a clone
-    python -m asyncsim.figures.throughput results/throughput     # installed
+    python -m figures results/throughput              # in a clone
+    python -m asyncsim.figures results/throughput     # installed
 
 ``throughput``: how many commits (or visits, or gradients) each contender makes per second, by task, workers and method;
 but for the commits alone, which are far off. The marks of a number of workers stand side by side: a colour for each
@@ -14,8 +14,6 @@ the gradients alone.
 """
 
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +25,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from asyncsim.drawing import look
-from asyncsim.drawing.command import draw_folder
 from asyncsim.study.finished import Finished, read
 
 _COLUMNS = ["task", "workers", "method", "contender", "per_second", "per_second_min", "per_second_max"]
@@ -234,12 +231,3 @@ def _methods(rows: pd.DataFrame, contender: str) -> list[str]:
 def _spread(count: int) -> list[float]:
     """Return so many places around zero, within a group's width."""
     return [0.0] if count == 1 else np.linspace(-0.36, 0.36, count).tolist()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the figure of a folder; return the exit code (2 for bad input)."""
-    return draw_folder("throughput", draw, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,15 +2,14 @@
 
 The data come from ``python -m asyncsim.study validate``, which draws this figure itself. To draw it again::
 
-    python -m figures.validate results/validate              # in a clone
-    python -m asyncsim.figures.validate results/validate     # installed
+    python -m figures results/validate              # in a clone
+    python -m asyncsim.figures results/validate     # installed
 
 ``agreement``: how far each recording's losses and parameters are from those of its replays, commit by commit; and the
 bar.
 """
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
-from asyncsim.drawing.command import draw_folder
 from asyncsim.study.finished import read
 
 _COLUMNS = ("method", "bar", "precision", "folder")
@@ -100,12 +98,3 @@ def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float, equal: f
     axes.text(0.02, 1.6 * equal, "equal", fontsize=6, transform=axes.get_yaxis_transform())
     axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
     axes.set_yscale("log")
-
-
-def main() -> int:
-    """Draw the figure of the folder that the command line names."""
-    return draw_folder("validate", draw)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,13 +4,14 @@ import dataclasses
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate
+from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate, study
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import (
     curve_of,
@@ -29,6 +30,7 @@ from asyncsim.traces.bookkeeping import COMMIT_RECORD
 from asyncsim.traces.trace import OUTCOMES, Source
 
 figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py")
+command = load_file("asyncsim.figures.__main__", shipped("figures") / "__main__.py")
 
 ROWS, WORKERS = 10, 2
 FIGURES = ("staleness", "loss", "energy", "queue")
@@ -366,7 +368,7 @@ def test_titles_break_between_words(tmp_path):
 def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys):
     folder = shutil.copytree(results, tmp_path / "copy")
     shutil.rmtree(folder / missing) if (folder / missing).is_dir() else (folder / missing).unlink()
-    assert figures.main([str(folder)]) == 2
+    assert command.main([str(folder)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and (missing.split("/")[0] in error or "seed0.parquet" in error)
     if "/" not in missing and missing != "traces":
@@ -374,8 +376,18 @@ def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys)
 
 
 def test_no_folder_no_run_and_a_folder_that_cannot_be_written(results, tmp_path, capsys):
-    assert figures.main([str(tmp_path / "nothing")]) == 2
-    assert "python -m asyncsim.study staleness" in capsys.readouterr().err
+    nothing = str(tmp_path / "nothing")
+    for arguments, message in [
+        ([nothing], f"{nothing!r}: neither a folder of results nor a paper; choose from gem, agn, momentum, lsgd"),
+        (["gam"], "'gam': neither a folder of results nor a paper; did you mean 'gem'? choose from"),
+        ([str(results), "--only"], "'--only': the figures of a folder have no options; leave it out"),
+        (
+            [str(results / "runs")],
+            f"folder = {str(results / 'runs')!r}: no results of a study (no config.json that names",
+        ),
+    ]:
+        assert command.main(arguments) == 2
+        assert message in capsys.readouterr().err
     empty = shutil.copytree(results, tmp_path / "empty")
     (empty / "summary.csv").write_text("method,trace_file,run_folder\n")
     with pytest.raises(InputError, match="no run was finished"):
@@ -598,3 +610,19 @@ def test_logarithmic_axes_without_a_value_above_zero_are_drawn(tmp_path, values)
     written = look.save(figure, tmp_path / "empty")
     assert all(path.stat().st_size for path in written)
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
+
+
+def test_figures_of_a_study_are_drawn_again_from_its_folder_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study.main(["queue", "--workers=2", "--steps=3", "--seeds=1", "--problem=quadratic", "--methods=sgd", "--out=mine"])
+    drawn = {path.name: path.read_bytes() for path in Path("mine").glob("*.p*")}
+    assert sorted(drawn) == ["queue.pdf", "queue.png"]
+    for name in drawn:
+        Path("mine", name).unlink()
+    capsys.readouterr()
+    assert command.main(["mine"]) == 0
+    assert capsys.readouterr().out.split() == ["mine/queue.png", "mine/queue.pdf"]
+    assert {path.name: path.read_bytes() for path in Path("mine").glob("*.p*")} == drawn
+    Path("mine/config.json").write_text(json.dumps({"study": "mine"}))
+    assert command.main(["mine"]) == 2
+    assert capsys.readouterr().err == "error: folder = 'mine': there are no figures of the study mine\n"

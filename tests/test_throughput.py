@@ -15,6 +15,7 @@ from asyncsim import Cluster, Constant, InputError, methods, problems, replay, s
 from asyncsim.benchmark import answer as answers
 from asyncsim.benchmark import bars, baselines, cases, gradients, machine, memory, tasks, turns
 from asyncsim.drawing import look
+from asyncsim.drawing.command import draw_folder
 from asyncsim.files import write_json
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.replays import tuning
@@ -608,9 +609,9 @@ def write(folder, rows):
     write_json(folder / "config.json", {"study": "throughput"})
 
 
-def test_figure_is_drawn_from_ten_rows(tmp_path, capsys):
+def test_figure_is_drawn_from_ten_rows(tmp_path):
     write(tmp_path, ten_rows())
-    assert figures.main([str(tmp_path)]) == 0
+    assert draw_folder(tmp_path, ()) == [tmp_path / "throughput.png", tmp_path / "throughput.pdf"]
     first = {path.name: path.read_bytes() for path in tmp_path.glob("throughput.*")}
     assert sorted(first) == ["throughput.pdf", "throughput.png"]
     figures.draw(tmp_path)

@@ -1,38 +1,44 @@
-"""The command line of the figures of one study: a folder of its results in, the paths of the figures out."""
+"""What the command line of figures does: draws those of a folder of results, and tells which files it wrote."""
 
-import argparse
-import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from asyncsim.errors import InputError
+from asyncsim.study import results, shipped
+from asyncsim.study.finished import figures
 
 
-def draw_folder(
-    study: str, draw: Callable[[str | os.PathLike], Iterable[Path]], arguments: Sequence[str] | None = None
-) -> int:
-    """Draw the figures of the folder that the arguments name and print their paths.
+def draw_folder(folder: Path, papers: Collection[str]) -> list[Path]:
+    """Draw the figures of a study again, into the folder of its results.
 
     Parameters
     ----------
-    study : str
-        Whose results the folder holds; also the name of the module in ``figures/``.
-    draw : function
-        From the folder to the files that it wrote.
-    arguments : sequence of str, optional
-        By default those of the process.
+    folder : Path
+    papers : collection of str
+        The modules in ``figures/`` that have figures of several studies; others are of the study of their name.
 
     Returns
     -------
-    int
-        The exit code: 2 for bad input.
+    list of Path
+        The files that were written.
+
+    Raises
+    ------
+    InputError
+        There are no results, or no figures of that study, or a file is missing or cannot be written.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m figures.{study}", description=f"Draw the figures of a {study} study."
-    )
-    parser.add_argument("folder", help=f"what `python -m asyncsim.study {study}` wrote")
-    return told(lambda: draw(parser.parse_args(arguments).folder))
+    study = results.config_of(folder).get("study")
+    if study is None:
+        raise InputError(
+            f"folder = {str(folder)!r}: no results of a study (no {results.CONFIG} that names one); give its folder"
+        )
+    if study not in papers and (shipped("figures") / f"{study}.py").exists():
+        return figures(study).draw(folder)
+    written = [path for paper in papers for path in figures(paper).draw_study(study, folder)]
+    if not written:
+        raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study}")
+    return written
 
 
 def told(draw: Callable[[], Iterable[Path]]) -> int:

@@ -147,16 +147,8 @@ def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict
 
 def command_of(folder: str, study: str) -> list[str]:
     """Return what was typed for a study in its folder; nothing if it is not one of that study, or was run in Python."""
-    config = _config_of(Path(folder)) if folder else {}
+    config = config_of(Path(folder)) if folder else {}
     return list(map(str, config.get(COMMAND, []))) if config.get("study") == study else []
-
-
-def _config_of(folder: Path) -> dict[str, Any]:
-    """Return what a folder's ``config.json`` holds; nothing if it cannot be read, of which `old_folder` says why."""
-    try:
-        return dict(json.loads((folder / CONFIG).read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _difference(name: str, found: Any, wanted: Any) -> str:
@@ -188,7 +180,7 @@ def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator
         if isinstance(error, KeyboardInterrupt):
             told = f"what was finished is in {folder}" if finished else "nothing was finished"
             if finished and resumable:
-                again = "" if COMMAND in _config_of(folder) else "the same options and "
+                again = "" if COMMAND in config_of(folder) else "the same options and "
                 told += f"; go on with {again}{resume_option(folder)}{instead if again else ''}"
             raise KeyboardInterrupt(told) from None
         if isinstance(error, InputError) and finished:
@@ -198,9 +190,15 @@ def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator
 
 def lacks_runs(folder: Path | None) -> bool:
     """Return whether a study has left its folder with runs that are missing."""
-    if folder is None or not (folder / CONFIG).exists():
-        return False
-    return bool(json.loads((folder / CONFIG).read_text()).get(INCOMPLETE))
+    return folder is not None and bool(config_of(folder).get(INCOMPLETE))
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return what a folder's ``config.json`` holds; nothing if it cannot be read, of which `old_folder` says why."""
+    try:
+        return dict(json.loads((folder / CONFIG).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def read_summary(folder: Path) -> "pd.DataFrame":
