@@ -5,6 +5,8 @@ import math
 import operator
 import os
 from collections.abc import Iterable
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ class InputError(ValueError):
 
 def require_number(argument: str, value: Any) -> float:
     """Return ``value`` as a float; raise InputError unless it is a finite number."""
-    # float() would take these; a text is a mistake that would be saved as it is.
-    if isinstance(value, str | bytes | bool):
+    # float() would take these; a text is a mistake that would be saved as it is, and JAX takes no fractions.
+    if isinstance(value, str | bytes | bool | Decimal | Fraction):
         raise InputError(f"{argument} = {value!r}: must be a number")
     try:
         number = float(value)

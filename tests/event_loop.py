@@ -192,7 +192,7 @@ class EventLoop:
         optimizer = optax.with_extra_args_support(self.method.optimizer)
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
         for step in range(window):
-            step_key = key if self.trace.window == 1 else jax.random.fold_in(key, step)
+            step_key = jax.random.fold_in(key, step) if step else key
             batch = (
                 jax.tree.map(lambda array, step=step: array[step], batches) if self.problem.train is not None else None
             )
@@ -207,7 +207,7 @@ class EventLoop:
                 at = jax.tree.map(jnp.add, params, self.method.look_ahead(optimizer_state))
             (value, problem_state), gradients = jax.value_and_grad(loss, has_aux=True)(at)
             seen = visit
-            if self.method.draws and self.trace.window > 1:
+            if self.method.draws:
                 apart = jax.random.fold_in(visit.key, 2**32 - 1)
                 seen = visit._replace(key=jax.random.fold_in(apart, step))
             steps, optimizer_state = optimizer.update(

@@ -15,7 +15,7 @@ import test_catalogue as catalogue
 from event_loop import Memories, cast, deviation
 from jax.flatten_util import ravel_pytree
 
-from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, simulate
+from asyncsim import Cluster, Exponential, Gamma, InputError, methods, prescribed, problems, simulate
 from asyncsim.methods import METHODS, Visit
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.study.cell import meet
@@ -212,9 +212,38 @@ def test_a_rate_that_is_zero_at_some_visits(name):
     assert replay(trace, method, problems.quadratic([0.5, 1.0]), progress=False).diverged_at is None
 
 
-def test_arrivals_cannot_apply_more_than_the_whole_momentum():
-    with pytest.raises(InputError, match=r"^spread = 0\.3: must be at most 1 / period = 0\.25"):
-        methods.delayed_nesterov(period=4, spread=0.3)
+@pytest.mark.parametrize(
+    "make", [methods.gap_aware, functools.partial(methods.dc_asgd, compensation=2.0, adaptive=True)]
+)
+def test_gradients_of_steps_at_a_rate_of_zero_are_not_lost(make):
+    """What the server keeps of them does not depend on the rate: a mean of squares, a velocity."""
+    task = problems.quadratic([0.5, 1.0], start=[1.0, -2.0])
+
+    def after_two(least):
+        method = make(lambda visit: jnp.where(visit.commit < 1, least, 0.1))
+        replayed = Replay(prescribed(0, 2, 1), method, task, precision="float64")
+        replayed.advance(2)
+        return replayed.state
+
+    with jax.enable_x64(True):
+        zero, faint = after_two(0.0), after_two(1e-13)
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(zero.server))
+    for name in ("central", "server"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), getattr(zero, name), getattr(faint, name)
+        )
+
+
+@pytest.mark.parametrize("spread", [0.3, np.float32(0.3), 1])
+def test_arrivals_cannot_apply_more_than_the_whole_momentum(spread):
+    with pytest.raises(InputError, match=r"^spread = .*: must be at most 1 / period = 0\.25"):
+        methods.delayed_nesterov(period=4, spread=spread)
+    # As many arrivals as workers: who these are, the trace says.
+    task, trace = problems.quadratic([0.5, 1.0]), prescribed(3, 40, 4)
+    ends = [
+        replay(trace, methods.delayed_nesterov(spread=share), task, progress=False).params for share in (spread, 0.25)
+    ]
+    np.testing.assert_array_equal(*ends)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", optax.adam])

@@ -165,3 +165,14 @@ def test_the_command_lines_option():
     assert StudyConfig(**options, dynamic_window=True).make_cluster(1.0).window == (8, 2)
     assert StudyConfig(**options).make_cluster(1.0).window == 8
     assert StudyConfig(workers=3, window=8, dynamic_window=True).make_cluster(1.0).window == 8
+
+
+def test_the_window_of_one_worker_changes_no_numbers_of_another():
+    """A gradient's noise is the job's: of a window of one as of a first step."""
+    task = problems.quadratic([0.1, 1.0], noise=0.5)
+    for make in (methods.downpour, methods.qsgd):
+        first = [
+            replay(simulate(Cluster(2, [1.0, 5.0], window=window), 4), make(), task, progress=False).commits["loss"][0]
+            for window in ((1, 1), (1, 2), (1, 3))
+        ]
+        assert len(set(first)) == 1

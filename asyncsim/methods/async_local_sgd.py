@@ -132,7 +132,8 @@ def delayed_nesterov(
     period : int, optional
         Arrivals between two steps of the momentum; None for the number of workers.
     spread : float
-        The paper's c, from 0 to 1 / period: the share of the momentum that each arrival applies.
+        The paper's c, from 0 to 1 / period: the share of the momentum that each arrival applies. With as many arrivals
+        as workers at most ``1 / workers`` is taken.
     law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
         See `asyncsim.methods.damping`.
     strength : float
@@ -161,8 +162,8 @@ def delayed_nesterov(
     beta = require_fraction("server_momentum", server_momentum)
     if period is not None:
         require_count("period", period)
-    require_nonnegative("spread", spread)
-    if period is not None and isinstance(spread, float | int) and spread * period > 1:
+    spread = require_nonnegative("spread", spread)
+    if period is not None and isinstance(spread, float) and spread * period > 1:
         raise InputError(f"spread = {spread!r}: must be at most 1 / period = {1 / period:g}")
     factor = staleness_weight(law, strength, threshold)
 
@@ -174,7 +175,8 @@ def delayed_nesterov(
         total, count = server.collected + message, server.arrivals + 1
         full = count >= n
         m = jnp.where(full, beta * server.momentum + total / n, server.momentum)
-        share = jnp.where(full, 1 - spread * n + spread, spread)
+        each = jnp.minimum(spread, 1 / n)
+        share = jnp.where(full, 1 - each * n + each, each)
         after = DelayedServer(m, jnp.where(full, 0, total), jnp.where(full, 0, count))
         return Applied(central + server_rate * (share * beta * m + message / n), after, memory)
 

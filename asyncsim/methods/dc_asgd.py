@@ -6,7 +6,17 @@ import jax.numpy as jnp
 
 from asyncsim.errors import require_fraction, require_nonnegative
 from asyncsim.methods.checks import require_rate, require_switch
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, divisor, gradient_steps, rate_at
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Method,
+    Schedule,
+    Timing,
+    divisor,
+    gradient_steps,
+    never_zero,
+    rate_at,
+)
 
 #: Keeps the division by the root of the mean square finite.
 _EPSILON = 1e-7
@@ -70,7 +80,8 @@ def dc_asgd(
         if adaptive:
             server = decay * server + (1 - decay) * square
             strength = compensation / jnp.sqrt(server + _EPSILON)
-        return Applied(central + (update - rate * strength * square * (central - start)), server, memory)
+        step = rate / divisor(rate) * update  # none at a rate of zero
+        return Applied(central + (step - rate * strength * square * (central - start)), server, memory)
 
     return Method(
         name="dc_asgd",
@@ -80,7 +91,7 @@ def dc_asgd(
             "adaptive": adaptive,
             "decay": decay,
         },
-        optimizer=gradient_steps(learning_rate),
+        optimizer=gradient_steps(never_zero(learning_rate)),
         message=message,
         apply=apply,
         init_server=jnp.zeros_like if adaptive else lambda central: (),

@@ -85,7 +85,8 @@ def aeasgd(
     than the others. TensorFlow's optimizer divides beta by the window as well, and adds the springs to the loss of
     every local step: another method.
 
-    `asyncsim.theory.elastic_stable_alpha` has the limit of stability.
+    `asyncsim.theory.elastic_stable_alpha` has the limit of stability of the order "remembered", with a window of one;
+    "moved" is stable beyond it.
 
     References
     ----------

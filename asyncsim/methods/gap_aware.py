@@ -15,6 +15,7 @@ from asyncsim.methods.method import (
     Timing,
     divisor,
     gradient_steps,
+    never_zero,
     rate_at,
 )
 
@@ -69,7 +70,8 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     -----
     The mean holds the velocities of the steps before this one; the first commit meets none, and no gap. The authors
     also divide weight decay, which here belongs to the problem's loss, and with it to the gradient. One worker alone
-    has no gap: `asyncsim.methods.sgd`. One gradient per commit.
+    has no gap: with a constant rate this is `asyncsim.methods.sgd` then, whose momentum keeps the rates that its
+    steps were taken with. One gradient per commit.
 
     References
     ----------
@@ -101,7 +103,7 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     return Method(
         name="gap_aware",
         hyperparameters={"learning_rate": learning_rate, "momentum": mu},
-        optimizer=gradient_steps(learning_rate),
+        optimizer=gradient_steps(never_zero(learning_rate)),
         message=message,
         apply=apply,
         init_server=init_server,

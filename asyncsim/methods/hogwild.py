@@ -16,7 +16,8 @@ def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None 
     ----------
     learning_rate : float or schedule of the Visit
     blocks : int, optional
-        Blocks of the parameters, of the same size, that a read goes through. None: whatever the trace has.
+        Blocks of the parameters, as long as each other but for the last ones, that a read goes through. None: whatever
+        the trace has.
 
     Raises
     ------
@@ -31,7 +32,7 @@ def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None 
     The paper's gradients are sparse, and a worker reads and writes only what its examples touch; here they are as the
     problem has them, and all blocks are read. Each component is added to atomically, as in the paper: nothing is
     overwritten. A message is written at one instant, the end of its visit. A visit's staleness is that of the block
-    read last; the other blocks are staler.
+    read last, which may have no parameter if these are few; the other blocks are staler.
 
     References
     ----------

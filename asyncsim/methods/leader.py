@@ -76,7 +76,7 @@ def lsgd(
     pull : float
         Towards the leader of the group; above zero and at most one.
     groups : int
-        Worker ``i`` of ``n`` is in group ``i * groups // n``.
+        Worker ``i`` of ``n`` is in group ``i * groups // n``; with ``n`` groups or more each leads itself.
     global_pull : float
         Towards the leader of all.
     global_every : int

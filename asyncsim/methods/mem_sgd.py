@@ -53,7 +53,7 @@ def mem_sgd(
     shrink and its averaged iterate is weighted; here the rate is constant unless it is a schedule, and nothing is
     averaged. A window's steps are summed before they are compressed. Of elements of one size the first are sent. Each
     is taken to be sent as two numbers of a parameter's size, its value and its place, or all as they are where that is
-    less (`Timing.message_size`).
+    less (`Timing.message_size`, of so many parameters that ``k`` is not rounded up to 1).
 
     With updates of norms up to ``G`` a worker's memory stays within ``2 G sqrt(1 - q) / q``, ``q`` being the share that
     is sent: Karimireddy et al.'s lemma 3, of squares and in the mean there.

@@ -232,7 +232,8 @@ def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformat
     Parameters
     ----------
     learning_rate : float or function
-        A schedule is a function of the Visit, ``lambda visit: 0.1 / (1 + visit.worker_step / 100)`` say.
+        A schedule is a function of the Visit, ``lambda visit: 0.1 / (1 + 0.01 * visit.worker_step)`` say. (JAX divides
+        whole numbers in float32, ``visit.worker_step / 100``, also in float64 runs.)
 
     Raises
     ------
@@ -253,9 +254,18 @@ def rate_at(learning_rate: Any, visit: Any, like: Array) -> Any:
     return rate.astype(like.dtype) if isinstance(rate, jax.Array) else rate
 
 
+#: In the place of a rate that is zero: a power of two, so that nothing is rounded by it.
+_FAINT = 2.0**-60
+
+
 def divisor(rate: Any) -> Any:
-    """Return a learning rate to divide by: one in place of the zero of a schedule, whose steps are zero."""
-    return jnp.where(rate == 0, 1, rate) if isinstance(rate, jax.Array) else rate or 1
+    """Return a learning rate to divide by: a faint one in the place of the zero of a schedule."""
+    return jnp.where(rate == 0, _FAINT, rate) if isinstance(rate, jax.Array) else rate or _FAINT
+
+
+def never_zero(learning_rate: float | Schedule) -> float | Schedule:
+    """Return the rate of local steps whose gradients are needed, ``update / divisor(rate)``, where it is zero too."""
+    return (lambda visit: divisor(learning_rate(visit))) if callable(learning_rate) else learning_rate
 
 
 def local_steps(

@@ -51,7 +51,7 @@ def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
     {'learning_rate': 0.001, 'optimizer': 'adam'}
     """
     found = optimizers()
-    if name not in found:
+    if not isinstance(name, str) or name not in found:
         require_choice("optimizer", name, found)
     if callable(learning_rate):
         raise InputError("learning_rate: is a schedule, which a named optimizer cannot follow; give a number")

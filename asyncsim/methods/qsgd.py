@@ -49,8 +49,9 @@ def qsgd(
     -----
     The paper's algorithm is synchronous, and each worker sends to all. Here the server answers with the central
     variable as it is, and a window's steps are summed before they are rounded. Each element is taken to be sent in as
-    many bits as tell its sign and level, and each bucket's norm in 32 (`Timing.message_size`, of parameters in 32
-    bits); the paper's Elias code takes fewer. In its experiments norms are the largest element's.
+    many bits as tell its sign and level, and the norm of each whole bucket in 32, or all as they are where that is less
+    (`Timing.message_size`, of parameters in 32 bits); the paper's Elias code takes fewer. In its experiments norms are
+    the largest element's.
 
     References
     ----------
@@ -71,7 +72,7 @@ def qsgd(
         hyperparameters={**named, "levels": levels, "bucket": bucket},
         optimizer=local,
         message=message,
-        timing=Timing(message_size=bits / _BITS),
+        timing=Timing(message_size=min(1.0, bits / _BITS)),
         draws=True,
     )
 

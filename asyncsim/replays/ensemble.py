@@ -210,7 +210,9 @@ def _grid(factory: Callable[..., Method], seeds: list[int], hyperparameters: dic
 
 
 def _is_many(value: Any) -> bool:
-    return (isinstance(value, Sequence) and not isinstance(value, str)) or getattr(value, "ndim", 0) == 1
+    # An optimizer of optax is a NamedTuple.
+    one = isinstance(value, str) or hasattr(value, "_fields")
+    return (isinstance(value, Sequence) and not one) or getattr(value, "ndim", 0) == 1
 
 
 def _running(

@@ -11,7 +11,7 @@ from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.flat import Flat
 
-#: Folded into a visit's key before the number of the local step, as no function of a method does.
+#: Folded into a visit's key before the number of the local step, so that its draws are not those of the message.
 _LOCAL_STEPS = 2**32 - 1
 
 
@@ -54,8 +54,12 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
         carry = (params, learner.optimizer, learner.problem)
         given = {"visit": visit, "start": params}
 
+        def key_at(index: Any) -> Array:
+            """Return the key of a local step's loss; of the first the job's, whatever the window."""
+            return jnp.where(index == 0, key, jax.random.fold_in(key, index))
+
         def given_at(index: Any) -> dict[str, Any]:
-            """Return what the optimizer is given at a local step of several: a key of its own, if visits have one."""
+            """Return what the optimizer is given at a local step: a key of its own, if visits have one."""
             if not method.draws:
                 return given
             of_visit: Any = visit.key
@@ -63,7 +67,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
             return given | {"visit": visit._replace(key=of_step)}
 
         if window == 1:
-            carry, (steps, value) = step(carry, rows[0], key, data, **given)
+            carry, (steps, value) = step(carry, rows[0], key, data, **given_at(0))
             return LocalResult(steps, value, Learner(*carry[1:]))
 
         nothing = jax.tree.map(jnp.zeros_like, params)
@@ -71,8 +75,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
 
             def another(index, state):
                 carry, update, total = state
-                own = jax.random.fold_in(key, index)
-                carry, (steps, value) = step(carry, rows[index], own, data, **given_at(index))
+                carry, (steps, value) = step(carry, rows[index], key_at(index), data, **given_at(index))
                 return carry, optax.tree.add(update, steps), total + value
 
             state = (carry, nothing, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
@@ -81,8 +84,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
 
         def next_step(state, index):
             carry, update = state
-            own = jax.random.fold_in(key, index)
-            carry, (steps, value) = step(carry, rows[index], own, data, **given_at(index))
+            carry, (steps, value) = step(carry, rows[index], key_at(index), data, **given_at(index))
             return (carry, optax.tree.add(update, steps)), value
 
         (carry, update), values = jax.lax.scan(next_step, (carry, nothing), jnp.arange(window))

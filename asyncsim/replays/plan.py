@@ -85,7 +85,8 @@ class Plan:
         if method.reply is not None and self.waves.reads == "separate":
             raise InputError(
                 f"method = {method.name!r}: replies to its workers with more than the central variable, and not every "
-                "read of this trace belongs to a commit; simulate one with Cluster(protocol='exchange')"
+                "read of this trace belongs to a commit; simulate one with Cluster(protocol='exchange') and a policy "
+                "that lets no worker wait for its reply, asynchronous() say"
             )
         lanes = self.piece_size // self._devices
         one_is_quicker = problem.map_on_cpu and backend() == "cpu"
