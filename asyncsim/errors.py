@@ -21,7 +21,7 @@ class InputError(ValueError):
 def require_number(argument: str, value: Any) -> float:
     """Return ``value`` as a float; raise InputError unless it is a finite number."""
     # float() would take these; a text is a mistake that would be saved as it is, and JAX takes no fractions.
-    if isinstance(value, str | bytes | bool | Decimal | Fraction):
+    if isinstance(value, str | bytes | Decimal | Fraction) or _is_bool(value):
         raise InputError(f"{argument} = {value!r}: must be a number")
     try:
         number = float(value)
@@ -74,17 +74,36 @@ def require_count(argument: str, value: Any, minimum: int = 1) -> int:
         count = operator.index(value)  # of an array only if it has no axes
     except TypeError:
         count = None
-    if count is None or isinstance(value, bool):
+    if count is None or _is_bool(value):
         raise InputError(f"{argument} = {value!r}: must be a whole number of at least {minimum}")
     if count < minimum:
         raise InputError(f"{argument} = {value!r}: must be at least {minimum}")
     return count
 
 
+def require_switch(argument: str, value: Any) -> None:
+    """Raise InputError unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{argument} = {value!r}: must be True or False")
+
+
+def require_list(argument: str, value: Any) -> list[Any]:
+    """Return the entries of ``value``; raise InputError unless it is a list, or another iterable, that has some."""
+    try:
+        entries = None if isinstance(value, str | bytes) else list(value)
+    except TypeError:  # also of an array without axes
+        entries = None
+    if entries is None:
+        raise InputError(f"{argument} = {value!r}: must be a list")
+    if not entries:
+        raise InputError(f"{argument} = []: must hold at least one entry")
+    return entries
+
+
 def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     """Return ``value`` if it is one of ``choices``; else raise InputError with the nearest and the whole list."""
     choices = list(choices)
-    if value in choices:
+    if isinstance(value, str) and value in choices:
         return value
     raise InputError(f"{argument} = {value!r}: unknown; {choices_like(value, choices)}")
 
@@ -144,6 +163,11 @@ def require_memory(argument: str, what: str, needed: float) -> None:
 def _is_traced(value: Any) -> bool:
     """Whether JAX stands in for the values of an ensemble here; each was checked when its own run was set up."""
     return hasattr(value, "aval") and hasattr(value, "_trace")  # without importing JAX
+
+
+def _is_bool(value: Any) -> bool:
+    """Whether it is True or False, of Python's or of an array's type."""
+    return isinstance(value, bool) or getattr(value, "dtype", None) == "bool"
 
 
 def _unit(unit: str) -> str:

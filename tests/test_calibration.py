@@ -103,13 +103,40 @@ def test_separate_reads_tell_the_way_up():
     cluster = Cluster(
         5, "gamma(1, 0.3)", "exponential(0.02)", ("uniform(0.2, 0.3)", 0.1), protocol="read_then_write", exclusive=False
     )
-    found = examine(simulate(cluster, 2_000, seed=3))
-    assert_found(found, "latency down", Constant(0.1))
-    assert_found(found, "latency up", Uniform(0.2, 0.3))
-    assert_found(found, "service", Exponential(0.02))
-    assert (found.cluster.compute.mean, found.cluster.compute.std) == pytest.approx((1.0, 0.3), rel=0.05)
-    assert found.table.set_index("what").loc["service", "samples"] > 3_900  # of both visits
-    assert not found.cluster.exclusive
+    trace = simulate(cluster, 2_000, seed=3)
+    for known in (trace, without_cluster(trace, trace.frame.assign(send_time=np.nan))):
+        found = examine(known)
+        assert_found(found, "latency down", Constant(0.1))
+        assert_found(found, "latency up", Uniform(0.2, 0.3))
+        assert_found(found, "service", Exponential(0.02))
+        assert (found.cluster.compute.mean, found.cluster.compute.std) == pytest.approx((1.0, 0.3), rel=0.05)
+        assert found.table.set_index("what").loc["service", "samples"] > 3_900  # of both visits
+        assert not found.cluster.exclusive and found.cluster.bandwidth is None
+
+
+@pytest.mark.parametrize("size", [10.0, (10.0, 30.0)])
+def test_requests_to_read_carry_no_parameters(size):
+    """Messages with parameters take longer than those without: that is no part of the latency of both."""
+    form = {"protocol": "read_then_write", "exclusive": False, "bandwidth": 100.0, "message_bytes": size}
+    constant = simulate(Cluster(4, 1.0, service=0.01, **form), 800)
+    assert calibrate(constant).latency == Constant(0.0)
+    again = simulate(calibrate(constant), 800)
+    assert again.summary()["throughput"] == pytest.approx(constant.summary()["throughput"], rel=1e-9)
+    cluster = Cluster(4, "gamma(1, 0.3)", 0.01, ("exponential(0.1)", "gamma(0.3, 0.5)"), **form)
+    found = examine(simulate(cluster, 3_000, seed=0))
+    assert_found(found, "latency up", cluster.latency_up)
+    assert_found(found, "latency down", cluster.latency_down)
+    assert 2 * found.cluster.transfer_up == pytest.approx(cluster.transfer_up + cluster.transfer_down, rel=0.1)
+
+
+def test_a_link_that_is_shared_is_told():
+    cluster = Cluster(6, "gamma(1, 0.3)", 0.01, bandwidth=10.0, message_bytes=4.0, shared_bandwidth=True)
+    assert any("waited for a link that they shared" in note for note in examine(simulate(cluster, 500)).notes)
+
+
+def test_constant_times_are_not_correlated_by_their_round_off():
+    for seconds in (1.1, [0.3, 2.7, 1.1]):
+        assert examine(simulate(Cluster(3, seconds, service="exponential(0.05)"), 1_500)).notes == ()
 
 
 def test_write_then_read():
@@ -318,7 +345,10 @@ def test_workers_that_stop_early_are_told():
     frame = simulate(Cluster(4, "gamma(1, 0.3)", 0.01), 400, seed=0).frame
     log = frame[(frame["worker"] != 2) | (frame["commit"] < 300)]
     found = examine(recorded(log[list(COMMIT_RECORD)]))
-    assert found.notes[0].startswith("worker 2 had stopped by the end, as 1 of 4 had")
+    for law in ("exponential(1)", "lognormal(1, 1)"):
+        quiet = (examine(simulate(Cluster(30, law, service=0.001), 300, seed=seed)).notes for seed in range(10))
+        assert sum("stopped" in note for notes in quiet for note in notes) == 0
+    assert found.notes[0].startswith("worker 2 seems to have stopped by the end, as 1 of 4 do")
 
 
 def test_a_way_up_that_drowns_in_the_way_down():
@@ -328,7 +358,8 @@ def test_a_way_up_that_drowns_in_the_way_down():
     )
     wide_down = Cluster(2, 1.0, latency=[0.01, "gamma(.3, 1)"], protocol="read_then_write", exclusive=False)
     for cluster, seed in ((random_down, 2), (wide_down, 16)):
-        found = examine(simulate(cluster, 400, seed=seed))
+        trace = simulate(cluster, 400, seed=seed)
+        found = examine(without_cluster(trace, trace.frame.assign(send_time=np.nan)))
         assert found.cluster.latency_up.std == 0 and found.cluster.latency_up.mean < 0.05
         assert any("too short beside the way down" in note for note in found.notes)
 
@@ -337,6 +368,11 @@ def test_a_given_way_up_that_spreads_too_much():
     durations = np.r_[np.random.default_rng(0).normal(1.0, 0.01, 200), 1000.0]
     with pytest.raises(InputError, match=r"latency_up = exponential\(mean=4\): without it 201 durations"):
         without("latency_up", durations, Exponential(4.0))
+    trace = simulate(Cluster(4, "gamma(1, 0.3)", latency=("exponential(0.1)", 0.0)), 2_000)
+    with pytest.raises(InputError, match=r"latency_up = exponential\(mean=0\.5\): spreads more, by 0\.5 s, than"):
+        examine(trace, latency_up="exponential(0.5)")
+    with pytest.raises(InputError, match="per_worker = 'no': must be True or False"):
+        examine(trace, per_worker="no")
 
 
 def test_durations_of_zero_in_sums():

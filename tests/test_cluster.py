@@ -32,6 +32,9 @@ REFUSED = [
     ({"message_bytes": 4}, r"message_bytes = 4: says nothing without bandwidth; give both or neither"),
     ({"bandwidth": 0, "message_bytes": 4}, r"bandwidth = 0: must be above zero \(bytes/s\)"),
     ({"bandwidth": 1, "message_bytes": -4}, r"message_bytes = -4: must be above zero \(bytes\)"),
+    ({"bandwidth": np.True_, "message_bytes": 4}, r"bandwidth = .*True.*: must be a number"),
+    ({"protocol": np.array([1, 2])}, r"protocol = array\(\[1, 2\]\): unknown; choose from"),
+    ({"bandwidth": 1, "message_bytes": np.array([4, 0])}, r"message_bytes\[1\] = 0: must be above zero \(bytes\)"),
     ({"bandwidth": 1, "message_bytes": (4, 0)}, r"message_bytes\[1\] = 0: must be above zero \(bytes\)"),
     (
         {"bandwidth": 1, "message_bytes": (4, 4, 4)},

@@ -62,6 +62,20 @@ BOUNDED = [
     ("order statistics", 0.8, Cluster(8, Gamma(1.0, 0.5), service=0.05, policy=barrier())),
     ("order statistics", 0.999, Cluster(8, [1.0] * 7 + [3.0], service=0.5, discipline="lock_free", policy=barrier(7))),
     ("order statistics", 0.7, Cluster(8, 1.0, service=Exponential(1.0), discipline="lock_free", policy=barrier(1))),
+    # Who is served for a message that came too late may see the version that is made meanwhile.
+    (
+        UNSERVED,
+        0.85,
+        Cluster(
+            100,
+            0.1,
+            service=1.0,
+            latency=("mixture([0, 20], [0.8, 0.2])", 0.0),
+            protocol="write_then_read",
+            discipline="lock_free",
+            policy=barrier(1),
+        ),
+    ),
     (UNSERVED, 0.4, Cluster(8, Gamma(1.0, 0.5), latency="exponential(0.5)", policy=barrier(5))),
     ("bounded clocks", 0.95, Cluster(8, Exponential(1.0), service=0.02, policy=bounded_staleness(2))),
     (

@@ -276,6 +276,9 @@ def test_many_samples_are_not_all_shown():
         (lambda: Empirical([1, -2]), ["empirical", "samples[1]", "-2"]),
         (lambda: Empirical([1e308, 1e308]), ["empirical", "samples", "1e+308", "finite"]),
         (lambda: Empirical(3), ["empirical", "samples", "3", "list"]),
+        (lambda: Empirical(np.array(2.0)), ["empirical", "samples", "array(2.)", "list"]),
+        (lambda: Empirical(b"12"), ["empirical", "samples", "b'12'", "list"]),
+        (lambda: Exponential(np.True_), ["exponential", "mean", "True", "number"]),
         (lambda: Empirical([[1, 2]]), ["empirical", "samples[0]", "number"]),
         (lambda: Mixture([Constant(1)], [1, 2]), ["mixture", "weights", "2 for 1"]),
         (lambda: Mixture([Constant(1)], [0]), ["mixture", "weights[0]", "0", "above zero"]),
@@ -357,3 +360,8 @@ def test_laws_load_without_heavy_packages():
     code = "import asyncsim.clusters.laws, sys; print({'jax', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "set()"
+
+
+def test_spreads_whose_squares_would_overflow():
+    assert Empirical([1e200, 3e200]).std == pytest.approx(1e200)
+    assert Mixture([Exponential(1e160)], [1]).std == pytest.approx(1e160)

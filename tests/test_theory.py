@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammainc
 
-from asyncsim import theory
+from asyncsim import Cluster, theory
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -416,12 +416,25 @@ def test_sum_law():
         (lambda: theory.barrier_time(Exponential(1), 4, first=5), ["first = 5", "workers = 4"]),
         (lambda: theory.barrier_time(Exponential(1)), ["workers", "None"]),
         (lambda: theory.barrier_time([Exponential(1)], 4), ["workers = 4", "1 laws"]),
-        (lambda: theory.barrier_time([]), ["len(law)", "at least 1"]),
+        (lambda: theory.barrier_time([]), ["law = []", "at least one"]),
+        (lambda: theory.barrier_time(None, 4), ["law = None", "list"]),
+        (lambda: theory.barrier_time("[1]*3", 4), ["workers = 4", "3 laws"]),
         (lambda: theory.barrier_time("gama(1, 1)", 4), ["law", "'gamma'"]),
         (lambda: theory.first_staleness(4, 5), ["first = 5", "workers = 4"]),
         (lambda: theory.geometric_staleness(0, 1), ["workers", "0"]),
         (lambda: theory.heterogeneous_geometric_staleness([1, 0]), ["rates[1]", "0"]),
-        (lambda: theory.heterogeneous_geometric_staleness([]), ["len(rates)"]),
+        (lambda: theory.heterogeneous_geometric_staleness([]), ["rates = []"]),
+        (lambda: theory.heterogeneous_geometric_staleness(2.0), ["rates = 2.0", "list"]),
+        (lambda: theory.renewal_staleness_means("12"), ["laws = '12'", "list"]),
+        (lambda: theory.geometric_staleness(3, [0.5]), ["staleness", "whole"]),
+        (lambda: theory.geometric_staleness(3, "1"), ["staleness", "whole"]),
+        (lambda: theory.other_open_reads([0.7, 0], [1, 2], 2), ["read_version", "whole"]),
+        (lambda: theory.other_open_reads([0, 0], [1, math.nan], 2), ["version_before", "whole"]),
+        (lambda: theory.staleness_theory(Cluster(2, 1.0), math.nan), ["computations", "nan"]),
+        (lambda: theory.elastic_path(3, 0.1, math.nan, 3), ["contraction", "nan"]),
+        (lambda: theory.elastic_path(3, 0.1, "0.5", 3), ["contraction", "'0.5'"]),
+        (lambda: theory.window_step(0.1, 3, "no"), ["averaged", "'no'"]),
+        (lambda: theory.knee(np.True_, 0.1), ["True", "must be a number"]),
         (lambda: theory.renewal_staleness_means([1, 0]), ["laws[1]", "above zero"]),
         (lambda: theory.repairman(3, -1, 1), ["think", "-1"]),
         (lambda: theory.repairman(3, 0, 0), ["think = service = 0"]),

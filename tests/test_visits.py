@@ -160,6 +160,8 @@ def changed(row, **values):
         (LOG, {"reads": READS.assign(read_version=[0, 2, 3])}, r"read_version of row 0 is 0; it must be 1, the number"),
         (LOG, {"reads": READS.assign(read_version=[1, 2, 2.5])}, r"read_version of row 2 is 2\.5; it must be 3"),
         (LOG, {"reads": READS.assign(read_version="a")}, r"read_version of row 0 is a; it must be a finite number"),
+        (LOG, {"present": {"worker": [1], "arrive_time": [99.0]}}, r"present: arrive_time of row 0 is 99.*last commit"),
+        (LOG, {"present": {"worker": [0, 0], "arrive_time": [4.5] * 2}}, r"present: worker of row 1 is 0; it must be"),
         (LOG, {"seed": -1}, r"seed = -1: must be at least 0"),
         (LOG, {"begin": "0"}, r"begin = '0': must be a number"),
     ],

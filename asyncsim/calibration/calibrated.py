@@ -6,6 +6,7 @@
     again = asyncsim.simulate(cluster, commits=len(trace))
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncsim.calibration import dependence
-from asyncsim.calibration.fitting import FAMILIES, KINDS, Fit, fit, without
+from asyncsim.calibration.fitting import FAMILIES, KINDS, NO_SPREAD, Fit, fit, without
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
 from asyncsim.clusters.cluster_text import brief
 from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
-from asyncsim.errors import InputError, require_choice
+from asyncsim.errors import InputError, require_choice, require_switch
 from asyncsim.traces.durations import Durations, choices, durations
 from asyncsim.traces.trace import Trace
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: A law is not fitted to fewer durations than these.
 FEWEST = 20
+#: Standard errors from which on a difference of means is no chance.
+_ERRORS = 4.0
 #: Who is served next where visits wait for one another.
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
@@ -117,7 +120,8 @@ def calibrate(
     to ``arrive_time``, and a service from ``serve_time`` to ``commit_time``, or from ``read_serve_time`` to
     ``read_time`` where reads are visits of their own. If a visit waits although the server is free, as real ones do
     that need a while to take it up, that is service as well. The time that messages take for their size is part of the
-    latencies.
+    latencies; but where separate read_then_write visits tell how long messages without parameters are under way, a
+    bandwidth says what those with parameters take longer, as if both ways took the same.
 
     Parameters
     ----------
@@ -135,9 +139,10 @@ def calibrate(
     latency_up : Law, number or text, optional
         The way up; by default as the trace has it. Where a trace does not tell when messages set off, it counts as
         computing by default, and is zero. ``"down"``: the law of the way down. What is given is taken out of the time
-        from ``start_time`` to the arrival, a constant exactly, another law by mean and variance. With separate
-        read_then_write visits the default is the difference between the two ways around the read and the way down, by
-        mean and variance; where they hardly differ a constant, with a warning.
+        from ``start_time`` to the arrival, a constant exactly, another law by mean and variance. Where a trace of
+        separate read_then_write visits does not tell when requests to read set off, the default is the difference
+        between the two ways around the read and the way down, by mean and variance; where they hardly differ a
+        constant, with a warning.
     discipline : str, optional
         ``"fifo"``, ``"lowest_rank"`` or ``"random"``; by default the first that 95 % of the server's choices agree
         with. What is given is checked against them.
@@ -158,7 +163,8 @@ def calibrate(
     Warns
     -----
     CalibrationWarning
-        The durations are no independent draws: they drift, are correlated, or depend on how many compute at once.
+        The durations are no independent draws: they drift, are correlated, depend on how many compute at once, or had a
+        link to share.
 
     Notes
     -----
@@ -184,19 +190,29 @@ def examine(
 ) -> Calibration:
     """Return what `calibrate` does, with the durations, how well the laws fit them, and notes in place of warnings."""
     require_choice("law", law, (*KINDS, *FAMILIES))
+    if per_worker is not None:
+        require_switch("per_worker", per_worker)
     found = durations(trace, warm_up)
     down = _part("latency down", found.down, law)
     up, computed, notes = _way_up(found, latency_up, down.fit.law, law)
     compute = _compute(found, computed, trace, law, per_worker)
     service = _part("service", found.service, law)
+    longer = _with_parameters(found)
     frame = Cluster(
         workers=trace.workers,
+        bandwidth=1.0 if longer else None,
+        message_bytes=longer / 2 if longer else None,
         compute=Constant(1.0),
         window=trace.window,
         protocol=trace.protocol,
         exclusive=trace.protocol != "read_then_write" or not trace.source.separate_reads,
         discipline=_discipline(trace, discipline),
     )
+    if trace.cluster is not None and trace.cluster.shared_bandwidth:
+        notes.append(
+            "messages waited for a link that they shared; here they are under way independently of one another, and "
+            "queues and the spread of staleness differ"
+        )
     parts = (*compute, service, up, down)
     return Calibration(_with_laws(frame, parts), parts, (*dependence.told(found), *notes), found, law)
 
@@ -220,15 +236,27 @@ def _way_up(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np
         taken = down if given == "down" else as_law("latency_up", given)
         together = found.compute if found.up is None else found.compute + found.up
         return _unfitted("latency up", taken), without("latency_up", together, taken), []
-    if found.round_trip is not None:
+    if found.up is not None:
+        ways, notes = found.up, list[str]()
+    elif found.round_trip is not None:
         ways, notes = _without_the_way_down(found.round_trip, down)
-    elif found.up is not None:
-        ways, notes = found.up, []
     else:
         return _unfitted("latency up", Constant(0.0)), found.compute, []
     up = _part("latency up", ways, law)
     computed = found.compute if found.up is not None else without("latency up", found.compute, up.fit.law)
     return up, computed, notes
+
+
+def _with_parameters(found: Durations) -> float:
+    """Return how much longer messages with parameters take, down and up together, than those without (s).
+
+    Zero where that is not known, or chance.
+    """
+    if found.round_trip is None or found.up is None:
+        return 0.0
+    longer = float(found.round_trip.mean() - found.up.mean() - found.down.mean())
+    error = math.sqrt(sum(float(ways.var()) / len(ways) for ways in (found.round_trip, found.up, found.down)))
+    return longer if longer > max(_ERRORS * error, NO_SPREAD * float(found.round_trip.mean())) else 0.0
 
 
 def _without_the_way_down(round_trip: np.ndarray, down: Law) -> tuple[np.ndarray, list[str]]:

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from asyncsim.calibration.fitting import NO_SPREAD
 from asyncsim.traces.durations import Durations
 
 #: What is neither this large, relative to the mean, nor this many standard errors is not told.
 _TOLD, _ERRORS = 0.05, 4.0
-#: A worker that is silent so many times longer than ever before has stopped.
-_SILENCE = 2.0
+#: A worker that is silent so many times longer than any before has stopped.
+_SILENCE = 3.0
 #: Shorter waits are the clock's, seconds.
 _CLOCK = 1e-5
 #: Correlations below this are not told.
@@ -73,12 +74,13 @@ def told(found: Durations) -> list[str]:
     stopped = _stopped(found)
     if stopped:
         said.append(
-            f"worker {stopped[0]} had stopped by the end, as {len(stopped)} of {len(medians(found))} had: fewer "
-            "compute there than the cluster has; end the trace when the first one stops"
+            f"worker {stopped[0]} seems to have stopped by the end, as {len(stopped)} of {len(medians(found))} do: "
+            "fewer compute there than the cluster has; end the trace when the first one stops"
         )
     relative = per_worker(found)
     relative = relative[np.isfinite(relative)]
-    if len(relative) != len(found.compute) or len(relative) < 4 * _STRETCHES:
+    constant = len(relative) > 0 and relative.std() <= NO_SPREAD * relative.mean()  # but for round-off
+    if len(relative) != len(found.compute) or len(relative) < 4 * _STRETCHES or constant:
         return said
     half = len(relative) // 2
     drift = ratio(relative[half:], relative[:half])
@@ -111,14 +113,15 @@ def told(found: Durations) -> list[str]:
 
 
 def _stopped(found: Durations) -> list[int]:
-    """Return the workers that are silent at the end for much longer than ever before."""
+    """Return the workers that are silent at the end for much longer than any has been, relative to its usual pace."""
     ends = found.begin + found.compute
-    silent = []
+    gaps, silence = [0.0], {}
     for worker in medians(found):
         own = ends[found.worker == worker]
-        if len(own) > 1 and ends.max() - own[-1] > _SILENCE * np.diff(own).max():
-            silent.append(worker)
-    return silent
+        if len(own) > 1 and (usual := float(np.median(np.diff(own)))) > 0:
+            gaps.append(float(np.diff(own).max()) / usual)
+            silence[worker] = float(ends.max() - own[-1]) / usual
+    return [worker for worker, silent in silence.items() if silent > _SILENCE * max(gaps)]
 
 
 def _serial_correlation(values: np.ndarray, worker: np.ndarray) -> float:

@@ -22,13 +22,15 @@ from asyncsim.errors import InputError, require_choice
 #: How a law is chosen.
 KINDS = ("best", "empirical")
 #: Durations spread less than this, relative to their mean, are constant: clocks and differences are not that exact.
-_NO_SPREAD = 1e-6
+NO_SPREAD = 1e-6
 #: Shorter than any clock's step, seconds.
 _NO_TIME = 1e-9
 #: A named law is taken unless its distribution function, or its mean, is further off than this.
 _TOO_FAR = 0.1
 #: What the Kolmogorov distance of a sample of n exceeds once in a hundred, times the root of n.
 _CHANCE = 1.63
+#: Standard errors from which on a difference of variances is no chance.
+_ERRORS = 4.0
 #: Between these the shapes of gamma and Weibull laws are sought.
 _GAMMA_SHAPES, _WEIBULL_SHAPES = (1e-5, 1e15), (0.05, 1e4)
 #: And between these the power of durations that spreads as what is left of them does.
@@ -82,7 +84,7 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
     """
     require_choice("law", kind, (*KINDS, *FAMILIES))
     spread, mean = float(np.std(durations)), float(np.mean(durations))
-    if spread <= max(_NO_SPREAD * mean, _NO_TIME):
+    if spread <= max(NO_SPREAD * mean, _NO_TIME):
         # Differences of clock readings end in noise, which is no part of the value.
         value = 0.0 if mean <= _NO_TIME else float(f"{mean / steps:.9g}")
         return Fit(Constant(value), math.inf, 1, 0.0)
@@ -137,6 +139,13 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
     if mean <= 0:
         raise InputError(
             f"{argument} = {part}: longer on average than the {values.mean():.6g} s that contain it; give less"
+        )
+    fourth = float(np.mean((values - values.mean()) ** 4))
+    error = math.sqrt(max(0.0, fourth - float(values.var()) ** 2) / len(values))
+    if variance < -_ERRORS * error:
+        raise InputError(
+            f"{argument} = {part}: spreads more, by {part.std:.6g} s, than the durations that contain it, by "
+            f"{values.std():.6g} s; give another"
         )
     if variance <= 0 or values.min() <= 0:
         return np.full(len(values), mean)

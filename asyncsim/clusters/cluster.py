@@ -284,6 +284,8 @@ def _latency(value: Any) -> Law | tuple[Law, Law]:
 
 
 def _message_bytes(value: Any) -> float | tuple[float, float]:
+    if isinstance(value, np.ndarray) and value.ndim:
+        value = value.tolist()
     if not isinstance(value, list | tuple):
         return require_positive("message_bytes", value, "bytes")
     if len(value) != 2:

@@ -21,6 +21,8 @@ from asyncsim.errors import InputError, require_nonnegative, require_positive
 _CV_RANGE = (1e-8, 1e3)
 #: Weibull shapes outside lose their standard deviation to rounding, or have no usable sample mean.
 _WEIBULL_SHAPE_RANGE = (0.05, 1e4)
+#: The squares of larger durations may overflow.
+_SAFE_TO_SQUARE = 1e150
 #: Samples that are shown, each of them.
 _SHOWN_SAMPLES = 8
 
@@ -321,7 +323,8 @@ class Empirical(Law):
         return math.fsum(self.samples) / len(self.samples)
 
     def _std(self) -> float:
-        return float(np.std(self._sorted))
+        most = float(self._sorted[-1])
+        return float(np.std(self._sorted / most)) * most if most > _SAFE_TO_SQUARE else float(np.std(self._sorted))
 
     def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
         return self._sorted[generator.integers(len(self._sorted), size=size)]
@@ -362,8 +365,8 @@ class Mixture(Law):
         return float(self._shares @ [law.mean for law in self.laws])
 
     def _std(self) -> float:
-        variances = [law.std**2 + (law.mean - self.mean) ** 2 for law in self.laws]
-        return math.sqrt(self._shares @ variances)
+        deviations = [math.hypot(law.std, law.mean - self.mean) for law in self.laws]
+        return math.hypot(*(np.sqrt(self._shares) * deviations))  # no square can overflow
 
     def _sample(self, generator: np.random.Generator, size: Any) -> np.ndarray:
         which = np.searchsorted(np.cumsum(self._shares)[:-1], generator.random(size), side="right")
@@ -473,7 +476,7 @@ def _number(law: Law, parameter: str, value: Any, require: Any, unit: str = "") 
 
 def _sequence(law: Law, parameter: str, value: Any) -> list:
     kind = type(law)
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
         raise InputError(f"{name_of(kind)}: {parameter} = {value!r}: must be a list; write {form_of(kind)}")
     entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
     if not entries:

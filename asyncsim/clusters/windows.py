@@ -1,10 +1,11 @@
 """Communication windows in proportion to the workers' speeds: dynamic local updates."""
 
 import math
+import numbers
 from collections.abc import Sequence
 
 from asyncsim.clusters.laws import Law, as_law, parse
-from asyncsim.errors import InputError, require_count
+from asyncsim.errors import InputError, require_count, require_list
 
 #: Guards the floor against quotients such as 3 * (1 / 3).
 _ROUND_OFF = 1e-9
@@ -40,10 +41,10 @@ def proportional_windows(compute: Sequence[Law | float | str] | str, window: int
     """
     require_count("window", window)
     laws = parse(compute) if isinstance(compute, str) else compute
-    if isinstance(laws, Law | int | float):
+    if isinstance(laws, Law | numbers.Real):
         raise InputError(f"compute = {compute!r}: must be a list of laws; with one for all, give one window")
-    means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(laws)]
-    if not means or not all(0 < mean < math.inf for mean in means):
+    means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(require_list("compute", laws))]
+    if not all(0 < mean < math.inf for mean in means):
         raise InputError(f"compute = {compute!r}: must be one law per worker, each with a mean above zero and finite")
     fastest = min(means)
     return tuple(max(1, math.floor(window * fastest / mean + _ROUND_OFF)) for mean in means)

@@ -2,8 +2,7 @@
 
 import optax
 
-from asyncsim.errors import InputError, require_choice, require_positive
-from asyncsim.methods.checks import require_switch
+from asyncsim.errors import InputError, require_choice, require_positive, require_switch
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, divisor, local_steps, rate_at
 
 _FORMS = ("scaled", "original", "squared")

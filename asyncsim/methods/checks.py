@@ -30,12 +30,6 @@ def require_policy(policy: Policy | str | None) -> Policy | None:
         raise InputError(f"policy = {policy!r}: {str(error).removeprefix(f'policy = {policy!r}: ')}") from None
 
 
-def require_switch(argument: str, value: Any) -> None:
-    """Raise InputError unless ``value`` is True or False."""
-    if not isinstance(value, bool):
-        raise InputError(f"{argument} = {value!r}: must be True or False")
-
-
 def require_optimizer(argument: str, value: Any) -> Any:
     """Return ``value``; raise InputError unless it is a transformation of optax."""
     if not all(callable(getattr(value, name, None)) for name in ("init", "update")):

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from asyncsim.errors import require_fraction, require_nonnegative
-from asyncsim.methods.checks import require_rate, require_switch
+from asyncsim.errors import require_fraction, require_nonnegative, require_switch
+from asyncsim.methods.checks import require_rate
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,

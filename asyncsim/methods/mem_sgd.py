@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from asyncsim.errors import require_share
-from asyncsim.methods.checks import require_switch
+from asyncsim.errors import require_share, require_switch
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps
 
 #: Numbers for each element that is sent: its value and its place.

@@ -14,8 +14,7 @@ import optax
 
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.clusters.policy import POLICIES, Policy, form_of, parse_policy
-from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive
-from asyncsim.methods.checks import require_switch
+from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.replays.draws import method_key
 from asyncsim.tracing import shapes_of, telling_failures, told

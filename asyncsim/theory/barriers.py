@@ -2,12 +2,13 @@
 
 import functools
 import math
+import numbers
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law
-from asyncsim.errors import InputError, require_count
+from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law, parse
+from asyncsim.errors import InputError, require_count, require_list
 
 #: Nodes per panel, and panels between where the integrand begins to fall and where it ends.
 _NODES, _PANELS = 12, 400
@@ -48,14 +49,15 @@ def barrier_time(
     InputError
         If the number of workers is missing, contradicts the sequence or is less than ``first``.
     """
-    if isinstance(law, (list, tuple)):
-        laws = [as_law(f"law[{i}]", one) for i, one in enumerate(law)]
-        count = require_count("len(law)", len(laws))
+    given = parse(law) if isinstance(law, str) else law
+    if not isinstance(given, Law | numbers.Real):
+        laws = [as_law(f"law[{i}]", one) for i, one in enumerate(require_list("law", given))]
+        count = len(laws)
         if workers is not None and workers != count:
             raise InputError(f"workers = {workers}: {count} laws are given; leave workers out")
     else:
         count = require_count("workers", workers)
-        laws = [as_law("law", law)]
+        laws = [as_law("law", given)]
     first = count if first is None else require_count("first", first)
     if first > count:
         raise InputError(f"first = {first}: must be at most workers = {count}")

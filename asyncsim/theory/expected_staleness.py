@@ -13,7 +13,7 @@ import numpy as np
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixture
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, require_positive
 from asyncsim.theory.barriers import sum_law
 from asyncsim.theory.cluster_means import alike, journeys, require_cluster
 from asyncsim.theory.expected_throughput import memoryless_clocks
@@ -42,7 +42,8 @@ class StalenessTheory(NamedTuple):
         Over commits; None if only bounds are known. One that is conserved counts also what workers have read that are
         never served, as under ``lowest_rank`` at a saturated server.
     mean_bounds : tuple of float
-        Smallest and largest possible mean; both equal to ``mean`` where that is known.
+        Smallest and largest possible mean; both equal to ``mean`` where that is known. Reads that are never served
+        count, as there.
     std : float or None
         Standard deviation over commits, without a queue.
     queue_free : bool
@@ -73,6 +74,8 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
         spread of the stationary regime is not stated for a trace that hardly reaches it.
     """
     require_cluster(cluster)
+    if computations != math.inf:
+        require_positive("computations", computations)
     n = cluster.workers
     if cluster.policy != asynchronous():
         return _under_policy(cluster)

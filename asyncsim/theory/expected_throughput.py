@@ -190,8 +190,10 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     if not everyone:  # of random journeys, too, the short ones may be left, and of services that do not wait in turn
         if not steady:
             travelling, name = 0.0, "order statistics, without the network"
-        if cluster.discipline == "lock_free" and not isinstance(cluster.service, Constant):
-            served = 0.0
+        if cluster.discipline == "lock_free":
+            # Who is served as the version is made, for a message that came too late, may see it by a read that is
+            # under way: then it waits for no whole one.
+            served = cluster.service.mean if isinstance(cluster.service, Constant) else 0.0
     try:
         laws = [sum_law(law, window) for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
     except InputError:

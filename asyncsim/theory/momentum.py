@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from asyncsim.errors import require_count, require_nonnegative, require_positive
+from asyncsim.errors import require_count, require_nonnegative, require_number, require_positive, require_switch
 
 
 def implicit_momentum(workers: int) -> float:
@@ -60,6 +60,7 @@ def window_step(step: float, window: int, averaged: bool = False) -> float:
     methods do that normalise accumulated gradients (AGN).
     """
     step, window = require_nonnegative("step", step), require_count("window", window)
+    require_switch("averaged", averaged)
     return (1 - (1 - step) ** window) / (window if averaged else 1)
 
 
@@ -100,7 +101,7 @@ def elastic_path(workers: int, elasticity: float, contraction: float, commits: i
     Float64[ndarray, "commits+1"]
     """
     n, alpha = require_count("workers", workers), require_positive("elasticity", elasticity)
-    c = float(contraction)
+    c = require_number("contraction", contraction)
     transition = np.array([[1 - alpha, alpha * c], [alpha / n, 1 - 1 / n + (1 - alpha) * c / n]])
     state = np.ones(2)
     path = [1.0]

@@ -118,6 +118,11 @@ def recorded(
     form = Cluster(workers, Constant(1.0), window=window, protocol=protocol, exclusive=exclusive)
     commits = _in_order("visits", commits, _COMMIT_TIMES, begin, form.workers)
     waiting = _side_table("present", present, _PRESENT, begin, form.workers).sort_values("worker")
+    last = float(commits["commit_time"].max())
+    once = ~waiting["worker"].duplicated().to_numpy()
+    _require("present", waiting, "worker", once, "must be there once: nobody waits twice")
+    there = (waiting["arrive_time"] <= last).to_numpy()
+    _require("present", waiting, "arrive_time", there, f"must not be after the last commit, at {last:g} from the begin")
     made_by = _columns(commits, COMMIT_RECORD)
     for name in optional:
         made_by.setdefault(name, np.full(len(commits), np.nan))
