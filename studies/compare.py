@@ -135,10 +135,11 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
         )
     table = pd.DataFrame(rows)
     # By seeds that diverged first: the means of the others would flatter a method. Where the measures are the same, as
-    # those of rates with which the target was never met, by the loss.
+    # those of rates with which the target was never met, by a loss that is shown.
     least = _best(config) == "least"
-    order = {"diverged": True, "final_loss": True, config.measure: least}
-    by = ["diverged", config.measure, *({"final_loss"} - {config.measure})]
+    then = "train_loss" if "train_loss" in table else "final_loss"
+    order = {"diverged": True, then: True, config.measure: least}
+    by = ["diverged", config.measure, *({then} - {config.measure})]
     table = table.sort_values(by, ascending=[order[name] for name in by], na_position="last", kind="stable")
     return table.drop_duplicates("method").reset_index(drop=True)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncsim.errors import InputError, require_positive
 from asyncsim.study import results
-from asyncsim.study.config import LawLike, MethodLike, StudyConfig
+from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
 from asyncsim.study.finished import draw, say_written
 from asyncsim.study.sweep import Result, SweepConfig, sweep
 from asyncsim.study.tabulation import Job, Tables, tabulated
@@ -66,6 +66,8 @@ class Config(SweepConfig):
     """Changes nothing: the quadratic of this study is x**2 / 2, and step times a curvature is what counts."""
     noise: float = StudyConfig.noise
     """Changes nothing: the gradients of this study's quadratic are exact."""
+    problem: ProblemLike = "quadratic"
+    """The quadratic of this study, and no other."""
     x64: bool = True
     """Compute in float64 instead of float32."""
 
@@ -89,7 +91,7 @@ class Config(SweepConfig):
             )
         if self.changed("learning_rate"):
             raise InputError(f"learning_rate = {self.learning_rate}: follows from step here; give that")
-        if self.problem not in ("digits", "quadratic"):  # the default of all studies, or what it is
+        if self.problem != "quadratic":
             raise InputError(f"problem = {self.problem!r}: this study is of a quadratic; leave it out")
 
 

@@ -137,7 +137,7 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
                 "theory": float("nan") if known is None else known.commits,
                 "theory_name": "" if known is None else known.name,
                 "exact": known is not None and known.exact,
-                "versions": mean["versions"] / mean["duration"],
+                "versions": (group["trace.versions"] / group["trace.duration"]).mean(),
                 **{phase: mean[f"{phase}_share"] for phase in Phases._fields},
                 "in_vain": mean["lost_time_share"],
                 "least": mean["least"],

@@ -46,6 +46,9 @@ def test_tables_are_of_the_traces_and_the_runs(results):
         assert row["most"] == pytest.approx(4 * np.mean([one["share_max"] for one in found]))
         known = theory.throughput_theory(traces[0].cluster)
         assert (row["theory"], row["theory_name"], row["exact"]) == (known.commits, known.name, known.exact)
+    for policy, commits in (("asynchronous", 1), ("barrier", 4)):  # of a version
+        row = table.loc[policy]
+        assert row["throughput"] == pytest.approx(commits * row["versions"], rel=1e-12 if commits == 1 else 0.01)
     assert table["computing"].loc["asynchronous"] == pytest.approx(1) and table["computing"].loc["barrier"] < 0.8
     assert table["in_vain"].loc[["asynchronous", "barrier"]].max() == 0 < table["in_vain"].loc["discard_stale(2)"]
     times = finished.table(policies.TIMES)

@@ -454,6 +454,7 @@ def test_a_problem_of_an_own_file(capsys):
     problem = Config(problem="mine.py:moons").make_problem()
     assert (problem.batch_size, problem.config["noise"], problem.name) == (8, 0.2, "moons of 100")
     assert capsys.readouterr().err == "note: mine.py:moons keeps its own noise = 0.2 (the study's: 0.1)\n"
+    assert Config(problem="mine.py:undefined").make_problem().name == "undefined"  # it says no name itself
     problem = Config(problem="mine.py:moons", batch_size=4, noise=0.3, dropout=0.1).make_problem()
     assert (problem.batch_size, problem.config["noise"]) == (4, 0.3)
     assert capsys.readouterr().err == "note: --dropout changes nothing for mine.py:moons\n"

@@ -7,14 +7,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError
 from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.division import Division
 from asyncsim.replays.draws import method_key, visit_keys
 from asyncsim.replays.replay_state import Layout, Pieces, ReadsOfPiece
 from asyncsim.replays.tuning import backend, tuning
-from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
+from asyncsim.replays.waves import (
+    Reads,
+    cut,
+    find_waves,
+    most_at_one_position,
+    require_replies,
+    separate_reads,
+)
 from asyncsim.traces.trace import Trace
 
 
@@ -82,12 +88,7 @@ class Plan:
 
     def layout(self, method: Method, problem: Problem, proxy_momentum: float, diagnose_energy: bool = False) -> Layout:
         """Return what the compiled program has to know; raise InputError if the method's reply cannot be exact."""
-        if method.reply is not None and self.waves.reads == "separate":
-            raise InputError(
-                f"method = {method.name!r}: replies to its workers with more than the central variable, and not every "
-                "read of this trace belongs to a commit; simulate one with Cluster(protocol='exchange') and a policy "
-                "that lets no worker wait for its reply, asynchronous() say"
-            )
+        require_replies(method, self.waves)
         lanes = self.piece_size // self._devices
         one_is_quicker = problem.map_on_cpu and backend() == "cpu"
         return Layout(

@@ -17,6 +17,7 @@ from asyncsim.notes import each_note_once, note, tell
 from asyncsim.problems import Problem
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
+from asyncsim.replays.waves import find_waves, require_replies
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell
@@ -28,6 +29,9 @@ from asyncsim.traces.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+#: Commits per worker after which it shows how a trace's reads are made.
+_LOOKED_AT = 4
 
 
 def compare(
@@ -127,6 +131,7 @@ class _Runs:
             for cell in cells:
                 self._jobs += self._jobs_of(cell)
         places = range(first, len(self._jobs))
+        _require_replies(self._jobs[first:])
         for place in places:
             self._read(place)
         missing = [place for place in places if place not in self._rows]
@@ -217,6 +222,13 @@ class _Runs:
         """Say that a run is there: what is told is written."""
         told = f"{_where(self._jobs[place])}: {_told(self._rows[place])}, {how}"
         tell(f"[{len(self._rows)}/{len(self._jobs)}] {told}")
+
+
+def _require_replies(jobs: Sequence[_Job]) -> None:
+    """Raise InputError, before any run, for a method that replies where the first commits show that it cannot."""
+    for job in {(job.cluster, job.method.name): job for job in jobs if job.method.reply}.values():
+        first = simulate(job.cluster, commits=min(job.commits, _LOOKED_AT * job.cluster.workers), seed=job.seed)
+        require_replies(job.method, find_waves(first.taken_up))
 
 
 def _require_own(what: str, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from asyncsim.study.config import StudyOptions
 
 
+#: What `asyncsim.problems.custom` calls a problem by default; a study calls it as the function that makes it.
+_UNNAMED = "custom"
 #: Whether an option was changed by the user of a study.
 Changed = Callable[[str], bool]
 
@@ -71,6 +73,8 @@ def make_problem(options: "StudyOptions", swept: Collection[str], changed: Chang
         function, arguments = _own(options, "problem", options.problem, PROBLEMS.values(), swept, changed)
         made = functools.partial(function, **arguments)
         problem = own_file.make("problem", options.problem, Problem, "problems.custom()", made)
+        if problem.name == _UNNAMED:
+            problem = dataclasses.replace(problem, name=function.__name__)
     else:
         factory = PROBLEMS[require_choice("problem", options.problem, PROBLEMS)]
         arguments = _arguments_of(options, factory)

@@ -113,6 +113,7 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
     if more_runs:
         found = _with_more_runs(found, wanted)
     differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    differing = [name for name in differing if not _is_other_for(name, found, wanted)]
     if differing:
         told = "; ".join(_difference(name, found.get(name), wanted.get(name)) for name in differing[:3])
         told += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
@@ -127,6 +128,15 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return that of a configuration on which the results depend."""
     return {name: value for name, value in config.items() if name not in (INCOMPLETE, COMMAND)}
+
+
+def _is_other_for(name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a fingerprint of code differs as what it is made with does, which is told by itself."""
+    if name.startswith("code and data of "):
+        return found.get("problem_config") != wanted.get("problem_config")
+    own = name.removeprefix("code of ")
+    made = [config.get("hyperparameters", {}).get(own) for config in (found, wanted)]
+    return name.startswith("code of ") and made[0] != made[1]
 
 
 def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
