@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.notes import note
 from asyncsim.study.finished import read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
@@ -120,4 +121,10 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     if (folder / limits.TABLES[0]).exists():
         finished = read(folder, "stability")
         print(f"{limits.report(finished.config['problem'], finished.table(limits.TABLES[0]))}\n")
+        slow = limits.too_slow(finished.table(limits.TABLES[1]))
+        if slow:
+            note(
+                f"{', '.join(slow)}: not stable with fewer workers, or at a lower rate, than somewhere where stable; "
+                "limits take stability to end once: where runs are too short to learn, give more steps"
+            )
     report("stability", folder, summary, ("learning_rate", "method", "workers"), limits.TABLES)

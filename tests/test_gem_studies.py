@@ -338,6 +338,18 @@ def test_numbers_of_workers_that_are_tried():
     assert all(b / a <= 2**0.25 * 1.1 or b - a == 1 for a, b in itertools.pairwise(counts))
 
 
+@pytest.mark.parametrize(
+    ("unstable", "told"),
+    [((8, 0.1), []), ((2, 0.05), ["gem"]), ((2, 0.01), ["gem"]), ((4, 0.01), ["gem"]), ((8, 0.01), []), ((2, 0.1), [])],
+)
+def test_runs_too_slow_to_learn_are_told_from_unstable_ones(unstable, told):
+    """Where it is stable with 4 workers at 0.05."""
+    points = [(4, 0.05, True), (*unstable, False)]
+    rows = [("gem", *point) for point in points] + [("downpour", 2, 0.01, True), ("downpour", 4, 0.05, False)]
+    tried = pd.DataFrame(rows, columns=["method", "workers", "learning_rate", "stable"])
+    assert limits.too_slow(tried) == told
+
+
 # What is left when it ends early
 
 GO_ON = "; go on with --resume mine"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from asyncsim.clusters.law_text import write
@@ -186,6 +187,20 @@ def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
     told = f"{method.name}, {where}, seed {seed}: {'stable' if stable else 'not stable'}"
     tell(f"[limits] {told}, {run.status}, loss {first:.3g} to {last:.3g}")
     return {**row, "first_loss": first, "final_loss": last, "stable": stable}
+
+
+def too_slow(tried: pd.DataFrame) -> list[str]:
+    """Return the methods that are stable with more workers, or at a higher rate, than somewhere where they are not.
+
+    There they may be too slow to learn in so many steps, and bisection, which takes stability to end once, be wrong.
+    """
+    found = []
+    for method, runs in tried.groupby("method", sort=False):
+        stable = runs.groupby(["workers", "learning_rate"])["stable"].all()
+        held, failed = (np.array(stable[stable == is_stable].index.to_list()) for is_stable in (True, False))
+        if len(held) and len(failed) and (failed[:, None] <= held).all(-1).any():
+            found.append(str(method))
+    return found
 
 
 def report(problem: str, table: pd.DataFrame) -> str:
