@@ -194,7 +194,6 @@ def _losses(config: Config, cell: "Cell", seed: int) -> dict[str, list[dict[str,
             precision=config.precision,
             evaluate_every=commits,
             diagnose_every=0,
-            progress=False,
             server_momentum=config.server_momentum,
             learning_rate=config.learning_rate,
         )
