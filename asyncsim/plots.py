@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
+from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY, legend_inside, say_inside
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.table_text import number_text
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
@@ -83,7 +83,7 @@ def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: 
     axes.set_ylabel("share of commits per version" if width > 1 else "share of commits")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    _legend_on_top(axes)
+    legend_inside(axes, "upper right")
 
 
 def beyond(values: np.ndarray, end: float) -> str:
@@ -158,7 +158,7 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
     time, in_system = steps["time"].to_numpy(), steps["in_system"].to_numpy()
     if trace.protocol == "prescribed" or in_system.max() == 0:
         why = "prescribed: no server" if trace.protocol == "prescribed" else "the server takes no time: no queue"
-        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center")
+        say_inside(axes, why)
         axes.set(xlim=(0, trace.frame["commit_time"].iloc[-1]), ylim=(0, 1), yticks=[])
         return
     mean = float(in_system[:-1] @ np.diff(time)) / time[-1]
@@ -173,7 +173,7 @@ def queue_length(axes: Axes, trace: "Trace") -> None:
     axes.set_ylim(0, highest)
     # Visits are whole, but their means may all lie between two numbers.
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=highest >= 3, steps=[1, 2, 5, 10]))
-    _legend_on_top(axes)
+    legend_inside(axes, "upper right")
 
 
 def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:
@@ -278,14 +278,3 @@ def _bars(
     corners = np.stack([begin, low, begin, high, end, high, end, low], axis=-1).reshape(-1, 4, 2)
     style: dict[str, Any] = {"facecolor": color, "edgecolor": color, "linewidth": edge, "label": label}
     axes.add_collection(PolyCollection(list(corners), **style))
-
-
-def _legend_on_top(axes: Axes) -> None:
-    """Put the legend at the top and make room for it there, so that it hides nothing."""
-    handles, _ = axes.get_legend_handles_labels()
-    bottom, top = axes.get_ylim()
-    # The figure is None only for axes that were taken out of theirs.
-    inches = 0.8 * axes.get_window_extent().height / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
-    room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
-    axes.set_ylim(bottom, bottom + (top - bottom) / max(1 - room, 0.4))
-    axes.legend(loc="upper right")

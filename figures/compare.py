@@ -80,8 +80,8 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     look.legend_below(figure, handles, named, 5)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     config = finished.config
-    title = f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}"
-    look.title(figure, title)
+    tuned = "; each at the best of its learning rates" if config.get("tune") else ""
+    look.title(figure, f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}{tuned}")
     return figure
 
 

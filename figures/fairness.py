@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing import look
 from asyncsim.study.finished import read
@@ -65,4 +64,4 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     spread = np.abs(np.array([table["simulated_low"], table["simulated_high"]]) - middle)
     points: dict[str, Any] = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
     axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    look.whole_ticks(axes.xaxis)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import DIVERGED
@@ -106,9 +105,10 @@ def leaderships(finished: Finished) -> Figure:
             # Each seed's from the most to the fewest: its workers are all alike.
             shares = np.mean([np.sort(one)[::-1] for one in won], axis=0)
             shade = shades[row.window]
-            label = f"period {row.window}: kept in {row.kept:.0%}"
+            kept = "one election" if np.isnan(row.kept) else f"kept in {row.kept:.0%}"
+            label = f"period {row.window}: {kept}"
             axes.plot(range(1, n + 1), shares, color=shade.color, marker=shade.marker, markersize=3.2, label=label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        look.whole_ticks(axes.xaxis)
         axes.axhline(1 / n, color=look.BLACK, linewidth=0.8, linestyle=":")
         axes.set_ylim(0, None)
         axes.set_xlabel("workers, by how often they led")

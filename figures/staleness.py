@@ -153,7 +153,7 @@ def staleness(results: Results) -> Figure:
     for axes, timing in zip(panels, timings, strict=False):
         plots.staleness_histogram(axes, timing.traces)
         if len(timings) > 1:
-            axes.set_title(look.wrapped(f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}"))
+            look.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")
     setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
     look.title(figure, f"{setting}{results.over_seeds('')}")
     return figure

@@ -21,11 +21,11 @@ from asyncsim.drawing import look
 from asyncsim.study.finished import read
 
 _COLUMNS = ("method", "bar", "precision", "folder")
-#: The replays in the order of drawing: colour and label.
+#: The replays in the order of drawing: colour, label and size. Free and forced are often the same, one in the other.
 _REPLAYS = {
-    "perturbed": (look.GREY, "perturbed by round-off, to the free one"),
-    "free": (look.VERMILLION, "free"),
-    "forced": (look.BLUE, "forced, from checkpoint to checkpoint"),
+    "perturbed": (look.GREY, "perturbed by round-off, to the free one", 3),
+    "forced": (look.BLUE, "forced, from checkpoint to checkpoint", 5),
+    "free": (look.VERMILLION, "free", 3),
 }
 #: Where what is exactly equal is drawn, below one unit of round-off.
 _EQUAL = {"float32": 1e-10, "float64": 1e-18}
@@ -74,7 +74,7 @@ def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> 
     for own in axes[columns:]:
         own.set_xlabel("commits")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 if columns > 2 else 1)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 if columns > 2 else 1, markerscale=2)
     recordings = f"{len(summary)} recordings of real processes" if len(summary) > 1 else "a recording of real processes"
     look.title(figure, f"What {recordings} and the replays of their order differ by, {_precision(summary)}")
     return figure
@@ -86,15 +86,14 @@ def _precision(summary: pd.DataFrame) -> str:
 
 def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float, equal: float) -> None:
     """Draw the differences of each recording."""
-    for name, (color, label) in _REPLAYS.items():
+    for name, (color, label, size) in _REPLAYS.items():
         column = f"{what}_{name}"
         curves = [table.dropna(subset=column) for table in runs]
         for number, table in enumerate(curves):
             drawn = np.clip(table[column], equal, None)
             shown = label if number == 0 else None
             line = "none" if what == "loss" else "-"
-            size = 1 if what == "loss" else 2
-            axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", ms=size, ls=line, lw=0.6)
+            axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", mew=0, ms=size, ls=line, lw=0.6)
     axes.text(0.02, 1.6 * equal, "equal", fontsize=6, transform=axes.get_yaxis_transform())
     axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
     axes.set_yscale("log")

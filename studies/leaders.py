@@ -162,7 +162,8 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
         if method == "lsgd":
             elected = [leaders(run, n) for run in runs]
             row["largest_share"] = np.mean([np.bincount(one).max() / len(one) for one in elected])
-            row["kept"] = np.mean([np.mean(one[1:] == one[:-1]) for one in elected])
+            # Of a single election nobody knows.
+            row["kept"] = np.mean([np.mean(one[1:] == one[:-1]) if len(one) > 1 else np.nan for one in elected])
         rows.append(row)
     table = pd.DataFrame(rows)
     best = ["diverged", "test_error" if "test_error" in table else "train_loss"]

@@ -279,8 +279,9 @@ def test_published_numbers_are_beside_the_thesis_task_alone(results, problem, ow
     for figure in figures.values():
         figure.draw_without_rendering()
         assert not [text.get_text() for text in figure.findobj(Text) if "published" in text.get_text()]
-    assert [axes.get_title() for axes in figures["agn"].axes] == ["training", "test"]
-    assert [len(axes.texts) for axes in figures["agn"].axes + figures["efficiency"].axes] == [4, 4, 4]
+    *maps, scale = figures["agn"].axes
+    assert [axes.get_title() for axes in maps] == ["training", "test"] and scale.get_ylabel() == "accuracy (%)"
+    assert [len(axes.texts) for axes in [*maps, figures["efficiency"].axes[0]]] == [4, 4, 4]
     markers = {line.get_marker() for axes in figures["collapse"].axes for line in axes.lines if len(line.get_xdata())}
     assert "s" not in markers and "o" in markers
     assert "^" not in {line.get_marker() for axes in figures["staleness"].axes for line in axes.lines}
@@ -294,6 +295,27 @@ def test_a_collapse_everywhere_has_its_colours(results):
     (results / "config.json").write_text((results / "config.json").read_text().replace("mnist", "digits"))
     figure = agn.FIGURES["agn"].draw(read(results, "windows"))
     assert figure.axes[0].images[0].get_clim() == (10.0, 20.0)
+
+
+def test_colours_span_what_is_shown_and_are_the_same_in_figures_that_are_compared(results):
+    table = pd.read_csv(results / "grid.csv")
+    table.loc[table["method"] == "aeasgd", "train_accuracy"] = [0.3, 0.5, 0.7, 0.9]
+    table.loc[table["method"] == "agn", ["train_accuracy", "test_accuracy"]] = 0.8
+    table.to_csv(results / "grid.csv", index=False)
+    efficiency = pd.read_csv(results / "efficiency.csv")
+    efficiency.assign(efficiency=[0.9, 1.0, 1.2, 1.8]).to_csv(results / "efficiency.csv", index=False)
+    (results / "config.json").write_text((results / "config.json").read_text().replace("mnist", "digits"))
+    found = read(results, "windows")
+    drawn = [agn.FIGURES[name].draw(found) for name in ("agn", "aeasgd", "efficiency")]
+    clims = [axes.images[0].get_clim() for figure in drawn for axes in figure.axes if axes.images]
+    assert clims == [pytest.approx((30, 97))] * 4 + [pytest.approx((0.2, 1.8))]
+    assert drawn[2].axes[-1].get_ylabel() == "temporal efficiency"
+    # A few that collapse leave the colours to the rest.
+    table.loc[table["method"] == "agn", ["train_accuracy", "test_accuracy"]] = 0.95
+    table.to_csv(results / "grid.csv", index=False)
+    figure = agn.FIGURES["aeasgd"].draw(read(results, "windows"))
+    assert figure.axes[0].images[0].get_clim() == pytest.approx((90, 97))
+    assert figure.axes[0].images[0].colorbar.extend == "min"
 
 
 def test_times_of_another_cluster_are_not_held_against_the_published_ones(results):

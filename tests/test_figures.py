@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
+from matplotlib.text import Text
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate, study
 from asyncsim.drawing import look
@@ -78,7 +79,7 @@ def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> 
     commits["proxy_energy"] = 1.0
     if diverged_at is not None:
         commits.loc[commits.index[-1], ["loss", "central_energy"]] = np.inf
-    evaluations = pd.DataFrame({"commit": [0], "train_loss": [1.0]})
+    evaluations = pd.DataFrame({"commit": [0], "commit_time": [0.0], "train_loss": [1.0]})
     config = {"method": method, "commits": ROWS, "workers": trace.workers}
     return Run(commits, evaluations, pd.DataFrame(), np.zeros(1), diverged_at, config)
 
@@ -142,6 +143,12 @@ def test_losses_against_steps_have_a_panel_where_that_says_something_else(result
     times, steps = figures.loss(read).axes
     assert times.get_xlabel() == "simulated time (s)" and steps.get_xlabel().startswith("worker steps")
     assert times.get_yscale() == steps.get_yscale() == "log" and not times.child_axes
+
+
+def test_losses_of_a_step_that_takes_no_time_have_a_panel_for_each_axis(tmp_path):
+    trace = hand_made_trace(Cluster(WORKERS, 1.0))
+    late = Trace(trace.frame.assign(commit_time=9 + trace.frame["commit_time"] / 100), trace.source)
+    assert len(figures.loss(figures.read(write_results(tmp_path, {"gem": [late]}))).axes) == 2
 
 
 def test_a_curve_that_leaves_the_axes_says_how_far_it_goes(results):
@@ -281,6 +288,8 @@ def test_losses_that_no_logarithm_can_show_are_drawn_on_a_plain_axis(results):
         run.commits["loss"] = -1.0
     axes = figures.loss(read).axes[0]
     assert axes.get_yscale() == "linear" and axes.get_ylim()[0] < -1
+    # DOWNPOUR's would flatten the others, which begin at one.
+    assert 1 < axes.get_ylim()[1] < 5 and [text.get_text() for text in axes.texts] == ["\u2191 DOWNPOUR up to 5e+04"]
 
 
 def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
@@ -303,6 +312,21 @@ def test_methods_with_timings_of_their_own_get_a_histogram_each(tmp_path):
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == ["DOWNPOUR", "GEM"]
     rows = figures.queue(figures.read(folder)).subfigs
     assert [row.get_suptitle().partition(":")[0] for row in rows] == ["DOWNPOUR", "GEM"]
+
+
+@pytest.mark.parametrize(
+    ("tune", "said"), [([0.1, 0.2], "1 seed; each at the best of its learning rates"), ([], "1 seed")]
+)
+def test_a_comparison_says_whether_its_methods_were_tuned(tmp_path, tune, said):
+    compare = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py")
+    folder = write_results(tmp_path, {"gem": [hand_made_trace(Cluster(WORKERS, 1.0))]})
+    known = {"workers": WORKERS, "own_workers": WORKERS, "simulated_seconds": 5.0}
+    pd.read_csv(folder / "summary.csv").assign(**known).to_csv(folder / "summary.csv", index=False)
+    config = {"study": "compare", "problem": "digits", "workers": WORKERS, "target": 0.5, "tune": tune}
+    (folder / "config.json").write_text(json.dumps(config))
+    table = pd.DataFrame({"method": ["gem"], "learning_rate": [np.nan], "seeds": [1]})
+    figure = compare.loss(compare.read(folder, "compare"), table)
+    assert figure.get_suptitle().replace("\n", " ") == f"digits, {WORKERS} workers; {said}"
 
 
 def test_a_policy_that_all_methods_share_is_in_the_titles(tmp_path):
@@ -364,6 +388,26 @@ def test_titles_break_between_words(tmp_path):
         assert all(line.count("(") == line.count(")") for line in lines)
 
 
+def test_titles_break_between_their_parts_and_never_after_a_number():
+    text = "digits, 100 workers; mean and range of 3 seeds; each point the mean of 2 worker steps"
+    assert look.wrapped(text, 70) == text.replace("seeds; ", "seeds;\n")
+    lines = [line for width in range(20, 80) for line in look.wrapped(text, width).split("\n")]
+    assert not [line for line in lines if line[-1].isdigit()] and max(map(len, lines)) < 80
+    assert look.wrapped("a" * 60, 50) == "a" * 60
+
+
+def test_titles_of_panels_fit_above_them(tmp_path):
+    own = Cluster(WORKERS, "gamma(1, 0.2)", service=0.005, policy="discard_stale(1, 10)")
+    timings = {"gem": own, "downpour": dataclasses.replace(own, protocol="read_then_write")}
+    folder = write_results(tmp_path, {method: [simulate(cluster, ROWS)] for method, cluster in timings.items()})
+    with look.style():
+        figure = figures.staleness(figures.read(folder))
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            title = next(text for text in axes.findobj(Text) if text.get_text() == axes.get_title(loc="left"))
+            assert "\n" in title.get_text() and title.get_window_extent().x1 <= axes.get_window_extent().x1
+
+
 @pytest.mark.parametrize("missing", ["summary.csv", "config.json", "traces", "runs/gem-seed0/commits.parquet"])
 def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys):
     folder = shutil.copytree(results, tmp_path / "copy")
@@ -371,7 +415,7 @@ def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys)
     assert command.main([str(folder)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and (missing.split("/")[0] in error or "seed0.parquet" in error)
-    if "/" not in missing and missing != "traces":
+    if missing == "summary.csv":
         assert "python -m asyncsim.study staleness" in error
 
 
@@ -599,6 +643,36 @@ def test_a_figure_gets_taller_with_its_legend():
         rooms.append(axes.get_window_extent().height)
     assert heights[0] == heights[1] == 2.9 < heights[2]
     assert rooms[2] > 0.9 * rooms[1]
+
+
+@pytest.mark.parametrize(("values", "ticks"), [([1], [1]), ([0, 1], [0, 1]), ([2, 9], [2, 3, 4, 5, 6, 7, 8, 9])])
+def test_ticks_of_workers_are_whole(values, ticks):
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    axes.plot(values, values)
+    look.whole_ticks(axes.xaxis)
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == ticks
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_a_legend_inside_lies_above_the_curves(scale):
+    with look.style():
+        figure, (axes,) = look.new_figure(look.SINGLE, 2.5)
+        axes.set_yscale(scale)
+        axes.plot([0, 1], [1000, 1], label="one")
+        axes.plot([0, 1], [1, 1000], label="other")
+        look.legend_inside(axes)
+        figure.draw_without_rendering()
+    assert axes.get_legend().get_window_extent().y0 > axes.transData.transform((0, 1000))[1]
+
+
+def test_an_empty_panel_leaves_the_scale_of_those_beside_it(tmp_path):
+    figure, (full, _) = look.new_figure(look.DOUBLE, 2.0, 2, sharex=True)
+    full.plot([2, 4], [1, 2])
+    full.set_xscale("log")
+    full.set_xticks([2, 4], ["2", "4"])
+    look.save(figure, tmp_path / "figure")
+    assert full.get_xscale() == "log" and [text.get_text() for text in full.get_xticklabels()] == ["2", "4"]
 
 
 @pytest.mark.parametrize("values", [[np.nan, np.nan], [-1.0, -2.0], []])

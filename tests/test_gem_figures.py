@@ -203,6 +203,16 @@ def test_the_cluster_to_be_found_is_marked(tmp_path, hidden, square):
     axes = gem.FIGURES["forensics"].draw(results).axes[0]
     marks = {line.get_marker(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines}
     assert marks.pop("o") == (1.5, 1.5) and list(marks.values()) == square
+    assert ("square: the one to be found" in axes.figure.get_suptitle().replace("\n", " ")) == bool(square)
+
+
+@pytest.mark.parametrize(("scale", "said"), [(1, "0.05"), (0.02, "0.0010")])
+def test_deviations_have_as_many_digits_as_tell_them_apart(tmp_path, scale, said):
+    folder = write_all(tmp_path) / "forensics"
+    table = pd.read_csv(folder / "fit.csv")
+    table.assign(deviation=scale * table["deviation"]).to_csv(folder / "fit.csv", index=False)
+    axes = gem.FIGURES["forensics"].draw(read(folder, "forensics")).axes[0]
+    assert said in [text.get_text() for text in axes.texts]
 
 
 def test_times_to_the_target_and_what_n_times_as_quick_is(figures):
@@ -262,6 +272,66 @@ def test_energies_of_the_last_tenth_of_the_commits_are_those_of_the_summary(tmp_
     assert list(drawn.get_ydata()) == [ended]
 
 
+def test_panels_of_methods_that_were_not_run_say_so(tmp_path):
+    for methods, said in (
+        (["downpour"], [[], ["no run of GEM"], ["no run of GEM"], []]),
+        (["mine"], [[], ["no run of GEM"], ["no run of GEM"], ["no run of DOWNPOUR"]]),
+    ):
+        folder = write_study(tmp_path / methods[0], "energy", [({"workers": n}, *methods, {}) for n in (2, 4)])
+        figure = gem.FIGURES["energy"].draw(read(folder, "energy"))
+        look.save(figure, tmp_path / "figure")
+        texts = [[text.get_text() for text in axes.texts if text.get_text() != "compliant"] for axes in figure.axes]
+        assert texts == said
+        assert [text.get_text() for text in figure.axes[1].get_xticklabels()] == ["2", "4"]
+
+
+def test_shares_are_named_by_what_they_are(tmp_path):
+    folder = write_study(tmp_path, "energy", [({"workers": 2}, name, {}) for name in ("gem", "downpour")])
+    for path in folder.glob("runs/1/*/diagnostics.parquet"):
+        table = pd.read_parquet(path)
+        opposite = table.iloc[:1].assign(quantity="opposite_sign", tensor="", quantile=np.nan, value=0.3)
+        pd.concat([table, opposite]).to_parquet(path, index=False)
+    results = read(folder, "energy")
+    name = "opposite signs of drift and update, DOWNPOUR"
+    for rows, title in ((results.summary, "where GEM cannot"), (results.rows(method="downpour"), "where updates go")):
+        shares = gem.FIGURES["energy"].draw(results._replace(summary=rows)).axes[2]
+        assert shares.lines[-1].get_label() == name and shares.get_title().startswith(title)
+
+
+def test_legends_of_energies_lie_above_their_curves(figures):
+    whole, _, shares, _ = figures["energy"].axes
+    for axes in (whole, shares):
+        highest = max(np.nanmax(line.get_ydata()) for line in axes.lines if line.get_marker() != "x")
+        assert axes.get_legend().get_window_extent().y0 > axes.transData.transform((2, highest))[1]
+
+
+def test_a_map_of_one_tensor_and_one_worker_is_drawn(tmp_path):
+    folder = write_study(tmp_path, "energy", [({"workers": 1}, "gem", {"every": 5})], seeds=1)
+    (path,) = folder.glob("runs/*/*/diagnostics.parquet")
+    table = pd.read_parquet(path)
+    table.loc[table["tensor"] == "dense", "tensor"] = ""
+    table[table["tensor"] == ""].to_parquet(path, index=False)
+    _, tensors, workers, _ = gem.FIGURES["energy_time"].draw(read(folder, "energy")).axes
+    assert [text.get_text() for text in tensors.get_yticklabels()] == ["all"]
+    assert tensors.collections[0].get_coordinates()[..., 0].max() == 5
+    for axes in (tensors, workers):
+        (image,) = axes.collections
+        assert np.isfinite(image.get_array()).all()
+        assert np.ptp(image.get_coordinates(), axis=(0, 1)).min() >= 1
+    assert [tick for tick in workers.get_yticks() if -0.5 <= tick <= 0.5] == [0]
+
+
+def test_tensors_are_named_by_their_paths(tmp_path):
+    names = {"[0]['bias']": "0.bias", "conv_1": "conv_1", "['layer.norm'].scale": "layer.norm.scale", "": "all"}
+    assert {name: gem.tensors.tensor_label(name) for name in names} == names
+    folder = write_study(tmp_path, "tensors", [({"workers": 2}, "gem", {})], seeds=1)
+    (path,) = folder.glob("runs/*/*/diagnostics.parquet")
+    table = pd.read_parquet(path)
+    table.replace({"tensor": {"dense": "[0]['bias']"}}).to_parquet(path, index=False)
+    axes = gem.FIGURES["9"].draw(read(folder, "tensors")).axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["conv_1", "conv_1_bias", "0.bias", "dense_bias"]
+
+
 def test_the_clip_is_named_by_its_own_end(tmp_path):
     results = read(write_study(tmp_path, "energy", [({"workers": 2}, "gem", {})]), "energy")
     for known, said in (({"gem": {"pi_max": 2.5}}, "clip binds at 2.5"), ({}, "clip binds at its upper end")):
@@ -279,6 +349,23 @@ def test_of_several_clusters_the_one_with_the_most_workers_has_the_curves_of_kap
     assert both.get_suptitle() == one.get_suptitle() and "GEM, 4 workers:" in one.get_suptitle()
     for line, alone in zip(both.axes[0].lines, one.axes[0].lines, strict=True):
         assert line.get_xydata() == pytest.approx(alone.get_xydata())
+
+
+def test_every_kappa_has_its_marker_however_few_its_points(tmp_path):
+    cells = [({"workers": 2, "kappa": 1 + place / 2}, "gem", {"steps": 2}) for place in range(7)]
+    lines = gem.FIGURES["8b"].draw(read(write_study(tmp_path, "kappa", cells), "kappa")).axes[0].lines
+    assert [line.get_markevery()[0] for line in lines] == [0, 1] * 3 + [0]
+
+
+def test_a_queue_of_one_worker_and_room_for_the_markers(tmp_path):
+    cells = [({"discipline": "fifo", "workers": 1}, "gem", {})]
+    write_study(tmp_path, "queue", cells, tables={"ranks.csv": ranks(1).query("discipline == 'fifo'")})
+    figure = gem.FIGURES["queue"].draw(read(tmp_path, "queue"))
+    assert figure.get_suptitle().startswith("order of the queue, 1 worker;")
+    share, *_ = figure.axes
+    low, high = share.get_xlim()
+    assert [tick for tick in share.get_xticks() if low <= tick <= high] == [0]
+    assert share.get_ylim()[1] == pytest.approx(1.05 * max(share.lines[0].get_ydata()), rel=0.06)
 
 
 def test_of_several_clusters_the_one_with_the_most_workers_has_its_ranks_drawn(tmp_path):

@@ -1,6 +1,7 @@
 """The study of leaders and its figures: best rates, elections, groups, and what is drawn."""
 
 import json
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -119,6 +120,15 @@ def test_figures(results, tmp_path):
     assert shares.sum() == pytest.approx(1) and shares[0] >= shares[1]
     first, again = (lsgd.draw(results.parent, tmp_path / name, ["time"]) for name in "ab")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
+def test_a_leader_of_one_election_is_not_kept(results, tmp_path):
+    folder = shutil.copytree(results, tmp_path / "leaders")
+    table = pd.read_csv(folder / leaders.TABLE)
+    table.assign(kept=np.where(table["window"] == 4, np.nan, 0.5)).to_csv(folder / leaders.TABLE, index=False)
+    axes = lsgd.FIGURES["leaders"].draw(read(folder, "leaders")).axes[0]
+    said = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert said == ["period 1: kept in 50%", "period 4: one election"]
 
 
 @pytest.mark.full

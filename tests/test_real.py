@@ -259,6 +259,10 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
     pd.DataFrame([*rows, broken_off]).to_csv(tmp_path / "summary.csv", index=False)
     write_json(tmp_path / "config.json", {"study": "validate"})
     assert [path.name for path in figure("validate").draw(tmp_path)] == ["agreement.png", "agreement.pdf"]
+    # Both are the same here: what is drawn last must leave the other one to be seen.
+    axes = figure("validate")._agreement(*figure("validate")._read(tmp_path)).axes[0]
+    sizes = {line.get_label().partition(",")[0]: line.get_markersize() for line in axes.lines}
+    assert list(sizes)[-3:-1] == ["forced", "free"] and sizes["forced"] > 1.5 * sizes["free"]
     with pytest.raises(InputError, match="no results of the study validate"):
         figure("validate").draw(tmp_path / "recordings")
 

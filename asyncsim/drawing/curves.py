@@ -16,6 +16,8 @@ from asyncsim.table_text import number_text
 _BINS = 100
 #: Losses above so many times the first are cut off: a run that diverges would flatten all others.
 _CUT = 100.0
+#: On a linear axis fewer times the first, or the depth below zero: all that is less becomes one line beside them.
+_LINEAR_CUT = 3.0
 #: A logarithmic axis shows bands down to such a part of the least mean; one seed that collapses would flatten the rest.
 _DEPTH = 1e-3
 #: The smallest and the largest value that a logarithmic axis shows: its ticks lie outside, and must be numbers, too.
@@ -219,10 +221,12 @@ def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
     if not len(means):
         return "linear", 0.0, 1.0
     first = [abs(curve.mean[0]) for curve in curves if np.isfinite(curve.mean[0]) and curve.mean[0] != 0]
-    least, most = means.min(), min(means.max(), _CUT * min(first, default=np.inf))
+    least = means.min()
     if least > 0:
         low, high = log_limits(curves, room=1.3)
+        most = min(means.max(), _CUT * min(first, default=np.inf))
         return "log", low, min(high, max(most, least, low) * 1.3)
+    most = min(means.max(), _LINEAR_CUT * (max([*first, -least]) or np.inf))
     height = (most - least) or 1.0
     lowest = max(min(curve.low[np.isfinite(curve.low)].min(initial=least) for curve in curves), least - height)
     return "linear", lowest - 0.05 * height, most + 0.05 * height
@@ -251,7 +255,8 @@ def log_limits(curves: Iterable[Curve], among: Sequence[float] = (), room: float
 def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
     """Return seconds per worker step, and the time of step zero, if they are the same all along for all methods.
 
-    The two horizontal axes then say the same: no point is further from its place than a hundredth of the axis.
+    The two horizontal axes then say the same: no point is further from its place than a hundredth of the axis, and step
+    zero, where nothing is drawn, no further from time zero than a step.
     """
     known = [curve.time[np.isfinite(curve.time)] for curve in curves.values()]
     steps = [curve.step[np.isfinite(curve.time)] for curve in curves.values()]
@@ -259,7 +264,8 @@ def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
     if np.ptp(time) == 0 or np.ptp(step) == 0:
         return None
     each, zero = (float(value) for value in np.polyfit(step, time, 1))
-    return (each, zero) if np.abs(zero + each * step - time).max() < 0.01 * time.max() else None
+    steady = np.abs(zero + each * step - time).max() < 0.01 * time.max() and abs(zero) <= each
+    return (each, zero) if steady else None
 
 
 def mark_beyond(

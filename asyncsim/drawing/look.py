@@ -12,13 +12,14 @@ those of a paper's columns, at which everything stays readable::
 import itertools
 import math
 import os
+import re
 import textwrap
 import warnings
 import zlib
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import matplotlib.style
@@ -26,7 +27,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from asyncsim.files import write_whole
 
@@ -49,6 +50,10 @@ PHASES = {
 #: Characters of a title across a single column, and how the title of a figure is set.
 _TITLE_WIDTH = 50
 _TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
+#: Between a number and its noun while lines are broken, which is done at plain spaces only.
+_GLUE = "\u2007"
+#: What the vertical axis of a panel takes of its width (inches).
+_BESIDE = 0.5
 
 _STYLE = {
     "axes.axisbelow": True,
@@ -217,6 +222,28 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], 
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
+def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper left") -> None:
+    """Add a legend at the top of axes with their final limits, and make room for it there, so that it hides nothing."""
+    handles, _ = axes.get_legend_handles_labels()
+    # The figure is None only for axes that were taken out of theirs.
+    inches = 0.8 * axes.get_window_extent().height / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
+    scale = axes.yaxis.get_transform()
+    bottom, top = scale.transform(np.array(axes.get_ylim()))
+    axes.set_ylim(*scale.inverted().transform(np.array([bottom, bottom + (top - bottom) / max(1 - room, 0.4)])))
+    axes.legend(loc=loc)
+
+
+def say_inside(axes: Axes, text: str) -> None:
+    """Say in the middle of axes why there is nothing in them."""
+    axes.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
+
+
+def whole_ticks(axis: Any, most: int = 10) -> None:
+    """Put ticks at whole numbers only, at most so many; one is enough, to which matplotlib would add others."""
+    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
+
+
 def plain_logs(axis: Any) -> None:
     """Label a logarithmic axis with plain numbers, at 1, 2 and 5 if it spans less than two and a half decades."""
     low, high = axis.get_view_interval()
@@ -232,15 +259,34 @@ def title(figure: Any, text: str, width: float | None = None) -> None:
     figure.suptitle(wrapped(text, _TITLE_WIDTH * inches / SINGLE), **_TITLE)
 
 
+def panel_title(axes: Axes, text: str) -> None:
+    """Set the title of a panel that shares its figure with those beside it, in as few lines as fit above it."""
+    columns = axes.get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    inches = axes.get_figure(root=True).get_figwidth() / columns - _BESIDE  # type: ignore[union-attr]
+    axes.set_title(wrapped(text, _TITLE_WIDTH * inches / SINGLE))
+
+
 def wrapped(text: str, width: float = _TITLE_WIDTH) -> str:
-    """Break a text into as few lines as fit, of about the same length; ``width`` in characters."""
+    """Break a text into as few lines as fit, between its parts if that can be, and of about the same length.
+
+    ``width`` is in characters; a number and its noun stay together.
+    """
     lines = _lines(text, int(width))
     even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
-    return "\n".join(next((found for found in even if len(found) == len(lines)), lines))
+    lines = max([*(found for found in even if len(found) == len(lines)), lines], key=_parted)
+    return "\n".join(lines)
+
+
+def _parted(lines: list[str]) -> tuple[int, int]:
+    """Return how many lines end where a part of a text does, and how many at a comma or a colon."""
+    ends = [line[-1] for line in lines[:-1]]
+    return ends.count(";"), ends.count(",") + ends.count(":")
 
 
 def _lines(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    glued = re.sub(r"(?<=\d) (?=[a-z])", _GLUE, text)
+    lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_GLUE, " ") for line in lines]
 
 
 def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
@@ -273,7 +319,9 @@ def _without_empty_logarithms(figure: Figure) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Data has no positive values")  # while one axis still has none
         for axes in figure.axes:
-            if axes.get_xscale() == "log" and not np.isfinite(axes.dataLim.minposx):
+            # Axes that share one have its scale, and its ticks, by what any of them shows.
+            x, y = axes.get_shared_x_axes().get_siblings(axes), axes.get_shared_y_axes().get_siblings(axes)
+            if axes.get_xscale() == "log" and not any(np.isfinite(one.dataLim.minposx) for one in x):
                 axes.set_xscale("linear")
-            if axes.get_yscale() == "log" and not np.isfinite(axes.dataLim.minposy):
+            if axes.get_yscale() == "log" and not any(np.isfinite(one.dataLim.minposy) for one in y):
                 axes.set_yscale("linear")

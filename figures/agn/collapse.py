@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing import look
 from asyncsim.errors import InputError
@@ -77,7 +76,7 @@ def staleness(results: Finished) -> Figure:
         axes.set_xlabel("staleness (versions)")
         axes.set_xlim(-0.5, None)
         axes.set_ylim(0, None)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        look.whole_ticks(axes.xaxis, 5)
     panels[0].set_ylabel("share of commits")
     one = panels[0]
     handles = [one.plot([], [], color=s.color, label=f"\u03bb = {w}")[0] for w, s in look.shades(windows).items()]

@@ -1,12 +1,13 @@
 """Accuracies, temporal efficiency and training times over workers and windows, published ones beside ours."""
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
@@ -17,10 +18,12 @@ from . import published
 from .tables import is_thesis, published_grid, setting
 
 _PARTS = {"train_accuracy": "training", "test_accuracy": "test"}
-#: Accuracies below this share one colour: a collapse would leave no colours to the rest.
+#: Whose figures of accuracies are compared, and have one scale of colours.
+_COMPARED = ("agn", "aeasgd")
+#: Where most accuracies are above it, those below share one colour: a collapse would leave no colours to the rest.
 _LOWEST = 90.0
-#: Temporal efficiencies that are further from one than this have the same colour; the published ones are nearer.
-_FURTHEST = 0.12
+#: The least that the colours of temporal efficiencies reach to both sides of one.
+_NEAREST = 0.01
 #: Minibatches of a run in the thesis, examples of MNIST, and the cluster that fits the thesis' times: the study's with
 #: --scale paper.
 _GRADIENTS = 18_750
@@ -32,18 +35,15 @@ _DARK = 0.55
 
 def accuracy(results: Finished, method: str) -> Figure:
     """Draw a method's accuracies at the end by workers and window: training and test, ours and the published ones."""
-    table = _of_method(results.table("grid.csv"), method)
-    maps: dict[str, pd.Series] = {}
-    for column, part in _PARTS.items():
-        if column not in table:
-            raise InputError(f"folder = {str(results.folder)!r}: its problem has no {part} accuracy")
-        maps |= _beside(part, 100 * table[column], 100 * published_grid(results, column, method))
-    shown = np.concatenate([one.to_numpy(np.float64) for one in maps.values()])
-    lowest, highest = np.nanmin(shown), np.nanmax(shown)
-    norm = Normalize(max(_LOWEST, lowest) if highest > _LOWEST else lowest, highest)
+    table = results.table("grid.csv")
+    compared = {name: _accuracies(results, table, name) for name in _COMPARED if name in {method, *table["method"]}}
+    shown = _values(itertools.chain.from_iterable(maps.values() for maps in compared.values()))
+    lowest = float(np.nanmin(shown))
+    norm = Normalize(max(_LOWEST, lowest) if np.nanmedian(shown) > _LOWEST else lowest, np.nanmax(shown))
     name = look.looks([method])[method].label
     source = [f"published: {published.SOURCE}; white: not known"] if is_thesis(results) else []
-    return _maps(maps, norm, "viridis", "{:.2f}".format, setting(results, f"{name}: accuracy at the end (%)", *source))
+    text = setting(results, f"{name}: accuracy at the end", *source)
+    return _maps(compared[method], norm, "viridis", "{:.2f}".format, text, "accuracy (%)")
 
 
 def efficiency(results: Finished) -> Figure:
@@ -54,10 +54,10 @@ def efficiency(results: Finished) -> Figure:
         raise InputError(f"folder = {str(results.folder)!r}: no runs of both agn and aeasgd")
     theirs = published_grid(results, "efficiency", "agn over aeasgd")
     maps = _beside("", pair.set_index(["workers", "window"])["efficiency"], theirs)
-    norm = TwoSlopeNorm(1.0, 1 - _FURTHEST, 1 + _FURTHEST)
+    norm = CenteredNorm(1.0, max(_NEAREST, np.nanmax(np.abs(_values(maps.values()) - 1))))
     source = [f"published: {published.SOURCE}"] if is_thesis(results) else []
     text = setting(results, "temporal efficiency of AGN over AEASGD", *source)
-    return _maps(maps, norm, "PuOr", "{:.3f}".format, text)
+    return _maps(maps, norm, "PuOr", "{:.3f}".format, text, "temporal efficiency")
 
 
 def times(results: Finished) -> Figure:
@@ -85,6 +85,7 @@ def times(results: Finished) -> Figure:
             axes.plot(known.index, known, linestyle="none", markersize=4.5, **style)
     hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none", "color": look.BLACK}
     axes.plot([], [], markersize=4.5, label="published (AGN)", **hollow)
+    look.whole_ticks(axes.xaxis)
     axes.set_xlabel("workers n")
     axes.set_ylabel("training time (s)")
     axes.set_ylim(0, None)
@@ -101,6 +102,21 @@ def _of_the_thesis(results: Finished) -> bool:
     return is_thesis(results) and whole and all(config.get(name) == value for name, value in _CLUSTER.items())
 
 
+def _accuracies(results: Finished, table: pd.DataFrame, method: str) -> dict[str, pd.Series]:
+    """Return a method's accuracies (%), training and test, with the titles of their maps."""
+    rows = _of_method(table, method)
+    maps: dict[str, pd.Series] = {}
+    for column, part in _PARTS.items():
+        if column not in rows:
+            raise InputError(f"folder = {str(results.folder)!r}: its problem has no {part} accuracy")
+        maps |= _beside(part, 100 * rows[column], 100 * published_grid(results, column, method))
+    return maps
+
+
+def _values(maps: Iterable[pd.Series]) -> np.ndarray:
+    return np.concatenate([one.to_numpy(np.float64) for one in maps])
+
+
 def _of_method(table: pd.DataFrame, method: str) -> pd.DataFrame:
     rows = table[table["method"] == method]
     if rows.empty:
@@ -115,13 +131,17 @@ def _beside(part: str, ours: pd.Series, theirs: pd.Series) -> dict[str, pd.Serie
     return {", ".join(filter(None, (part, whose))): one for whose, one in (("ours", ours), ("published", theirs))}
 
 
-def _maps(maps: Mapping[str, pd.Series], norm: Normalize, colors: str, form: Callable[..., str], text: str) -> Figure:
+def _maps(
+    maps: Mapping[str, pd.Series], norm: Normalize, colors: str, form: Callable[..., str], text: str, label: str
+) -> Figure:
     columns, rows = min(2, len(maps)), max(1, len(maps) // 2)
     width = look.DOUBLE if columns == 2 else look.SINGLE
     figure, panels = look.new_figure(width, 0.5 + 2.2 * rows, columns, rows)
     for axes, (title, values) in zip(panels, maps.items(), strict=True):
         _heat_map(axes, values, norm, colors, form)
         axes.set_title(title)
+    beyond = norm.vmin is not None and np.nanmin(_values(maps.values())) < norm.vmin
+    figure.colorbar(panels[0].images[0], ax=panels, label=label, extend="min" if beyond else "neither")
     look.title(figure, text)
     return figure
 

@@ -15,6 +15,7 @@ from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
+from asyncsim.wording import counted
 
 from .panels import (
     STEPS,
@@ -26,6 +27,7 @@ from .panels import (
     methods_of,
     rates,
     setting,
+    tensor_label,
     values_of,
     with_all_workers,
 )
@@ -52,21 +54,26 @@ def by_workers(results: Finished) -> Figure:
         late = _late(chosen(results, method=name), _whole)
         whole.fill_between(late.index, late["min"], late["max"], color=one.color, alpha=0.2, linewidth=0)
         whole.plot(late.index, late["median"], color=one.color, linestyle=one.line, marker="o", ms=3, label=one.label)
+    drawn = {}
     for axes, name in zip((gem, downpour), _METHODS, strict=True):
+        axes.set_title(f"each weight, {look.METHOD_LOOKS[name].label}")
         if name in looks:
             _weights(axes, chosen(results, method=name), look.METHOD_LOOKS[name])
-        axes.set_title(f"each weight, {look.METHOD_LOOKS[name].label}")
-    for axes in (whole, gem, downpour):
+            drawn[name] = axes
+        else:
+            _say_no_run(axes, name)
+    for axes in (whole, *drawn.values()):
         axes.set_yscale("log")
         axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0)
         axes.set_ylabel("central / proxy energy")
-    low, high = (edge(axes.get_ylim()[i] for axes in (gem, downpour)) for i, edge in enumerate((min, max)))
-    for axes in (gem, downpour):
+    limits = np.array([axes.get_ylim() for axes in drawn.values()])
+    for axes in drawn.values():
+        low, high = limits.min(), limits.max()
         # Room for the legend below.
         axes.set_ylim(low / (high / low) ** 0.4, high)
-    look.plain_logs(whole.yaxis)
     whole.set_title("whole vector")
-    whole.legend(loc="upper left")
+    look.legend_inside(whole)
+    look.plain_logs(whole.yaxis)
     # Beside the panel, where no curve is.
     whole.annotate("compliant", (1, 1), (2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                    ha="left", va="center", fontsize=7)  # fmt: skip
@@ -80,7 +87,7 @@ def by_workers(results: Finished) -> Figure:
         axes.set_xlabel("workers n")
     for name, one in looks.items():
         _mark_diverged(whole, results, name, one)
-    for axes, name in zip((gem, downpour), _METHODS, strict=True):
+    for name, axes in drawn.items():
         _mark_diverged(axes, results, name, look.METHOD_LOOKS[name])
     _finish_by_workers(figure, results)
     return figure
@@ -116,7 +123,8 @@ def over_time(results: Finished) -> Figure:
     for axes in panels[:columns]:
         # The first panel's own stay, which `finish` compares with.
         shown = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]} | shown
-    finish(figure, panels[0], setting(results, f"energies over time, {n} workers"), [*shown.values()], columns=4)
+    text = setting(results, f"energies over time, {counted(n, 'worker')}")
+    finish(figure, panels[0], text, [*shown.values()], columns=4)
     return figure
 
 
@@ -172,7 +180,8 @@ def _draw_shares(axes: Axes, results: Finished) -> None:
     # Without a clip nothing was recorded of where it binds.
     pi_max = "its upper end" if clipped_to is None else f"{clipped_to:g}"
     drawn = [("gem", quantity, label.format(pi_max=pi_max), *one) for quantity, (label, *one) in _SHARES.items()]
-    drawn.append(("downpour", "opposite_sign", "the same, DOWNPOUR", look.VERMILLION, "v", ":"))
+    label = f"{_SHARES['opposite_sign'][0]}, DOWNPOUR"
+    drawn.append(("downpour", "opposite_sign", label, look.VERMILLION, "v", ":"))
     for method, quantity, label, color, marker, line in drawn:
         rows = results.rows(method=method)
         late = _late(results._replace(summary=rows), _diagnosed(quantity, None))
@@ -180,11 +189,21 @@ def _draw_shares(axes: Axes, results: Finished) -> None:
             continue
         axes.fill_between(late.index, late["min"], late["max"], color=color, alpha=0.2, linewidth=0)
         axes.plot(late.index, late["median"], color=color, linestyle=line, marker=marker, ms=3, label=label)
-    axes.set_ylim(0, 1)
-    axes.set_ylabel("share of the weights")
     axes.set_title("where GEM cannot match the energies")
     if axes.lines:
-        axes.legend(loc="upper left")
+        if "gem" not in set(results.summary["method"]):
+            axes.set_title("where updates go against the drift")
+        axes.set_ylim(0, 1)
+        axes.set_yticks(np.linspace(0, 1, 6))
+        axes.set_ylabel("share of the weights")
+        look.legend_inside(axes)
+    else:
+        _say_no_run(axes, "gem")
+
+
+def _say_no_run(axes: Axes, method: str) -> None:
+    look.say_inside(axes, f"no run of {look.METHOD_LOOKS[method].label}")
+    axes.set_yticks([])
 
 
 def _mark_diverged(axes: Axes, results: Finished, method: str, one: look.Look) -> None:
@@ -269,11 +288,21 @@ def _log_ratio(central: np.ndarray, proxy: np.ndarray) -> np.ndarray:
 
 
 def _map(axes: Axes, table: pd.DataFrame, labels: bool = True) -> Any:
-    rows = np.arange(len(table))
+    rows = np.arange(len(table) + 1) - 0.5
     style: dict[str, Any] = {"cmap": "PuOr_r", "vmin": -_DECADES, "vmax": _DECADES, "rasterized": True}
-    image = axes.pcolormesh(table.columns.to_numpy(float), rows, table.to_numpy(float), shading="nearest", **style)
+    image = axes.pcolormesh(_edges(table.columns.to_numpy(float)), rows, table.to_numpy(float), **style)
     if labels:
-        axes.set_yticks(rows, [str(name) for name in table.index])
+        axes.set_yticks(rows[:-1] + 0.5, [tensor_label(name) for name in table.index])
+    else:
+        look.whole_ticks(axes.yaxis)
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.set_facecolor("#d9d9d9")
     return image
+
+
+def _edges(centers: np.ndarray) -> np.ndarray:
+    """Return the edges of the intervals with these centers, from zero on if it is but one: matplotlib gives it none."""
+    if len(centers) == 1:
+        return np.array([0.0, 2 * centers[0]])
+    middles = (centers[1:] + centers[:-1]) / 2
+    return np.concatenate([2 * centers[:1] - middles[:1], middles, 2 * centers[-1:] - middles[-1:]])

@@ -1,5 +1,6 @@
 """Which cluster the published curves came from: the deviation over service times and spreads, and the curves."""
 
+import math
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -46,7 +47,8 @@ def fitted(results: Finished) -> Figure:
     best, all_rates = _best(table)
     # Without the methods that have no curve to compare at any cluster.
     names = look.looks(name for name in dict.fromkeys(table["method"]) if name in all_rates)
-    maps, hidden = _maps(table, all_rates), _hidden(results)
+    maps = _maps(table, all_rates)
+    hidden = _hidden(results, next(iter(maps.values())))
     figure = Figure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")
     shown: dict[str, Any] = {"width_ratios": [1, 1.25]}
     panels = figure.subplots(len(names), 2, squeeze=False, gridspec_kw=shown)
@@ -126,11 +128,12 @@ def _maps(table: pd.DataFrame, all_rates: Mapping[str, float]) -> dict[str, pd.D
 
 def _map(axes: Axes, square: pd.DataFrame, most: float) -> Any:
     cells = square.to_numpy(float)
+    digits = max(2, 1 - math.floor(math.log10(most))) if most > 0 else 2  # two that tell of the largest
     image = axes.pcolormesh(cells, cmap="cividis", vmin=0, vmax=most, rasterized=True)
     for (row, column), value in np.ndenumerate(cells):
         color = "white" if value < 0.55 * most else "black"
         if np.isfinite(value):
-            axes.text(column + 0.5, row + 0.5, f"{value:.2f}", color=color, fontsize=6, ha="center", va="center")
+            axes.text(column + 0.5, row + 0.5, f"{value:.{digits}f}", color=color, fontsize=6, ha="center", va="center")
     axes.set_xticks(np.arange(square.shape[1]) + 0.5, [f"{value:g}" for value in square.columns])
     axes.set_yticks(np.arange(square.shape[0]) + 0.5, [f"{value:g}" for value in square.index])
     axes.set_ylabel("service time (s)")
@@ -138,18 +141,19 @@ def _map(axes: Axes, square: pd.DataFrame, most: float) -> Any:
 
 
 def _mark(axes: Axes, square: pd.DataFrame, cluster: tuple[float, float], marker: str, size: float) -> None:
-    """Mark a cluster in a map, if that has it."""
+    """Mark a cluster of a map."""
     service, cv = cluster
-    if service in square.index and cv in square.columns:
-        style: dict[str, Any] = {"markerfacecolor": "none", "color": look.VERMILLION, "markeredgewidth": 1.3}
-        place = square.columns.get_loc(cv) + 0.5, square.index.get_loc(service) + 0.5
-        axes.plot(*place, marker=marker, markersize=size, **style)
+    style: dict[str, Any] = {"markerfacecolor": "none", "color": look.VERMILLION, "markeredgewidth": 1.3}
+    place = square.columns.get_loc(cv) + 0.5, square.index.get_loc(service) + 0.5
+    axes.plot(*place, marker=marker, markersize=size, **style)
 
 
-def _hidden(results: Finished) -> tuple[float, float] | None:
-    """Return the cluster whose curves were to be fitted; None if they are published."""
+def _hidden(results: Finished, square: pd.DataFrame) -> tuple[float, float] | None:
+    """Return the cluster whose curves were to be fitted; None if they are published, or if the map lacks it."""
     hidden = results.config.get("hidden")
-    return None if is_paper(results) or hidden is None else (hidden[0], hidden[1])
+    if is_paper(results) or hidden is None or hidden[0] not in square.index or hidden[1] not in square.columns:
+        return None
+    return hidden[0], hidden[1]
 
 
 def _curves(results: Finished, method: str, rate: float, best: tuple[float, float]) -> dict[int, Curve]:

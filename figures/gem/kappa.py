@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
 from asyncsim.study.finished import Finished
+from asyncsim.wording import counted
 
 from .panels import (
     LOSS,
@@ -55,4 +56,4 @@ def _labels(curves: Iterable[float]) -> dict[float, str]:
 
 def _setting(results: Finished) -> str:
     (n,) = values_of(results, "workers")
-    return setting(results, f"GEM, {n} workers: energy of the proxy \u00d7 \u03ba")
+    return setting(results, f"GEM, {counted(n, 'worker')}: energy of the proxy \u00d7 \u03ba")

@@ -16,6 +16,7 @@ from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE
+from asyncsim.wording import counted
 
 from . import published
 from .panels import (
@@ -81,7 +82,7 @@ def of_workers_at_all_rates(results: Finished) -> Figure:
             if len(own.summary):
                 _loss_panel(axes, own, method, one)
             else:  # a study that was interrupted
-                axes.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center")
+                look.say_inside(axes, "not run")
             axes.set_title(f"{one.label}, \u03b7 = {rate:g}")
             axes.label_outer()
     # Shared limits: those that show all curves.
@@ -145,7 +146,7 @@ def hundred(results: Finished) -> Figure:
         axes.set_xlim(0, published.SECONDS)
         axes.set_xlabel(f"time (s); ours \u00d7 {stretch:.3g}, so that both runs end together")
         reached += f" (published {100 * ACCURACY:.2f}\u00a0%)"
-    finish(figure, axes, setting(results, f"GEM, {n} workers", _points(results), reached), handles)
+    finish(figure, axes, setting(results, f"GEM, {counted(n, 'worker')}", _points(results), reached), handles)
     return figure
 
 

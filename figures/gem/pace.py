@@ -98,7 +98,7 @@ def generalization(results: Finished) -> Figure:
         rows = results._replace(summary=results.rows(method=name, workers=n))
         if rows.summary.empty:  # a study that was interrupted
             axes.set_title(f"{looks[name].label}, {workers_label(n)}")
-            axes.annotate("not run", (0.5, 0.5), xycoords="axes fraction", ha="center")
+            look.say_inside(axes, "not run")
             continue
         evaluated = pd.concat([run.evaluations for run in rows.runs()])
         # SGD's is one, with as many gradients as the others of its row.

@@ -1,5 +1,6 @@
 """What the figures of the GEM paper share: rows of results, families of curves, published curves, legends."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -176,7 +177,8 @@ def draw_family(
     for turn, (value, shade) in enumerate((looks or look.shades(curves)).items()):
         if value not in curves:
             continue
-        marks = {"marker": shade.marker, "markersize": 3.2, "markevery": (turn, _MARKED_EVERY)}
+        marks = {"marker": shade.marker, "markersize": 3.2}
+        marks["markevery"] = _marked(turn, _MARKED_EVERY, np.isfinite(curves[value].mean).sum())
         draw_curve(axes, curves[value], look.Look(shade.color, line, labels[value]), against, marks=marks)
     drawn = [curve.step[-1] if against == "step" else np.nanmax(curve.time) for curve in curves.values()]
     axes.set_xlim(0, 1.03 * max([*drawn, 1e-9]))
@@ -201,7 +203,7 @@ def published_curves(results: Finished, figure: str, method: str, curves: Mappin
 def draw_published(axes: Axes, curves: Mapping[int, pd.Series], looks: Mapping[int, look.Shade]) -> None:
     """Draw published curves thin and grey, with the hollow markers of their numbers of workers."""
     for turn, (n, points) in enumerate(curves.items()):
-        places = (turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY)
+        places = _marked(turn + _MARKED_EVERY // 2, 2 * _MARKED_EVERY, len(points))
         axes.plot(points.index, points, marker=looks[n].marker, markevery=places, **_PUBLISHED, **_HOLLOW)
 
 
@@ -264,9 +266,19 @@ def workers_label(n: int) -> str:
     return f"n = {n}"
 
 
+def tensor_label(name: str) -> str:
+    """Return a tensor's path in the parameters with dots in place of brackets and quotes; the only one has none."""
+    return ".".join(re.findall(r"[^][.'\"]+", name)) or "all"
+
+
 def diverged_of(rows: pd.DataFrame) -> str:
     """Return how many of some runs diverged."""
     return f"{(rows['status'] == 'diverged').sum()} of {len(rows)}"
+
+
+def _marked(start: int, every: int, points: int) -> tuple[int, int]:
+    """Return which points of a curve have markers, as matplotlib has it: one at least, however few they are."""
+    return start % max(points, 1), every
 
 
 def _losses(commits: pd.DataFrame) -> np.ndarray:

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve, draw_curves
 from asyncsim.study.finished import Finished
+from asyncsim.wording import counted
 
 from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, one_cluster, setting, values_of
 
@@ -55,7 +55,7 @@ def discipline(results: Finished) -> Figure:
         axes.set_title(f"losses, {_LOOKS[name][0]}")
         axes.set_ylabel(LOSS)
         axes.label_outer()
-    finish(figure, panels[0], setting(results, f"order of the queue, {n} workers"), columns=4)
+    finish(figure, panels[0], setting(results, f"order of the queue, {counted(n, 'worker')}"), columns=4)
     return figure
 
 
@@ -66,9 +66,9 @@ def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
         of_rank = ranks[ranks["discipline"] == name].groupby("worker")[column].agg(["mean", "min", "max"])
         axes.fill_between(of_rank.index, of_rank["min"], of_rank["max"], color=color, alpha=0.2, linewidth=0)
         axes.plot(of_rank.index, of_rank["mean"], color=color, marker=marker, ms=2.5, linestyle=line, label=said)
-    axes.set_ylim(0, None)
+    axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)  # room for the whole of the highest marker
     axes.set_xlabel("rank (worker index)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    look.whole_ticks(axes.xaxis)
     axes.set_ylabel(label)
 
 

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from asyncsim.drawing import look
 from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished
+from asyncsim.wording import counted
 
-from .panels import chosen, finish, methods_of, setting, values_of
+from .panels import chosen, finish, methods_of, setting, tensor_label, values_of
 
 #: Columns of a map.
 _COLUMNS = 120
@@ -40,7 +41,9 @@ def heat_map(results: Finished, place: int) -> Figure:
     figure.colorbar(images[0], ax=panels, label="median \u03c0 of the tensor", extend="max")
     network = results.config.get("problem_config", {}).get("network", "")
     whose = f"{looks[next(iter(shown))].label}'s median" if len(shown) == 1 else "median"
-    text = setting(results, f"{whose} \u03c0 of each tensor, {counts[place]} workers", network, what="mean of")
+    text = setting(
+        results, f"{whose} \u03c0 of each tensor, {counted(counts[place], 'worker')}", network, what="mean of"
+    )
     finish(figure, panels[-1], text)
     return figure
 
@@ -48,7 +51,7 @@ def heat_map(results: Finished, place: int) -> Figure:
 def _draw_map(axes: Axes, medians: pd.DataFrame, most: float) -> Any:
     edges = np.append(medians.columns.to_numpy(), medians.attrs["commits"])
     rows = np.arange(len(medians) + 1)
-    axes.set_yticks(rows[:-1] + 0.5, [str(tensor) for tensor in medians.index])
+    axes.set_yticks(rows[:-1] + 0.5, [tensor_label(tensor) for tensor in medians.index])
     axes.set_ylabel("tensor")
     image = axes.pcolormesh(edges, rows, medians, cmap="viridis", vmin=0, vmax=most, rasterized=True)
     axes.invert_yaxis()
