@@ -1,7 +1,12 @@
-"""How counts are said, in messages, tables and titles, and how lists of names are read."""
+"""How counts are said, in messages, tables and titles, where their lines break, and how lists of names are read."""
 
+import re
+import textwrap
 from collections.abc import Iterable
 from typing import Any
+
+#: Between a number and its noun while lines are broken, which is done at plain spaces only.
+_GLUE = "\u2007"
 
 
 def counted(count: int, noun: str) -> str:
@@ -26,3 +31,26 @@ def split_names(names: Iterable[Any]) -> list[Any]:
     for entry in [names] if isinstance(names, str) else names:
         entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
     return entries
+
+
+def wrapped(text: str, width: float) -> str:
+    """Break a text into as few lines as fit, between its parts if that can be, and of about the same length.
+
+    ``width`` is in characters; a number and its noun stay together.
+    """
+    lines = _lines(text, int(width))
+    even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
+    lines = max([*(found for found in even if len(found) == len(lines)), lines], key=_parted)
+    return "\n".join(lines)
+
+
+def _parted(lines: list[str]) -> tuple[int, int]:
+    """Return how many lines end where a part of a text does, and how many at a comma or a colon."""
+    ends = [line[-1] for line in lines[:-1]]
+    return ends.count(";"), ends.count(",") + ends.count(":")
+
+
+def _lines(text: str, width: int) -> list[str]:
+    glued = re.sub(r"(?<=\d) (?=[a-z])", _GLUE, text)
+    lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_GLUE, " ") for line in lines]

@@ -29,6 +29,7 @@ from asyncsim.study import load_file, shipped
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
 from asyncsim.traces.trace import OUTCOMES, Source
+from asyncsim.wording import wrapped
 
 figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py")
 command = load_file("asyncsim.figures.__main__", shipped("figures") / "__main__.py")
@@ -390,10 +391,10 @@ def test_titles_break_between_words(tmp_path):
 
 def test_titles_break_between_their_parts_and_never_after_a_number():
     text = "digits, 100 workers; mean and range of 3 seeds; each point the mean of 2 worker steps"
-    assert look.wrapped(text, 70) == text.replace("seeds; ", "seeds;\n")
-    lines = [line for width in range(20, 80) for line in look.wrapped(text, width).split("\n")]
+    assert wrapped(text, 70) == text.replace("seeds; ", "seeds;\n")
+    lines = [line for width in range(20, 80) for line in wrapped(text, width).split("\n")]
     assert not [line for line in lines if line[-1].isdigit()] and max(map(len, lines)) < 80
-    assert look.wrapped("a" * 60, 50) == "a" * 60
+    assert wrapped("a" * 60, 50) == "a" * 60
 
 
 def test_titles_of_panels_fit_above_them(tmp_path):

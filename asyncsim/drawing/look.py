@@ -12,8 +12,6 @@ those of a paper's columns, at which everything stays readable::
 import itertools
 import math
 import os
-import re
-import textwrap
 import warnings
 import zlib
 from collections.abc import Hashable, Iterable, Sequence
@@ -30,6 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from asyncsim.files import write_whole
+from asyncsim.wording import wrapped
 
 #: Widths of a paper's single and double column (inches).
 SINGLE, DOUBLE = 3.4, 7.0
@@ -50,8 +49,6 @@ PHASES = {
 #: Characters of a title across a single column, and how the title of a figure is set.
 _TITLE_WIDTH = 50
 _TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
-#: Between a number and its noun while lines are broken, which is done at plain spaces only.
-_GLUE = "\u2007"
 #: What the vertical axis of a panel takes of its width (inches).
 _BESIDE = 0.5
 
@@ -225,8 +222,7 @@ def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], 
 def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper left") -> None:
     """Add a legend at the top of axes with their final limits, and make room for it there, so that it hides nothing."""
     handles, _ = axes.get_legend_handles_labels()
-    # The figure is None only for axes that were taken out of theirs.
-    inches = 0.8 * axes.get_window_extent().height / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    inches = 0.8 * axes.get_window_extent().height / _figure_of(axes).dpi
     room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
     scale = axes.yaxis.get_transform()
     bottom, top = scale.transform(np.array(axes.get_ylim()))
@@ -261,32 +257,15 @@ def title(figure: Any, text: str, width: float | None = None) -> None:
 
 def panel_title(axes: Axes, text: str) -> None:
     """Set the title of a panel that shares its figure with those beside it, in as few lines as fit above it."""
-    columns = axes.get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
-    inches = axes.get_figure(root=True).get_figwidth() / columns - _BESIDE  # type: ignore[union-attr]
+    place: Any = axes.get_subplotspec()  # there is one, as all axes here come from `new_figure`
+    inches = _figure_of(axes).get_figwidth() / place.get_gridspec().ncols - _BESIDE
     axes.set_title(wrapped(text, _TITLE_WIDTH * inches / SINGLE))
 
 
-def wrapped(text: str, width: float = _TITLE_WIDTH) -> str:
-    """Break a text into as few lines as fit, between its parts if that can be, and of about the same length.
-
-    ``width`` is in characters; a number and its noun stay together.
-    """
-    lines = _lines(text, int(width))
-    even = (_lines(text, narrow) for narrow in range(max(1, len(text) // max(1, len(lines))), int(width)))
-    lines = max([*(found for found in even if len(found) == len(lines)), lines], key=_parted)
-    return "\n".join(lines)
-
-
-def _parted(lines: list[str]) -> tuple[int, int]:
-    """Return how many lines end where a part of a text does, and how many at a comma or a colon."""
-    ends = [line[-1] for line in lines[:-1]]
-    return ends.count(";"), ends.count(",") + ends.count(":")
-
-
-def _lines(text: str, width: int) -> list[str]:
-    glued = re.sub(r"(?<=\d) (?=[a-z])", _GLUE, text)
-    lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
-    return [line.replace(_GLUE, " ") for line in lines]
+def _figure_of(axes: Axes) -> Figure:
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # only of axes that were taken out of theirs
+    return figure
 
 
 def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
