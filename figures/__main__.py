@@ -16,7 +16,8 @@ PAPERS = {
     "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
 }
 _USAGE = f"""usage: python -m {__package__} PAPER [options]  draw the figures of a paper, of several studies
-       python -m {__package__} FOLDER           draw those of one study again, into the folder of its results
+       python -m {__package__} FOLDER           draw those of one study again, into the folder of its results; one that
+                                    is called as a paper is ./FOLDER
 
 papers:"""
 

@@ -192,7 +192,7 @@ class EventLoop:
         optimizer = optax.with_extra_args_support(self.method.optimizer)
         key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), job)
         for step in range(window):
-            step_key = jax.random.fold_in(key, step) if step else key
+            step_key = jax.random.fold_in(jax.random.fold_in(key, 2**32 - 1), step) if step else key
             batch = (
                 jax.tree.map(lambda array, step=step: array[step], batches) if self.problem.train is not None else None
             )

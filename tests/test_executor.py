@@ -321,13 +321,26 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
     ]:
         code, err = told("toy", *fewer, "--resume=mine")
         assert code == 2 and message in err[-1]
+    # A folder that somebody has edited is another configuration, too.
+    config = json.loads(Path("mine/config.json").read_text())
+    for name, value in (("seeds", "x"), ("hyperparameters", 3), ("methods", None), ("command", 5)):
+        write_json(Path("mine/config.json"), config | {name: value})
+        code, err = told(*STUDY, *more, "--resume=mine")
+        assert code == (0 if name == "command" else 2) and "Error" not in err[-1]
+    # What was typed is kept where the study goes on in Python.
+    write_json(Path("mine/config.json"), config)
+    toy = study.load("toy")
+    options = {"workers": 2, "steps": 2, "problem": "quadratic", "methods": ("downpour", "sgd")}
+    toy.run(toy.Config(**options, seeds=4, resume=Path("mine")))
+    assert json.loads(Path("mine/config.json").read_text())["command"] == config["command"]
+    write_json(Path("mine/config.json"), config)
     # One of other hyper-parameters is another method's results.
     code, err = told("toy", "--learning-rate=0.1", "--resume=mine")
     assert code == 2 and "learning_rate = 0.05, not 0.1" in err[-1] and "code" not in err[-1].partition("; give")[0]
 
 
 def test_what_cannot_be_replayed_is_refused_before_any_run(told, replayed):
-    """Also beside methods that can: of ringleader the first commits show it."""
+    """Also beside methods that can."""
     code, err = told(*STUDY, "--methods", "downpour", "ringleader", "--policy=rounds", "--out=mine")
     assert code == 2 and err[-1].startswith("error: method = 'ringleader': replies to its workers with more than the")
     assert replayed.calls == [] and not Path("mine").exists()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from asyncsim import InputError, Run, Trace, simulate, study
 from asyncsim.study import limits
 from asyncsim.study.finished import Finished, read
+from asyncsim.study.sweep import sweep
 
 #: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
 TINY = {
@@ -348,6 +349,13 @@ def test_runs_too_slow_to_learn_are_told_from_unstable_ones(unstable, told):
     rows = [("gem", *point) for point in points] + [("downpour", 2, 0.01, True), ("downpour", 4, 0.05, False)]
     tried = pd.DataFrame(rows, columns=["method", "workers", "learning_rate", "stable"])
     assert limits.too_slow(tried) == told
+
+
+def test_limits_of_more_seeds_are_searched_anew():
+    config = study.load("stability").Config(workers=(2,), problem="quadratic", methods=("downpour",))
+    (cell,) = sweep(config, [{"workers": 2}])
+    searches = [limits.Search("downpour", "workers", 0.05, (2,), (one,)) for one in (cell, cell.with_options(seeds=5))]
+    assert len({limits._job(search, 0.5).file for search in searches}) == 2
 
 
 # What is left when it ends early

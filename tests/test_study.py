@@ -407,6 +407,8 @@ def test_an_own_file_without_a_method(entry, message):
 
 
 MOONS = """
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 from asyncsim.problems import custom
@@ -445,6 +447,7 @@ def undefined():
 
     return custom(lambda key: jnp.zeros(2), loss, evaluate=evaluate)
 
+partial = functools.partial(undefined)
 three = 3
 """
 
@@ -454,7 +457,8 @@ def test_a_problem_of_an_own_file(capsys):
     problem = Config(problem="mine.py:moons").make_problem()
     assert (problem.batch_size, problem.config["noise"], problem.name) == (8, 0.2, "moons of 100")
     assert capsys.readouterr().err == "note: mine.py:moons keeps its own noise = 0.2 (the study's: 0.1)\n"
-    assert Config(problem="mine.py:undefined").make_problem().name == "undefined"  # it says no name itself
+    for name in ("undefined", "partial"):  # which say no name themselves
+        assert Config(problem=f"mine.py:{name}").make_problem().name == name
     problem = Config(problem="mine.py:moons", batch_size=4, noise=0.3, dropout=0.1).make_problem()
     assert (problem.batch_size, problem.config["noise"]) == (4, 0.3)
     assert capsys.readouterr().err == "note: --dropout changes nothing for mine.py:moons\n"
@@ -473,7 +477,7 @@ def test_a_problem_of_an_own_file(capsys):
         ("mine.py:three", "problem = 'mine.py:three': three is a int, must be a function that returns a Problem"),
         ("mine.py:none", "problem = 'mine.py:none': returned None; must return a Problem, as problems.custom() does"),
         ("mine.py:fails", "init = 1: must be a function"),
-        ("mine.py:exits", "problem = 'mine.py:exits': cannot be made: line 23: SystemExit: 5"),
+        ("mine.py:exits", "problem = 'mine.py:exits': cannot be made: line 25: SystemExit: 5"),
         ("yours.py:moons", "problem = 'yours.py:moons': there is no file yours.py"),
     ],
 )

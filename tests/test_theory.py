@@ -428,6 +428,7 @@ def test_sum_law():
         (lambda: theory.renewal_staleness_means("12"), ["laws = '12'", "list"]),
         (lambda: theory.geometric_staleness(3, [0.5]), ["staleness", "whole"]),
         (lambda: theory.geometric_staleness(3, "1"), ["staleness", "whole"]),
+        (lambda: theory.geometric_staleness(3, 1e300), ["staleness", "whole"]),
         (lambda: theory.other_open_reads([0.7, 0], [1, 2], 2), ["read_version", "whole"]),
         (lambda: theory.other_open_reads([0, 0], [1, math.nan], 2), ["version_before", "whole"]),
         (lambda: theory.staleness_theory(Cluster(2, 1.0), math.nan), ["computations", "nan"]),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncsim.calibration import dependence
-from asyncsim.calibration.fitting import FAMILIES, KINDS, NO_SPREAD, Fit, fit, without
+from asyncsim.calibration.fitting import ERRORS, FAMILIES, KINDS, NO_SPREAD, Fit, fit, without
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
 from asyncsim.clusters.cluster_text import brief
 from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: A law is not fitted to fewer durations than these.
 FEWEST = 20
-#: Standard errors from which on a difference of means is no chance.
-_ERRORS = 4.0
 #: Who is served next where visits wait for one another.
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
@@ -121,7 +119,8 @@ def calibrate(
     ``read_time`` where reads are visits of their own. If a visit waits although the server is free, as real ones do
     that need a while to take it up, that is service as well. The time that messages take for their size is part of the
     latencies; but where separate read_then_write visits tell how long messages without parameters are under way, a
-    bandwidth says what those with parameters take longer, as if both ways took the same.
+    bandwidth says what those with parameters take longer, as if both ways took the same. It is 1, and the size of a
+    message in seconds then: only their quotient means something. `Calibration.resampled` keeps it as it is.
 
     Parameters
     ----------
@@ -256,7 +255,8 @@ def _with_parameters(found: Durations) -> float:
         return 0.0
     longer = float(found.round_trip.mean() - found.up.mean() - found.down.mean())
     error = math.sqrt(sum(float(ways.var()) / len(ways) for ways in (found.round_trip, found.up, found.down)))
-    return longer if longer > max(_ERRORS * error, NO_SPREAD * float(found.round_trip.mean())) else 0.0
+    chance = max(ERRORS * error, NO_SPREAD * float(found.round_trip.mean()))
+    return float(f"{longer:.9g}") if longer > chance else 0.0
 
 
 def _without_the_way_down(round_trip: np.ndarray, down: Law) -> tuple[np.ndarray, list[str]]:

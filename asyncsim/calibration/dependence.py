@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asyncsim.calibration.fitting import NO_SPREAD
+from asyncsim.calibration.fitting import ERRORS, NO_SPREAD
 from asyncsim.traces.durations import Durations
 
-#: What is neither this large, relative to the mean, nor this many standard errors is not told.
-_TOLD, _ERRORS = 0.05, 4.0
+#: What is not this large, relative to the mean, is not told, nor what is chance.
+_TOLD = 0.05
 #: A worker that is silent so many times longer than any before has stopped.
 _SILENCE = 3.0
 #: Shorter waits are the clock's, seconds.
@@ -33,7 +33,7 @@ class Ratio(NamedTuple):
     @property
     def told(self) -> bool:
         """Whether it matters, and is not chance."""
-        return abs(self.value - 1) > max(_TOLD, _ERRORS * self.error)
+        return abs(self.value - 1) > max(_TOLD, ERRORS * self.error)
 
 
 def ratio(durations: np.ndarray, others: np.ndarray) -> Ratio | None:
@@ -90,12 +90,12 @@ def told(found: Durations) -> list[str]:
             "as in the earlier; leave out a longer warm_up, or record a steadier run"
         )
     serial = _serial_correlation(relative, found.worker)
-    if serial > max(_CORRELATION, _ERRORS / math.sqrt(len(relative))):
+    if serial > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
         said.append(
             f"a worker's successive compute times are correlated, by {serial:.2f}; a cluster draws them independently"
         )
     common = _common_correlation(relative, found)
-    if common > max(_CORRELATION, _ERRORS / math.sqrt(len(relative))):
+    if common > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
         said.append(
             f"compute times of different workers at one time are correlated, by {common:.2f}: what slows one slows "
             "all, and the order of commits, hence the staleness, is more regular than independent draws make it"
@@ -103,7 +103,7 @@ def told(found: Durations) -> list[str]:
     load = _correlation(relative, found.others)
     slope = _slope(relative, found.others)
     effect = abs(slope) * float(found.others.std())
-    if abs(load) > _ERRORS / math.sqrt(len(relative)) and effect > _TOLD / 2:
+    if abs(load) > ERRORS / math.sqrt(len(relative)) and effect > _TOLD / 2:
         why = "; workers share what they compute with, or contend for the network" if slope > 0 else ""
         said.append(
             f"compute times depend on how many compute at once: {slope:+.0%} for each other at the start (correlation "

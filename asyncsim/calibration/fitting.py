@@ -29,8 +29,8 @@ _NO_TIME = 1e-9
 _TOO_FAR = 0.1
 #: What the Kolmogorov distance of a sample of n exceeds once in a hundred, times the root of n.
 _CHANCE = 1.63
-#: Standard errors from which on a difference of variances is no chance.
-_ERRORS = 4.0
+#: Standard errors from which on a difference is no chance.
+ERRORS = 4.0
 #: Between these the shapes of gamma and Weibull laws are sought.
 _GAMMA_SHAPES, _WEIBULL_SHAPES = (1e-5, 1e15), (0.05, 1e4)
 #: And between these the power of durations that spreads as what is left of them does.
@@ -142,7 +142,7 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
         )
     fourth = float(np.mean((values - values.mean()) ** 4))
     error = math.sqrt(max(0.0, fourth - float(values.var()) ** 2) / len(values))
-    if variance < -_ERRORS * error:
+    if variance < -ERRORS * error:
         raise InputError(
             f"{argument} = {part}: spreads more, by {part.std:.6g} s, than the durations that contain it, by "
             f"{values.std():.6g} s; give another"

@@ -93,7 +93,8 @@ class Look(NamedTuple):
     label: str
 
 
-#: The one table from a method's name to its look: a family has a colour, its members have lines. See `looks`.
+#: The one table from a method's name to its look: a family has a colour, its members have lines. Where a figure has
+#: several of a family, `looks` gives all but the first another colour.
 METHOD_LOOKS = {
     "gem": Look(BLUE, "-", "GEM"),
     "async_local_sgd": Look(BLUE, "--", "async local SGD"),
@@ -138,8 +139,9 @@ _FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in en
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the look of each method in a figure, all different up to twelve that the table does not know.
 
-    Of a family the first has its colour; others have it as long as no colour is free in this figure. Of a method that
-    the table does not know the name chooses the colour, and the next one if another in ``names`` has that already.
+    Of a family the first has its colour; the others take colours that are free, and the family's once there are none.
+    Of a method that the table does not know the name chooses the colour, and the next one if another in ``names`` has
+    that already. Figures that are to agree are drawn with the looks of all their methods.
     """
     names = list(names)
     found = {name: one for name, one in METHOD_LOOKS.items() if name in names}

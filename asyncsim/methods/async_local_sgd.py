@@ -132,8 +132,8 @@ def delayed_nesterov(
     period : int, optional
         Arrivals between two steps of the momentum; None for the number of workers.
     spread : float
-        The paper's c, from 0 to 1 / period: the share of the momentum that each arrival applies. With as many arrivals
-        as workers at most ``1 / workers`` is taken.
+        The paper's c, from 0 to 1 / period: the share of the momentum that each arrival applies. Without a period
+        at most ``1 / workers`` is taken, as only the trace tells how many these are.
     law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
         See `asyncsim.methods.damping`.
     strength : float

@@ -32,8 +32,8 @@ def mem_sgd(
     learning_rate : float or schedule of the Visit
         Of the plain local steps. It belongs to the update, also where that is sent later.
     fraction : float
-        Of the elements, that are sent: ``k = fraction * parameters``, rounded, at least 1. Above 0, at most 1: then the
-        method is DOWNPOUR.
+        Share of the elements that are sent: ``k = fraction * parameters``, rounded, at least 1. Above 0, at most 1;
+        with 1 this is DOWNPOUR.
     memory : bool
         Whether what is not sent is kept. False: it is lost, to compare with.
     optimizer : optax.GradientTransformation, optional
@@ -52,7 +52,7 @@ def mem_sgd(
     shrink and its averaged iterate is weighted; here the rate is constant unless it is a schedule, and nothing is
     averaged. A window's steps are summed before they are compressed. Of elements of one size the first are sent. Each
     is taken to be sent as two numbers of a parameter's size, its value and its place, or all as they are where that is
-    less (`Timing.message_size`, of so many parameters that ``k`` is not rounded up to 1).
+    less (`Timing.message_size`; with fewer parameters than ``1 / fraction`` messages are longer than that).
 
     With updates of norms up to ``G`` a worker's memory stays within ``2 G sqrt(1 - q) / q``, ``q`` being the share that
     is sent: Karimireddy et al.'s lemma 3, of squares and in the mean there.

@@ -11,7 +11,7 @@ from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.flat import Flat
 
-#: Folded into a visit's key before the number of the local step, so that its draws are not those of the message.
+#: Folded into a key before the number of the local step: draws of a step are none of the message's, or of another's.
 _LOCAL_STEPS = 2**32 - 1
 
 
@@ -56,7 +56,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
 
         def key_at(index: Any) -> Array:
             """Return the key of a local step's loss; of the first the job's, whatever the window."""
-            return jnp.where(index == 0, key, jax.random.fold_in(key, index))
+            return jnp.where(index == 0, key, jax.random.fold_in(jax.random.fold_in(key, _LOCAL_STEPS), index))
 
         def given_at(index: Any) -> dict[str, Any]:
             """Return what the optimizer is given at a local step: a key of its own, if visits have one."""

@@ -69,6 +69,16 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
         raise
 
 
+def require_replies(method: Method, reads: str) -> None:
+    """Raise InputError if a method replies to its workers, and reads (those of `Waves`) are not part of commits."""
+    if method.reply is not None and reads == "separate":
+        raise InputError(
+            f"method = {method.name!r}: replies to its workers with more than the central variable, and not every read "
+            "of this trace belongs to a commit; simulate one with Cluster(protocol='exchange'), under a policy that "
+            "answers each message as it is applied: asynchronous() say"
+        )
+
+
 def visit_kinds(sees_loss: bool, draws: bool) -> Visit:
     """Return what a visit tells, as shapes."""
     kind = jnp.result_type(float)

@@ -11,16 +11,10 @@ from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.division import Division
 from asyncsim.replays.draws import method_key, visit_keys
+from asyncsim.replays.method_check import require_replies
 from asyncsim.replays.replay_state import Layout, Pieces, ReadsOfPiece
 from asyncsim.replays.tuning import backend, tuning
-from asyncsim.replays.waves import (
-    Reads,
-    cut,
-    find_waves,
-    most_at_one_position,
-    require_replies,
-    separate_reads,
-)
+from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 from asyncsim.traces.trace import Trace
 
 
@@ -88,7 +82,7 @@ class Plan:
 
     def layout(self, method: Method, problem: Problem, proxy_momentum: float, diagnose_energy: bool = False) -> Layout:
         """Return what the compiled program has to know; raise InputError if the method's reply cannot be exact."""
-        require_replies(method, self.waves)
+        require_replies(method, self.waves.reads)
         lanes = self.piece_size // self._devices
         one_is_quicker = problem.map_on_cpu and backend() == "cpu"
         return Layout(

@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asyncsim.errors import InputError
-from asyncsim.methods.method import Method
 from asyncsim.traces.trace import Trace
 
 
@@ -83,16 +81,6 @@ def find_waves(trace: Trace) -> Waves:
     form_slot, form_slots = _share_slots(form) if separate_forms else (np.zeros_like(commits), 0)
     depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
     return Waves(read, form, slot, form_slot, slots, form_slots, reads, separate_forms, depends_on, blocks)
-
-
-def require_replies(method: Method, waves: Waves) -> None:
-    """Raise InputError if a method replies to its workers, and not every read of a trace is answered with a commit."""
-    if method.reply is not None and waves.reads == "separate":
-        raise InputError(
-            f"method = {method.name!r}: replies to its workers with more than the central variable, and not every read "
-            "of this trace belongs to a commit; simulate one with Cluster(protocol='exchange'), under a policy that "
-            "answers each message as it is applied: asynchronous() say"
-        )
 
 
 def mean_wave(trace: Trace) -> float:

@@ -15,9 +15,10 @@ from asyncsim.files import plain, write_csv
 from asyncsim.methods import Method, Timing
 from asyncsim.notes import each_note_once, note, tell
 from asyncsim.problems import Problem
+from asyncsim.replays.method_check import require_replies
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
-from asyncsim.replays.waves import find_waves, require_replies
+from asyncsim.replays.waves import find_waves
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell
@@ -29,9 +30,6 @@ from asyncsim.traces.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-#: Commits per worker after which it shows how a trace's reads are made.
-_LOOKED_AT = 4
 
 
 def compare(
@@ -225,10 +223,9 @@ class _Runs:
 
 
 def _require_replies(jobs: Sequence[_Job]) -> None:
-    """Raise InputError, before any run, for a method that replies where the first commits show that it cannot."""
+    """Raise InputError, before any run, for a method whose replies the trace of one seed does not have."""
     for job in {(job.cluster, job.method.name): job for job in jobs if job.method.reply}.values():
-        first = simulate(job.cluster, commits=min(job.commits, _LOOKED_AT * job.cluster.workers), seed=job.seed)
-        require_replies(job.method, find_waves(first.taken_up))
+        require_replies(job.method, find_waves(_trace(job.cluster, job.commits, job.seed).taken_up).reads)
 
 
 def _require_own(what: str, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:

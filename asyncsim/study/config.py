@@ -159,8 +159,9 @@ waits.
     out: Path | None = None
     """Folder for the results, new or empty. None: the first free one of results/STUDY, results/STUDY-2, ..."""
     resume: Path | None = None
-    """Folder of the same study that was interrupted, or of which runs failed: what is missing there is computed. All
-    other options are those that it was begun with; studies of runs also take more seeds and methods."""
+    """Folder of the same study that was interrupted, or of which runs failed: what is missing there is computed. On the
+    command line all other options are those that it was begun with; studies that keep their runs take more seeds and
+    methods, if these are given with the old ones."""
     executor: Literal["local", "ray"] = "local"
     """Where independent runs are computed: local, in this process, several at a time if each keeps one core busy; ray,
     on all cores or machines of a Ray cluster."""
@@ -265,8 +266,9 @@ waits.
         elsewhere |= ELSEWHERE
         elsewhere -= {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        typed = self.command if self.command is not None else results.typed_in(self.resume)
         return {
-            **({} if self.command is None else {results.COMMAND: list(self.command)}),
+            **({} if typed is None else {results.COMMAND: list(typed)}),
             **{name: plain(value) for name, value in own.items() if name not in elsewhere},
             "proxy_momentum": self.momentum,
             "methods": [method.name for method in methods],

@@ -74,7 +74,7 @@ def make_problem(options: "StudyOptions", swept: Collection[str], changed: Chang
         made = functools.partial(function, **arguments)
         problem = own_file.make("problem", options.problem, Problem, "problems.custom()", made)
         if problem.name == _UNNAMED:
-            problem = dataclasses.replace(problem, name=function.__name__)
+            problem = dataclasses.replace(problem, name=options.problem.rpartition(":")[2])
     else:
         factory = PROBLEMS[require_choice("problem", options.problem, PROBLEMS)]
         arguments = _arguments_of(options, factory)

@@ -122,7 +122,7 @@ def _job(search: Search, fraction: float) -> Job:
     return Job(
         f"limits of {search.method}, {search.question.replace('_', ' ')} with {other} {search.at:.4g}",
         (search, fraction),
-        f"{search.method}-{search.question}-at-{write(search.at)}",
+        f"{search.method}-{search.question}-at-{write(search.at)}-{counted(search.cells[0].config.seeds, 'seed')}",
         _labels(search),
     )
 

@@ -96,8 +96,7 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
     """
     folder = require_path("resume", folder)
     try:
-        found = json.loads((folder / CONFIG).read_text())
-        found = _of_results(found)
+        found = _of_results(json.loads((folder / CONFIG).read_text()))
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(
             f"resume = {str(folder)!r}: no results of a study ({_why(error)}); give the folder of one"
@@ -113,7 +112,7 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
     if more_runs:
         found = _with_more_runs(found, wanted)
     differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
-    differing = [name for name in differing if not _is_other_for(name, found, wanted)]
+    differing = [name for name in differing if not _follows_from_options(name, found, wanted)]
     if differing:
         told = "; ".join(_difference(name, found.get(name), wanted.get(name)) for name in differing[:3])
         told += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
@@ -130,26 +129,28 @@ def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in (INCOMPLETE, COMMAND)}
 
 
-def _is_other_for(name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether a fingerprint of code differs as what it is made with does, which is told by itself."""
+def _follows_from_options(name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a fingerprint of code may differ only as hyper-parameters do, which are told themselves."""
     if name.startswith("code and data of "):
         return found.get("problem_config") != wanted.get("problem_config")
+    made, wanted_made = (config.get("hyperparameters") for config in (found, wanted))
     own = name.removeprefix("code of ")
-    made = [config.get("hyperparameters", {}).get(own) for config in (found, wanted)]
-    return name.startswith("code of ") and made[0] != made[1]
+    known = isinstance(made, dict) and isinstance(wanted_made, dict)
+    return name.startswith("code of ") and known and made.get(own) != wanted_made.get(own)
 
 
 def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the seeds and methods of another, if these are more."""
     more = dict(found)
-    if wanted["seeds"] > found["seeds"]:
+    seeds, methods, made = (found.get(name) for name in ("seeds", "methods", "hyperparameters"))
+    if isinstance(seeds, int) and wanted["seeds"] > seeds:
         more["seeds"] = wanted["seeds"]
-    if set(wanted["methods"]) > set(found["methods"]):
-        added = [name for name in wanted["methods"] if name not in found["methods"]]
+    if isinstance(methods, list) and isinstance(made, dict) and set(wanted["methods"]) > set(map(str, methods)):
+        added = [name for name in wanted["methods"] if name not in methods]
         more["methods"] = wanted["methods"]
         more["hyperparameters"] = {
             **{name: wanted["hyperparameters"][name] for name in added},
-            **found["hyperparameters"],
+            **made,
         }
         more |= {code: wanted[code] for code in (f"code of {name}" for name in added)}
     return more
@@ -157,8 +158,14 @@ def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict
 
 def command_of(folder: str, study: str) -> list[str]:
     """Return what was typed for a study in its folder; nothing if it is not one of that study, or was run in Python."""
-    config = config_of(Path(folder)) if folder else {}
-    return list(map(str, config.get(COMMAND, []))) if config.get("study") == study else []
+    typed = typed_in(Path(folder)) if folder else None
+    return typed if typed is not None and config_of(Path(folder)).get("study") == study else []
+
+
+def typed_in(folder: Path | None) -> list[str] | None:
+    """Return what was typed for the study in a folder; None if nobody knows."""
+    typed = None if folder is None else config_of(folder).get(COMMAND)
+    return typed if isinstance(typed, list) and all(isinstance(one, str) for one in typed) else None
 
 
 def _difference(name: str, found: Any, wanted: Any) -> str:
@@ -190,7 +197,7 @@ def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator
         if isinstance(error, KeyboardInterrupt):
             told = f"what was finished is in {folder}" if finished else "nothing was finished"
             if finished and resumable:
-                again = "" if COMMAND in config_of(folder) else "the same options and "
+                again = "the same options and " if typed_in(folder) is None else ""
                 told += f"; go on with {again}{resume_option(folder)}{instead if again else ''}"
             raise KeyboardInterrupt(told) from None
         if isinstance(error, InputError) and finished:

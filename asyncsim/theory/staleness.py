@@ -91,11 +91,12 @@ def other_open_reads(read_version: Any, version_before: Any, versions: int) -> n
 def _whole(argument: str, value: Any) -> np.ndarray:
     """Return whole numbers as an array; raise InputError for anything else."""
     try:
-        numbers = np.asarray(value)
-        whole = numbers.astype(np.int64) if numbers.dtype.kind in "iuf" and np.isfinite(numbers).all() else None
+        given = np.asarray(value)
+        fits = given.dtype.kind in "iuf" and bool((np.abs(given) < 2.0**63).all())  # which nan is not
     except (TypeError, ValueError):
-        whole = None
-    if whole is None or not np.array_equal(whole, numbers):
+        fits = False
+    whole = given.astype(np.int64) if fits else None
+    if whole is None or not np.array_equal(whole, given):
         raise InputError(f"{argument}: must hold whole numbers")
     return whole
 

@@ -46,7 +46,8 @@ def fitted(results: Finished) -> Figure:
     table = _table(results)
     best, all_rates = _best(table)
     # Without the methods that have no curve to compare at any cluster.
-    names = look.looks(name for name in dict.fromkeys(table["method"]) if name in all_rates)
+    looks = look.looks(dict.fromkeys(table["method"]))
+    names = {name: one for name, one in looks.items() if name in all_rates}
     maps = _maps(table, all_rates)
     hidden = _hidden(results, next(iter(maps.values())))
     figure = Figure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")

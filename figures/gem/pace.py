@@ -61,7 +61,8 @@ def times_to_target(results: Finished) -> Figure:
     target = table["target"].iloc[0]
     figure, (axes,) = look.new_figure(*PANEL)
     axes.set_xscale("log")
-    names = look.looks([name for name in methods_of(results) if name in set(table["method"])])
+    there = set(table["method"])
+    names = {name: one for name, one in look.looks(methods_of(results)).items() if name in there}
     reached = table[np.isfinite(table["time_to_target"])]
     first = reached.groupby("method")[["workers", "time_to_target"]].transform("first").prod(axis=1)
     log_axis(axes, [reached["time_to_target"], first / reached["workers"]], f"time to a train loss of {target:g} (s)")
