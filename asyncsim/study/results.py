@@ -133,10 +133,11 @@ def _follows_from_options(name: str, found: Mapping[str, Any], wanted: Mapping[s
     """Return whether a fingerprint of code may differ only as hyper-parameters do, which are told themselves."""
     if name.startswith("code and data of "):
         return found.get("problem_config") != wanted.get("problem_config")
-    made, wanted_made = (config.get("hyperparameters") for config in (found, wanted))
+    made: list[Any] = [config.get("hyperparameters") for config in (found, wanted)]
+    if not name.startswith("code of ") or not all(isinstance(one, dict) for one in made):
+        return False
     own = name.removeprefix("code of ")
-    known = isinstance(made, dict) and isinstance(wanted_made, dict)
-    return name.startswith("code of ") and known and made.get(own) != wanted_made.get(own)
+    return made[0].get(own) != made[1].get(own)
 
 
 def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,11 +149,8 @@ def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict
     if isinstance(methods, list) and isinstance(made, dict) and set(wanted["methods"]) > set(map(str, methods)):
         added = [name for name in wanted["methods"] if name not in methods]
         more["methods"] = wanted["methods"]
-        more["hyperparameters"] = {
-            **{name: wanted["hyperparameters"][name] for name in added},
-            **made,
-        }
-        more |= {code: wanted[code] for code in (f"code of {name}" for name in added)}
+        more["hyperparameters"] = made | {name: wanted["hyperparameters"][name] for name in added}
+        more |= {f"code of {name}": wanted[f"code of {name}"] for name in added}
     return more
 
 
