@@ -115,7 +115,7 @@ def choices_like(value: Any, choices: Iterable[str]) -> str:
     """
     choices = list(choices)
     forms = {choice.partition("(")[0].casefold(): choice for choice in choices}
-    nearest = difflib.get_close_matches(str(value).casefold(), forms, n=1, cutoff=0.6)
+    nearest = difflib.get_close_matches(str(value).casefold(), forms, n=1, cutoff=0.5)
     hint = f"did you mean {forms[nearest[0]]!r}? " if nearest else ""
     return f"{hint}choose from {', '.join(choices)}"
 

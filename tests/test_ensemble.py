@@ -38,7 +38,7 @@ CASES = [
     ("quadratic", "exchange", methods.dana_zero, {"learning_rate": 0.01, "momentum": [0.5, 0.9]}),
     ("quadratic", "exchange", methods.lsgd, {"learning_rate": [0.05, 0.1], "pull": [0.1, 0.5], "groups": 2}),
     ("quadratic", "prescribed", methods.async_local_sgd, {"server_rate": [0.05, 0.1]}),
-    ("quadratic", "exchange", methods.damping, {"optimizer": optax.adam(1e-2), "strength": [0.3, 0.6]}),
+    ("quadratic", "exchange", methods.damping, {"optimizer": optax.sgd(1e-2, 0.9), "strength": [0.3, 0.6]}),
     ("digits", "read_then_write, two visits", methods.adaptive_staleness, {}),
 ]
 

@@ -75,8 +75,8 @@ def test_methods_that_are_not_elementwise(case):
         require_elementwise(method)
 
 
-#: All but those that draw: these are never divided.
-ELEMENTWISE = [name for name, make in METHODS.items() if not make().draws]
+#: All but one that draws, and one that looks for the largest elements: these are never divided.
+ELEMENTWISE = [name for name in METHODS if name not in ("qsgd", "mem_sgd")]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in DEFAULT else pytest.mark.full) for n in ELEMENTWISE])
@@ -84,6 +84,10 @@ def test_methods_of_the_package_that_are(name):
     method = METHODS[name]()
     assert method.elementwise
     require_elementwise(method)
+
+
+def test_methods_that_may_be_divided_say_so():
+    assert [name for name, make in METHODS.items() if make().elementwise] == ELEMENTWISE
 
 
 def test_numbers_and_keys_in_the_state_are_no_vectors():
