@@ -526,8 +526,9 @@ def test_what_is_kept_of_sparse_messages_stays_within_its_bound():
 
 
 def test_messages_that_are_all_of_an_update_make_downpour():
+    task = problems.quadratic([0.5, 1.0, 2.0], noise=0.1)
     ends = [
-        replay(asynchronous(3), method, problems.digits(), precision="float64", progress=False).params
+        replay(asynchronous(3), method, task, precision="float64", progress=False).params
         for method in (methods.mem_sgd(RATE, 1.0), methods.downpour(RATE))
     ]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))

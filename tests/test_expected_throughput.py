@@ -63,7 +63,7 @@ BOUNDED = [
     ("order statistics", 0.999, Cluster(8, [1.0] * 7 + [3.0], service=0.5, discipline="lock_free", policy=barrier(7))),
     ("order statistics", 0.7, Cluster(8, 1.0, service=Exponential(1.0), discipline="lock_free", policy=barrier(1))),
     # Who is served for a message that came too late may see the version that is made meanwhile.
-    (
+    pytest.param(
         UNSERVED,
         0.85,
         Cluster(
@@ -75,6 +75,7 @@ BOUNDED = [
             discipline="lock_free",
             policy=barrier(1),
         ),
+        marks=pytest.mark.full,
     ),
     (UNSERVED, 0.4, Cluster(8, Gamma(1.0, 0.5), latency="exponential(0.5)", policy=barrier(5))),
     ("bounded clocks", 0.95, Cluster(8, Exponential(1.0), service=0.02, policy=bounded_staleness(2))),

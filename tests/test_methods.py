@@ -234,7 +234,7 @@ def test_gradients_of_steps_at_a_rate_of_zero_are_not_lost(make):
         )
 
 
-@pytest.mark.parametrize("spread", [0.3, np.float32(0.3), 1])
+@pytest.mark.parametrize("spread", [0.3, np.float32(0.3)])
 def test_arrivals_cannot_apply_more_than_the_whole_momentum(spread):
     with pytest.raises(InputError, match=r"^spread = .*: must be at most 1 / period = 0\.25"):
         methods.delayed_nesterov(period=4, spread=spread)
