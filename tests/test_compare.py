@@ -162,6 +162,7 @@ def test_rates_that_never_meet_the_target_are_told_apart_by_the_loss(capsys):
     )
 
 
+@pytest.mark.full
 def test_each_timing_is_named_with_its_methods(capsys):
     compare.run(
         compare.Config(workers=3, steps=4, seeds=1, problem="quadratic", methods=("downpour", "batch_sgd", "sgd"))
@@ -181,6 +182,7 @@ def test_measures_that_there_are_not_are_listed():
         compare.run(judged(best="most"))
 
 
+@pytest.mark.full
 def test_the_figure_says_how_many_seeds_there_are():
     """One is missing, as after an interruption."""
     config = compare.Config(workers=2, steps=20, seeds=2, problem="quadratic", methods=("downpour", "gem"))
@@ -193,6 +195,7 @@ def test_the_figure_says_how_many_seeds_there_are():
 
 
 @pytest.mark.parametrize("options", [{"learning_rate": 100.0, "x64": True}, {"steps": 1}, {"methods": ("sgd",)}])
+@pytest.mark.full
 def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, recwarn):
     given = {"workers": 3, "steps": 100, "seeds": 2, "problem": "quadratic", "methods": ("sgd", "gem"), **options}
     folder, summary = compare.run(compare.Config(**given))
@@ -204,6 +207,7 @@ def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, re
     assert np.isfinite(figure.axes[0].get_ylim()).all()
 
 
+@pytest.mark.full
 def test_methods_without_a_learning_rate(tmp_path):
     own = methods.downpour()._replace(name="own", hyperparameters={"eta": 0.05})
     compare.run(compare.Config(methods=(own,), workers=2, steps=4, seeds=1, out=tmp_path / "out"))

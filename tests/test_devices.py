@@ -107,6 +107,7 @@ def test_a_problem_with_state():
     assert max(found.values()) < FORCED, found
 
 
+@pytest.mark.full
 def test_numbers_of_as_many_workers_as_parameters():
     trace = make_trace(workers=16, commits=4 * EVERY)
     found = forced_deviation(divided(trace, counting(), make_problem("quadratic"), 2), EVERY)
@@ -164,6 +165,7 @@ def test_all_devices_unless_one_is_chosen_or_there_is_little_to_divide():
         assert len(current(10_000, divided=False)) == 1
 
 
+@pytest.mark.full
 def test_no_more_devices_of_a_cpu_than_workers():
     """One worker's commits each depend on the one before, so that a second device would have nothing to do."""
     problem = dataclasses.replace(problems.digits(), map_on_cpu=True)

@@ -348,6 +348,7 @@ def test_a_memory_that_is_the_servers_too():
     assert max(found.values()) < FORCED, found
 
 
+@pytest.mark.full
 def test_nothing_depends_on_how_many_commits_a_call_makes(anew, monkeypatch):
     """That hangs on threads, and on what is recorded."""
     trace, problem = make_trace(workers=20, commits=STEPS), problems.digits(hidden=(67,))  # a padded vector

@@ -205,6 +205,7 @@ def floored(learning_rate=0.05, floor=0.0):
 
 
 @pytest.mark.parametrize(("factory", "name", "values"), [(kept, "keep", [0.5, 1.0]), (floored, "floor", [0.5, 2.0])])
+@pytest.mark.full
 def test_values_that_functions_look_at_are_run_one_by_one(factory, name, values):
     trace, problem = simulate(Cluster(3, 1.0), 9), problems.quadratic([1.0, 0.5])
     runs = replay_ensemble(trace, factory, problem, progress=False, **{name: values})

@@ -415,6 +415,7 @@ def test_forensics_whose_runs_all_fail_ends_with_their_error(told, monkeypatch):
 # Parts
 
 
+@pytest.mark.full
 def test_speedup_runs_a_method_of_one_worker_on_one_only(told):
     code, _, err = told("speedup", "--workers 1 2 --methods downpour sgd --seconds 1")
     summary = read("mine", "speedup").summary

@@ -137,6 +137,7 @@ def test_what_is_not_elementwise_is_refused(lenient):
         assert replay(make_trace(commits=STEPS), method, make_problem("quadratic")).status == "finished"
 
 
+@pytest.mark.full
 def test_numbers_of_as_many_workers_as_parameters():
     assert deviation_of(make_trace(workers=16, commits=STEPS), counting(), make_problem("quadratic")) < FORCED
 
@@ -166,6 +167,7 @@ def test_shared_reads(room):
 
 @pytest.mark.parametrize("rule", ["gem", pytest.param("adaptive_staleness", marks=pytest.mark.full)])
 @pytest.mark.parametrize("hidden", [(128, 64), pytest.param((256,), marks=pytest.mark.full)])
+@pytest.mark.full
 def test_the_kernel_computes_the_same_bit_for_bit(monkeypatch, rule, hidden):
     """All but norms, which are sums of two."""
     cluster = Cluster(40, Gamma(1.0, cv=0.2), Constant(0.005))
@@ -191,6 +193,7 @@ def test_every_method_that_takes_halves_computes_the_same(monkeypatch, name, len
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.full
 def test_two_at_a_time_and_another_device_make_no_difference(lenient):
     given_ = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
     alone = replay(*given_)

@@ -781,6 +781,7 @@ def test_bounds_that_short_traces_exceed(measured, steps, exact, said):
     assert beside(None, measured, 2, steps) == (f"{measured:.2f}", "")
 
 
+@pytest.mark.full
 def test_workers_that_never_commit_are_told_beside_what_is_conserved(told):
     options = ["--workers=9", "--steps=20", "--seeds=1", "--methods=downpour", "--service=0.3"]
     assert "8 (conserved)" in printed(told, *options)
@@ -788,6 +789,7 @@ def test_workers_that_never_commit_are_told_beside_what_is_conserved(told):
     assert "8 (conserved, counting workers that never commit)" in printed(told, *options, "--discipline=lowest_rank")
 
 
+@pytest.mark.full
 def test_a_shared_link_says_how_busy_it_is(told):
     options = ["--workers=3", "--steps=40", "--seeds=1", "--methods=downpour", "--compute=constant(1)"]
     out = printed(told, *options, "--bandwidth=16", "--shared-bandwidth")  # a message of 4 parameters takes a second

@@ -414,6 +414,7 @@ def test_gradients_that_cost_nothing_are_constant(task):
     assert (run.commits["loss"] == 0).all()
 
 
+@pytest.mark.full
 def test_concurrent_replays_are_as_many_as_a_study_computes_and_of_other_seeds(monkeypatch):
     monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 3)
     threads, seeds = [], []

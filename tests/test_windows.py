@@ -116,8 +116,8 @@ def test_methods_are_their_papers_formulas_with_windows_of_their_own(name, worke
 @pytest.mark.parametrize(
     ("method", "problem"),
     [
-        pytest.param(lambda: methods.downpour(optimizer=optax.adam(1e-2)), "digits"),
-        pytest.param(lambda: make_method("gem"), "quadratic", marks=pytest.mark.full),
+        pytest.param(lambda: methods.downpour(optimizer=optax.adam(1e-2)), "digits", marks=pytest.mark.full),
+        pytest.param(lambda: make_method("gem"), "quadratic"),
         pytest.param(
             lambda: make_method("ringleader")._replace(timing=methods.Timing()), "digits", marks=pytest.mark.full
         ),
