@@ -140,7 +140,8 @@ def diagnostic_rows(
             given["weight_energy_ratio"] = [a[b > 0] / b[b > 0] for a, b in zip(central, proxy, strict=True)]
     for quantity, values in given.items():
         if all(tensor.dtype == bool for tensor in values):
-            rows.append((commit, quantity, "", np.nan, float(np.concatenate(values).mean())))
+            share = sum(map(np.count_nonzero, values)) / sum(tensor.size for tensor in values)
+            rows.append((commit, quantity, "", np.nan, share))
             continue
         ordered = [np.sort(tensor) for tensor in values]
         everything = np.concatenate(ordered)
