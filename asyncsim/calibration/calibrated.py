@@ -6,19 +6,19 @@
     again = asyncsim.simulate(cluster, commits=len(trace))
 """
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asyncsim.calibration import dependence
-from asyncsim.calibration.fitting import ERRORS, FAMILIES, KINDS, NO_SPREAD, Fit, fit, without
+from asyncsim.calibration.fitting import FAMILIES, KINDS
+from asyncsim.calibration.parts import FEWEST, Part, fitted
+from asyncsim.calibration.ways import longer_with_parameters, way_up
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
-from asyncsim.clusters.cluster_text import brief
-from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
+from asyncsim.clusters.laws import Constant, Empirical, Law
 from asyncsim.errors import InputError, require_choice, require_switch
 from asyncsim.traces.durations import Durations, choices, durations
 from asyncsim.traces.trace import Trace
@@ -26,33 +26,12 @@ from asyncsim.traces.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-#: A law is not fitted to fewer durations than these.
-FEWEST = 20
 #: Who is served next where visits wait for one another.
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
 
 class CalibrationWarning(UserWarning):
     """A trace has what no cluster has: its calibration may predict it badly."""
-
-
-class Part(NamedTuple):
-    """Durations and the law fitted to them.
-
-    Attributes
-    ----------
-    name : str
-        ``"compute"``, ``"compute of worker 3"``, ``"service"``, ``"latency up"`` or ``"latency down"``.
-    durations : Float64[ndarray, "samples"]
-        Seconds, in the order of time; of ``steps`` local steps each.
-    fit : Fit
-    steps : int
-    """
-
-    name: str
-    durations: np.ndarray
-    fit: Fit
-    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +67,7 @@ class Calibration:
         """
         import pandas as pd
 
-        return pd.DataFrame([_row(part) for part in self.parts])
+        return pd.DataFrame([part.row() for part in self.parts])
 
     def resampled(self, generator: np.random.Generator) -> Cluster:
         """Return the cluster fitted to durations drawn anew from these: how well they determine it.
@@ -100,7 +79,7 @@ class Calibration:
         ----------
         Kuensch 1989, Annals of Statistics 17, 1217: the moving block bootstrap.
         """
-        return _with_laws(self.cluster, [_resampled(part, generator, self.law) for part in self.parts])
+        return _with_laws(self.cluster, [part.resampled(generator, self.law) for part in self.parts])
 
 
 def calibrate(
@@ -192,11 +171,11 @@ def examine(
     if per_worker is not None:
         require_switch("per_worker", per_worker)
     found = durations(trace, warm_up)
-    down = _part("latency down", found.down, law)
-    up, computed, notes = _way_up(found, latency_up, down.fit.law, law)
+    down = fitted("latency down", found.down, law)
+    up, computed, notes = way_up(found, latency_up, down.fit.law, law)
     compute = _compute(found, computed, trace, law, per_worker)
-    service = _part("service", found.service, law)
-    longer = _with_parameters(found)
+    service = fitted("service", found.service, law)
+    longer = longer_with_parameters(found)
     frame = Cluster(
         workers=trace.workers,
         bandwidth=1.0 if longer else None,
@@ -216,72 +195,16 @@ def examine(
     return Calibration(_with_laws(frame, parts), parts, (*dependence.told(found), *notes), found, law)
 
 
-def _part(name: str, values: np.ndarray, law: str, steps: int = 1) -> Part:
-    if len(values) < FEWEST:
-        raise InputError(
-            f"trace: {len(values)} durations for the law of {name} after the warm-up; record at least {FEWEST}, and "
-            "some hundred for a law that can be relied on"
-        )
-    return Part(name, values, fit(values, law, steps), steps)
-
-
-def _unfitted(name: str, law: Law) -> Part:
-    return Part(name, np.zeros(0), Fit(law, 0.0, 0, 0.0))
-
-
-def _way_up(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
-    """Return the law of the way up, the durations of computing without it, and what is to be known of it."""
-    if given is not None:
-        taken = down if given == "down" else as_law("latency_up", given)
-        together = found.compute if found.up is None else found.compute + found.up
-        return _unfitted("latency up", taken), without("latency_up", together, taken), []
-    if found.up is not None:
-        ways, notes = found.up, list[str]()
-    elif found.round_trip is not None:
-        ways, notes = _without_the_way_down(found.round_trip, down)
-    else:
-        return _unfitted("latency up", Constant(0.0)), found.compute, []
-    up = _part("latency up", ways, law)
-    computed = found.compute if found.up is not None else without("latency up", found.compute, up.fit.law)
-    return up, computed, notes
-
-
-def _with_parameters(found: Durations) -> float:
-    """Return how much longer messages with parameters take, down and up together, than those without (s).
-
-    Zero where that is not known, or chance.
-    """
-    if found.round_trip is None or found.up is None:
-        return 0.0
-    longer = float(found.round_trip.mean() - found.up.mean() - found.down.mean())
-    error = math.sqrt(sum(float(ways.var()) / len(ways) for ways in (found.round_trip, found.up, found.down)))
-    chance = max(ERRORS * error, NO_SPREAD * float(found.round_trip.mean()))
-    return float(f"{longer:.9g}") if longer > chance else 0.0
-
-
-def _without_the_way_down(round_trip: np.ndarray, down: Law) -> tuple[np.ndarray, list[str]]:
-    """Return the durations of both ways without the way down; a constant and a note where they cannot be told apart."""
-    try:
-        return without("latency down", round_trip, down), []
-    except InputError:  # what is left is less than the noise of what it is the difference of
-        mean = max(0.0, float(round_trip.mean()) - down.mean)
-        note = (
-            f"the way up is taken for a constant, {mean:.2g} s: it is too short beside the way down for its law to be "
-            "found; give latency_up"
-        )
-        return np.full(len(round_trip), mean), [note]
-
-
 def _compute(found: Durations, computed: np.ndarray, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
     """Return the law of computing, one for all or one for each worker."""
-    together = _part("compute", computed, law, trace.window)
+    together = fitted("compute", computed, law, trace.window)
     if together.durations.mean() <= 0:
         raise InputError("trace: computations take no time; record start_time when a computation begins")
     own = [computed[found.worker == worker] for worker in range(trace.workers)]
     fewest = min(map(len, own))
     if trace.workers == 1 or per_worker is False or (per_worker is None and fewest < FEWEST):
         return [together]
-    each = [_part(f"compute of worker {i}", values, law, trace.window) for i, values in enumerate(own)]
+    each = [fitted(f"compute of worker {i}", values, law, trace.window) for i, values in enumerate(own)]
     different = sum(part.fit.bic(len(computed)) for part in each) < together.fit.bic(len(computed))
     if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in each):
         different = _different(own)
@@ -319,29 +242,3 @@ def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:
             service=laws["service"],
             latency=(laws["latency up"], laws["latency down"]),
         )
-
-
-def _resampled(part: Part, generator: np.random.Generator, law: str) -> Part:
-    values = part.durations
-    if not len(values):
-        return part
-    length = max(1, round(len(values) ** (1 / 3)))
-    first = generator.integers(len(values) - length + 1, size=-(-len(values) // length))
-    drawn = values[(first[:, None] + np.arange(length)).ravel()[: len(values)]]
-    return part._replace(fit=fit(drawn, law, part.steps))
-
-
-def _row(part: Part) -> dict[str, Any]:
-    values, law = part.durations / part.steps, part.fit.law
-    known = len(values) > 0
-    return {
-        "what": part.name,
-        "samples": len(values),
-        "mean": float(values.mean()) if known else np.nan,
-        "std": float(values.std() * part.steps**0.5) if known else np.nan,
-        "law": brief(law),
-        "law_mean": law.mean,
-        "law_std": law.std,
-        "error": law.std / (len(values) * part.steps) ** 0.5 if known else np.nan,
-        "distance": part.fit.distance if known else np.nan,
-    }
