@@ -112,6 +112,7 @@ def test_in_single_precision():
     assert len({run.commits["loss"].iloc[-1] for run in runs}) == 4
 
 
+@pytest.mark.full
 def test_a_step_that_rounding_swallows_is_recorded_alike():
     options = {"learning_rate": [1e-10, 2e-10], "progress": False}
     members, singles = (

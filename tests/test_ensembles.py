@@ -58,7 +58,12 @@ def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
             ["service", "latency", "bandwidth"],
             marks=pytest.mark.full,
         ),
-        ("sgd", {"discipline": "random", "policy": "buffered(2)"}, ["discipline", "policy"]),
+        pytest.param(
+            "sgd",
+            {"discipline": "random", "policy": "buffered(2)"},
+            ["discipline", "policy"],
+            marks=pytest.mark.full,
+        ),
         pytest.param("sgd", {"protocol": "write_then_read"}, ["protocol"], marks=pytest.mark.full),
         # A lone worker of these reads before its own commit, and makes a version of several messages.
         pytest.param(

@@ -115,7 +115,7 @@ RULES = {
 
 
 def combinations():
-    default = {("gem", "read_then_write, two visits"), ("mean of four", "exchange")}
+    default = {("gem", "read_then_write, two visits")}
     cases = {("gem", protocol) for protocol in PROTOCOLS} | {("downpour", protocol) for protocol in PROTOCOLS}
     for case in sorted(cases | {(rule, "exchange") for rule in RULES}):
         yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
@@ -155,6 +155,7 @@ def test_windows(window):
     assert deviation_of(simulate(cluster, STEPS, 0), make_method("gem"), make_problem("quadratic")) < FORCED
 
 
+@pytest.mark.full
 def test_groups_that_outgrow_the_room(room):
     assert deviation_of(make_trace(workers=9, commits=STEPS), make_method("gem"), make_problem("digits")) < FORCED
 
@@ -230,7 +231,7 @@ def test_a_run_ends_with_the_commit_that_diverges(monkeypatch):
     assert len(halves.commits) == halves.diverged_at + 1
 
 
-@pytest.mark.parametrize("rule", ["gem", "mean of four"])
+@pytest.mark.parametrize("rule", ["gem", pytest.param("mean of four", marks=pytest.mark.full)])
 def test_going_on_from_another_state(rule, lenient):
     with jax.enable_x64(True):
         trace, method, problem = make_trace(commits=2 * EVERY), RULES[rule](), make_problem("quadratic")

@@ -172,7 +172,8 @@ def assert_the_loop(combination):
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "kernel" else pytest.mark.full) for way in WAYS])
+@pytest.mark.full
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_each_way_is_the_loop(way, data):

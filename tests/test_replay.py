@@ -471,6 +471,7 @@ def test_stops_are_those_it_was_made_with():
         Replay(make_trace(commits=50), methods.downpour(), make_problem("quadratic"), stops=[10, 50]).advance(11)
 
 
+@pytest.mark.full
 def test_evaluations_that_take_longer_than_the_gradients_are_told(monkeypatch):
     given_ = make_trace(commits=40), make_method("downpour"), make_problem("digits")
     replay(*given_)  # a moment is not worth a word

@@ -155,6 +155,7 @@ def test_usual_convolutions_give_the_problems_gradients(dropout):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.full
 def test_gradients_alone_count_whole_pieces_and_compute_each():
     problem = PROBLEMS["digits"]()
     alone = gradients.GradientsAlone(problem, workers=5)
