@@ -13,7 +13,7 @@ import pytest
 
 from asyncsim import Cluster, Constant, InputError, methods, problems, replay, simulate, study
 from asyncsim.benchmark import answer as answers
-from asyncsim.benchmark import bars, baselines, cases, gradients, machine, memory, tasks, turns
+from asyncsim.benchmark import bars, baselines, cases, gradients, machine, memory, replaying, tasks, turns
 from asyncsim.drawing import look
 from asyncsim.drawing.command import draw_folder
 from asyncsim.files import write_json
@@ -59,7 +59,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(cases, "QUICK", tiny)
     monkeypatch.setattr(tasks, "TRAIN_IMAGES", 640)
     monkeypatch.setattr(tasks, "TEST_IMAGES", 64)
-    monkeypatch.setattr(cases, "SEEDS", 2)
+    monkeypatch.setattr(replaying, "_SEEDS", 2)
     monkeypatch.setattr(cases, "_GROWTH", (2, 4, 8))
     measured = machine.machine
     monkeypatch.setattr(machine, "machine", lambda: measured(64, 2**16))
@@ -420,27 +420,27 @@ def test_concurrent_replays_are_as_many_as_a_study_computes_and_of_other_seeds(m
     monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 3)
     threads, seeds = [], []
 
-    class Asked(cases.Local):
+    class Asked(replaying.Local):
         def __init__(self, at_once):
             threads.append(at_once)
             super().__init__(at_once)
 
-    class Seeded(cases.Replay):
+    class Seeded(replaying.Replay):
         def __init__(self, trace, method, problem, seed=0, **given):
             seeds.append(seed)
             super().__init__(trace, method, problem, seed, **given)
 
     bench = cases.Bench("digits", PROBLEMS["digits"](), 2, cases.FULL)
     bench.sweep()
-    replaying = cases.Replaying(bench, METHODS["gem"], bench.problem, 20)
-    monkeypatch.setattr(cases, "Local", Asked)
-    monkeypatch.setattr(cases, "Replay", Seeded)
-    took = replaying.run_concurrently(replaying.commits)
+    one = replaying.Replaying(bench.workers, METHODS["gem"], bench.problem, 20)
+    monkeypatch.setattr(replaying, "Local", Asked)
+    monkeypatch.setattr(replaying, "Replay", Seeded)
+    took = one.run_concurrently(one.commits)
     assert (threads, seeds) == ([3], [0, 1, 2])
     assert took.amount == 3 * 20 and took.seconds > 0
-    monkeypatch.setattr(cases, "_advance", lambda replay, commits: 1 // (commits != replaying.commits))
+    monkeypatch.setattr(replaying, "_advance", lambda replay, commits: 1 // (commits != one.commits))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        replaying.run_concurrently(replaying.commits)
+        one.run_concurrently(one.commits)
 
 
 @pytest.mark.full
@@ -454,27 +454,31 @@ def test_what_only_says_where_a_replay_s_time_goes_is_beside_the_usual_loops(mon
     assert names[True] - names[False] == {*more, "usual loop, same records"}
 
 
+def ensemble_of(bench):
+    return replaying.Ensemble(bench.cluster, METHODS["gem"], bench.problem, bench.commits)
+
+
 @pytest.mark.full
 def test_ensemble_is_timed_over_all_its_seeds():
     bench = cases.Bench("quadratic", PROBLEMS["quadratic"](), 2, cases.FULL)
     bench.sweep()
-    ensemble = cases.Ensemble(bench, METHODS["gem"])
+    ensemble = ensemble_of(bench)
     took = ensemble.run(ensemble.commits)
     assert took.amount == ensemble.commits and took.seconds > 0
-    assert ensemble.commits % cases.SEEDS == 0
+    assert ensemble.commits % ensemble.seeds == 0
 
 
 def test_ensemble_has_commits_to_time_where_the_machine_is_slow():
     bench = cases.Bench("quadratic", PROBLEMS["quadratic"](), 2, cases.FULL)
     bench.limit = 1e-6
     assert bench.commits == 1
-    assert cases.Ensemble(bench, METHODS["gem"]).commits > 0
+    assert ensemble_of(bench).commits > 0
 
 
 @pytest.mark.full
 def test_study_of_a_replay_writes_what_can_be_read(told, monkeypatch):
     # Which compiles at every call.
-    monkeypatch.setattr(cases.Ensemble, "run", lambda self, commits: turns.Took(commits, 1e-3, 0.0))
+    monkeypatch.setattr(replaying.Ensemble, "run", lambda self, commits: turns.Took(commits, 1e-3, 0.0))
     arguments = ("--tasks=quadratic", "--workers", "2", "3", "--methods=gem", "--repeats=2", "--out=mine")
     code, out, err = told(*arguments)
     assert code == 0, err
