@@ -134,6 +134,8 @@ def test_a_step_that_rounding_swallows_is_recorded_alike():
         ({"learning_rate": [0.1, -1.0]}, "learning_rate = -1.0: must be above zero"),
         ({"variant": ["program", "paper"], "batched": True}, "variant = .*: values of one batch must be numbers"),
         ({"precision": "half"}, "precision = 'half'"),
+        ({"progress": "no"}, "progress = 'no': must be True or False"),
+        ({"batched": 1}, "batched = 1: must be True or False"),
         ({"seeds": 3}, r"seeds = 3: must be several, \[0, 1, 2\] say, or range\(3\)"),
         ({"learnin_rate": [0.1]}, "hyperparameters: .*'learnin_rate'; the factory takes learning_rate, momentum"),
     ],

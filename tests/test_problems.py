@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from asyncsim import Cluster, InputError, methods, replay, simulate
+from asyncsim import Cluster, InputError, methods, prescribed, replay, simulate
 from asyncsim.problems import (
     PROBLEMS,
     Problem,
@@ -34,7 +34,10 @@ from asyncsim.problems import (
     quadratic,
 )
 from asyncsim.problems.batches import BatchIndices
+from asyncsim.problems.cifar10 import cifar10_from_arrays
+from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.problems.problem import mean_in_pieces
+from asyncsim.replays.running import problem_state
 
 KEY = jax.random.key(3)
 REAL_DATA = Path(os.environ.get("ASYNCSIM_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -574,21 +577,45 @@ def labelled(label):
     return {"x": np.ones((3, 2)), "label": np.array(label)}
 
 
+def images(shape=(28, 28), label=(0, 9, 4)):
+    return {"image": np.zeros((3, *shape), np.float32), "label": np.array(label)}
+
+
+def of_images(make, shape, *args):
+    """A problem of good training images, and of others to test."""
+    return make(images(shape), images(*args), batch_size=1)
+
+
 BAD = {
     "curvature = ": lambda: quadratic([1.0, 0.0]),
     r"curvature = \[\]": lambda: quadratic([]),
     "curvature = 3": lambda: quadratic(3.0),
     r"curvature = \['a'\]: must be numbers": lambda: quadratic(["a"]),
     "curvature = .*finite": lambda: quadratic([1.0, np.inf]),
+    r"curvature = \['1', '2'\]: must be numbers": lambda: quadratic(["1", "2"]),
+    r"curvature = \[True, True\]: must be numbers": lambda: quadratic([True, True]),
+    r"curvature = \[1.0, True\]: must be numbers": lambda: quadratic([1.0, True]),
+    r"curvature = array\(\[ True\]\): must be numbers": lambda: quadratic(np.array([True])),
+    "start = '3': must be numbers": lambda: quadratic([1.0], start="3"),
     "noise = -1": lambda: quadratic([1.0], noise=-1),
     r"start = \[1, 2\]": lambda: quadratic([1.0], start=[1, 2]),
     "start = nan": lambda: quadratic([1.0], start=np.nan),
     "batch_size = 0": lambda: digits(batch_size=0),
-    "batch_size = 1438: train has only 1437": lambda: digits(batch_size=1438),
+    "batch_size = 1438: train has only 1437 examples; use a smaller batch_size": lambda: digits(batch_size=1438),
     "batch_size = 2.5": lambda: digits(batch_size=2.5),
     "hidden = 0": lambda: digits(hidden=(0,)),
     "hidden = 3: must be a list": lambda: digits(hidden=3),
-    "batch_size = 32: the smallest of 100 shards.*has 14": lambda: digits(sharded=True).batch_indices(0, 100),
+    "batch_size = 32: the smallest of 100 shards.*has 14; use .* fewer workers or sharded=False": lambda: digits(
+        sharded=True
+    ).batch_indices(0, 100),
+    "batch_size = 9: the smallest of 2 shards.*has 8; use .* or more examples a worker, with examples=": lambda: (
+        least_squares(2, 9, examples=8).batch_indices(0, 2)
+    ),
+    "sharded = 'no': must be True or False": lambda: digits(sharded="no"),
+    "sharded = 0: must be True or False": lambda: custom(line, half, sharded=0),
+    "map_on_cpu = 1: must be True or False": lambda: custom(line, half, map_on_cpu=1),
+    "shards = 0: must be at least 1": lambda: dataclasses.replace(digits(sharded=True), shards=0),
+    "shards = -2: must be at least 1": lambda: dataclasses.replace(digits(sharded=True), shards=-2),
     "workers = 0": lambda: digits().batch_indices(0, 0),
     "seed = -1": lambda: digits().batch_indices(-1, 1),
     "dropout = 1": lambda: mnist(dropout=1.0),
@@ -608,6 +635,25 @@ BAD = {
     r"test: examples of shape \(2,\)": lambda: custom(line, half, np.ones((3, 4)), np.ones((3, 2)), batch_size=1),
     "init: must return": lambda: custom(lambda key: jnp.ones(2, jnp.int32), half),
     "init: must .* gave {}": lambda: custom(lambda key: {}, half),
+    r"init: must return parameters, gave arrays without elements, float\w+\[0\]; give one or more": lambda: custom(
+        lambda key: jnp.zeros((0,)), half
+    ),
+    "init: must return parameters, gave arrays without elements, {'a'": lambda: custom(
+        lambda key: {"a": jnp.zeros((0, 3)), "b": jnp.zeros(0)}, lambda p, b, k: jnp.sum(p["b"])
+    ),
+    "config = 3: must be a dict, or another mapping": lambda: custom(line, half, config=3),
+    "config = 'x': must be a dict": lambda: custom(line, half, config="x"),
+    r"config = \[1\]: must be a dict": lambda: custom(line, half, config=[1]),
+    r"config = \[\]: must be a dict": lambda: custom(line, half, config=[]),
+    r"train: an array of >f8, which JAX cannot hold; convert it, with astype\(np.float64\) say": lambda: custom(
+        line, half, np.ones(3, ">f8"), batch_size=1
+    ),
+    "test: an array of complex128; must be real numbers": lambda: custom(
+        line, half, np.ones(3), np.ones(3, complex), batch_size=1
+    ),
+    r"evaluate: must return .*real numbers.* gave {'loss': complex\w+\[\]}": lambda: custom(
+        line, half, evaluate=lambda p, d: {"loss": lax.complex(p[0], p[1])}
+    ),
     "loss: must return a scalar": lambda: custom(line, lambda p, b, k: p),
     "loss: must return a floating-point": lambda: custom(line, lambda p, b, k: jnp.int32(1)),
     r"loss: takes \(p, b\); it is called as loss\(params, batch, key\)": lambda: custom(line, lambda p, b: p),
@@ -619,6 +665,24 @@ BAD = {
     ),
     "evaluate: must return a dict of scalars": lambda: custom(line, half, evaluate=lambda p, d: {"loss": {"a": p[0]}}),
     "data_dir = 5: must be a path": lambda: mnist(data_dir=5),
+    "data_dir = '': is empty; give the name": lambda: mnist(data_dir=""),
+    r"test: images of shape \[784\], must be \[28, 28\]; reshape": lambda: of_images(
+        mnist_from_arrays, (28, 28), (784,)
+    ),
+    "test: labels from 0 to 10, and there are ten classes; number them from 0 to 9": lambda: of_images(
+        mnist_from_arrays, (28, 28), (28, 28), (0, 10, 1)
+    ),
+    r"test: labels of float64\[3\], must be whole numbers": lambda: of_images(
+        mnist_from_arrays, (28, 28), (28, 28), (0.0, 1.0, 2.0)
+    ),
+    'train: has no label; give a dict of "image" and "label"': lambda: mnist_from_arrays({"image": []}, images()),
+    'train: has no image and no label; give a dict of "image" and "label"': lambda: mnist_from_arrays(3, images()),
+    r"test: images of shape \[32, 32, 3\], must be \[3, 32, 32\]; reshape": lambda: of_images(
+        cifar10_from_arrays, (3, 32, 32), (32, 32, 3)
+    ),
+    "test: labels from -1 to 9, and there are ten": lambda: of_images(
+        cifar10_from_arrays, (3, 32, 32), (3, 32, 32), (0, -1, 9)
+    ),
     "train: is a DataFrame, whose columns a loss cannot name; give arrays, or a dict of them": lambda: custom(
         line, lambda p, b, k: p.sum(), train=pd.DataFrame({"x": [1.0, 2.0]}), batch_size=1
     ),
@@ -673,6 +737,12 @@ def test_bad_input(message):
         BAD[message]()
 
 
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="a long double is a double on this system")
+def test_numbers_wider_than_jax_holds():
+    with pytest.raises(InputError, match=r"test: an array of \w+, which JAX cannot hold; convert it"):
+        custom(line, half, np.ones(3), np.ones(3, np.longdouble), batch_size=1)
+
+
 def test_a_problem_is_frozen():
     with pytest.raises(AttributeError):
         quadratic([1.0]).name = "other"
@@ -697,3 +767,17 @@ def test_whole_numbers_are_never_cut_off(label, precision, fits):
             replay(trace, methods.downpour(0.1), problem, **options)
         return
     assert replay(trace, methods.downpour(0.1), problem, **options).params["w"] == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_whole_numbers_of_a_state_are_never_cut_off(precision):
+    problem = custom(
+        line, lambda p, s, b, k: (jnp.sum(p * p), s), init_state=lambda: {"n": np.array(3_000_000_000), "few": 1}
+    )
+    with jax.enable_x64(precision == "float64"):
+        if precision == "float64":
+            assert problem_state(problem, jnp.dtype(precision))["n"] == 3_000_000_000
+            return
+        told = "its init_state has whole numbers from 3000000000 to 3000000000, which int32 cannot hold; use precision="
+        with pytest.raises(InputError, match=told):
+            replay(prescribed(0, 4, 2), methods.downpour(0.1), problem, precision=precision, progress=False)

@@ -30,7 +30,7 @@ from cases import (
 from event_loop import RECORDED, EventLoop, deviation, forced_deviation
 
 import asyncsim.replays.plan
-from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, simulate
+from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, replay_ensemble, simulate
 from asyncsim.methods import Method, Timing, gradient_steps
 from asyncsim.methods.method import send_update
 from asyncsim.replays import replay as replay_module
@@ -371,6 +371,9 @@ def test_divergence_stops_a_replay_that_is_advanced_by_hand():
         ("proxy_momentum", 1.0),
         ("proxy_momentum", -0.1),
         ("proxy_momentum", "high"),
+        ("diagnose_energy", "yes"),
+        ("diagnose_energy", None),
+        ("progress", 1),
     ],
 )
 def test_arguments_that_cannot_be_used(argument, value):
@@ -441,6 +444,20 @@ def test_a_loss_that_is_not_finite_at_the_start_is_an_error():
         replay(prescribed(0, 3, 1), methods.downpour(1e-28), problems.quadratic([1e30], start=1e10))
 
 
+@pytest.mark.parametrize("batched", [None, True, False])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_test_data_that_are_not_finite_are_no_divergence(value, batched):
+    problem = problems.custom(
+        lambda key: jnp.ones(()), lambda p, b, k: jnp.mean(p * b), np.ones(3), np.array([1.0, value]), batch_size=1
+    )
+    trace = prescribed(0, 3, 1)
+    with pytest.raises(InputError, match=f"problem: its test loss is {value} at the initial parameters, before any"):
+        if batched is None:
+            replay(trace, methods.downpour(0.1), problem, progress=False)
+        else:
+            replay_ensemble(trace, methods.downpour, problem, seeds=[0, 1], batched=batched, progress=False)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -449,10 +466,14 @@ def test_a_loss_that_is_not_finite_at_the_start_is_an_error():
             "took up none of its messages",
         ),
         ({"local_steps": 3}, "local_steps"),
+        (
+            {"local_steps": [2] * 49 + [1], "worker": 1},
+            "trace: worker 1 has jobs of 1 to 2 local_steps, .* give all jobs of a worker the same local_steps",
+        ),
     ],
 )
 def test_traces_that_a_replay_does_not_know(change, message):
-    trace = make_trace(commits=50)
+    trace = make_trace(window=2, commits=50)
     changed = Trace(trace.frame.assign(**change), trace.source)
     with pytest.raises(InputError, match=message):
         replay(changed, methods.downpour(), make_problem("quadratic"))

@@ -5,11 +5,12 @@ import math
 import os
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, Gamma, InputError, Run, methods, problems, replay, simulate
+from asyncsim import Cluster, Gamma, InputError, Run, methods, prescribed, problems, replay, simulate
 from asyncsim.replays.run import FORMAT
 
 FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
@@ -174,3 +175,13 @@ def test_numbers_of_numpy_are_saved_as_numbers(tmp_path):
     for config in (run.config, Run.load(tmp_path / "run").config):
         assert type(config["seed"]) is int
         assert config["hyperparameters"]["learning_rate"] == pytest.approx(0.05)
+
+
+def test_a_problems_own_configuration_comes_back_as_lists_and_numbers(tmp_path):
+    own = {"scales": np.arange(3), "rate": np.float32(0.5), "by": {1: (2, np.bool_(True))}}
+    problem = problems.custom(lambda key: jnp.ones(2), lambda p, b, k: jnp.sum(p * p), config=own)
+    run = replay(prescribed(0, 4, 2), methods.downpour(), problem, progress=False)
+    run.save(tmp_path / "run")
+    for config in (run.config, Run.load(tmp_path / "run").config):
+        found = config["problem_config"]
+        assert {name: found[name] for name in own} == {"scales": [0, 1, 2], "rate": 0.5, "by": {"1": [2, True]}}

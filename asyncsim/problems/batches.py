@@ -31,6 +31,8 @@ class BatchIndices:
     sharded : bool
         False: every worker shuffles the whole set. True: worker ``i`` shuffles its own shard, the
         examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one example.
+    other : str
+        What else helps where shards are too small, for the message.
 
     Raises
     ------
@@ -38,7 +40,15 @@ class BatchIndices:
         A worker would have fewer examples than one batch holds.
     """
 
-    def __init__(self, seed: int, workers: int, examples: int, batch_size: int, sharded: bool = False):
+    def __init__(
+        self,
+        seed: int,
+        workers: int,
+        examples: int,
+        batch_size: int,
+        sharded: bool = False,
+        other: str = "sharded=False",
+    ):
         self._streams = Streams(require_count("seed", seed, minimum=0), "batches")
         require_count("workers", workers)
         self._stride = workers if sharded else 1
@@ -50,7 +60,7 @@ class BatchIndices:
         if self._shard_size.min() < batch_size:
             raise InputError(
                 f"batch_size = {batch_size}: the smallest of {workers} shards of {examples} examples has "
-                f"{self._shard_size.min()}; use smaller batches, fewer workers or sharded=False"
+                f"{self._shard_size.min()}; use smaller batches, fewer workers or {other}"
             )
         self._batches = self._shard_size // batch_size
         self._epoch = np.full(workers, _NOT_DRAWN)

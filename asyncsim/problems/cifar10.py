@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.errors import require_choice
-from asyncsim.problems.data import load_cifar10
+from asyncsim.problems.data import as_images, load_cifar10
 from asyncsim.problems.layers import (
     accuracy,
     convolve,
@@ -120,6 +120,11 @@ def cifar10_from_arrays(
         ``"image"``, uint8, shape ``[examples, 3, 32, 32]``; ``"label"``, int32, from 0 to 9.
     batch_size, sharded, network
         As `cifar10` has them.
+
+    Raises
+    ------
+    InputError
+        Options out of range, images of another shape, or labels of other classes.
     """
     init, logits = NETWORKS[require_choice("network", network, NETWORKS)]
 
@@ -141,8 +146,8 @@ def cifar10_from_arrays(
         init=init,
         loss=loss,
         evaluate=evaluate,
-        train=dict(train),
-        test=dict(test),
+        train=as_images("train", train, (3, 32, 32)),
+        test=as_images("test", test, (3, 32, 32)),
         batch_size=batch_size,
         sharded=sharded,
         predict=predict,

@@ -1,7 +1,7 @@
 """A user's own problem, from functions and arrays."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
 from asyncsim.tracing import shapes_of, telling_failures, told
+
+_WIDEST = 8  # bytes of a number that JAX holds
 
 
 def custom(
@@ -59,7 +61,7 @@ def custom(
     map_on_cpu : bool
         On a CPU, do not compute the gradients of several workers as one batch: for convolutions. See `Problem`.
     config : dict, optional
-        Further values for provenance, as JSON values.
+        Further values for provenance; runs are saved with arrays as lists, and what JSON has not as text.
     predict : callable, optional
         ``predict(params, data)`` returns the scores of the classes before the softmax, shape ``[examples, classes]``,
         of some examples; deterministic, and without the state of ``init_state``. The examples must be a dict with a
@@ -72,9 +74,11 @@ def custom(
     Raises
     ------
     InputError
-        Arrays that do not fit each other or the batch, functions that return something else, or a name that cannot be
-        that of a folder.
+        Arrays that do not fit each other or the batch, or that JAX cannot hold; functions that return something else; a
+        name that cannot be that of a folder, or a config that is no dict.
     """
+    if config is not None and not isinstance(config, Mapping):
+        raise InputError(f"config = {config!r}: must be a dict, or another mapping, of values by name")
     train, test = _as_arrays("train", train), _as_arrays("test", test)
     _require_alike(train, test)
     problem = Problem(
@@ -130,6 +134,10 @@ def _as_arrays(argument: str, data: Tree) -> Tree:
         array = np.asarray(leaf)
         if array.dtype.kind not in "biuf":
             raise InputError(f"{argument}: an array of {array.dtype}; must be real numbers")
+        if array.dtype.itemsize > _WIDEST or not array.dtype.isnative:
+            raise InputError(
+                f"{argument}: an array of {array.dtype}, which JAX cannot hold; convert it, with astype(np.float64) say"
+            )
         return array
 
     arrays = jax.tree.map(convert, data)
@@ -165,12 +173,18 @@ def _check_functions(problem: Problem, evaluation: str) -> None:
             f"init: must return a tree of floating-point arrays, gave {told(params)}; what is not trained belongs to "
             "init_state, or to what loss closes over"
         )
+    if not any(leaf.size for leaf in jax.tree.leaves(params)):
+        raise InputError(
+            f"init: must return parameters, gave arrays without elements, {told(params)}; give one or more"
+        )
     state = _shapes(_traced("init_state", "", problem.init_state)) if problem.init_state else None
     _check_loss(problem, params, state)
     with telling_failures(evaluation):
         results = jax.eval_shape(problem.evaluate, params, state, _shapes(problem.train))
-    if not isinstance(results, dict) or "loss" not in results or any(_is_no_scalar(r) for r in results.values()):
-        raise InputError(f'evaluate: must return a dict of scalars with "loss" among them, gave {told(results)}')
+    if not isinstance(results, dict) or "loss" not in results or not all(map(_is_number, results.values())):
+        raise InputError(
+            f'evaluate: must return a dict of scalars, real numbers, with "loss" among them, gave {told(results)}'
+        )
     if problem.predict is not None:
         _check_predict(problem, problem.predict, params)
 
@@ -245,6 +259,10 @@ def _require_call(argument: str, function: Any, names: str, *values: Any) -> Non
 
 def _is_no_scalar(value: Any) -> bool:
     return getattr(value, "shape", None) != ()
+
+
+def _is_number(value: Any) -> bool:
+    return not _is_no_scalar(value) and not jnp.issubdtype(value.dtype, jnp.complexfloating)
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Data sets as files: where they are looked for, fetched from, checked and read."""
+"""Data sets as files, where they are looked for, fetched from, checked and read; and the check of their examples."""
 
 import contextlib
 import gzip
@@ -36,6 +36,7 @@ CIFAR10_EXAMPLES = 10_000  # a file
 DATA_VARIABLE = "ASYNCSIM_DATA"
 
 _UNSIGNED_BYTE = 8
+_LAST_CLASS = 9
 _CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label and the pixels, one channel after the other
 _TIMEOUT = 30  # seconds without an answer
 
@@ -90,10 +91,33 @@ def load_cifar10(data_dir: str | os.PathLike | None = None) -> dict[str, np.ndar
     return _read_cifar10_archive(archive) if archive.is_file() else _read_cifar10_files(folder)
 
 
+def as_images(argument: str, examples: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Return examples as a dict of arrays; raise InputError unless they are images of a shape with labels 0 to 9."""
+    missing = {"image", "label"} - set(examples if isinstance(examples, Mapping) else ())
+    if missing:
+        raise InputError(f'{argument}: has no {" and no ".join(sorted(missing))}; give a dict of "image" and "label"')
+    arrays = {name: np.asarray(array) for name, array in examples.items()}
+    image, label = arrays["image"], arrays["label"]
+    if image.shape[1:] != shape:
+        raise InputError(f"{argument}: images of shape {list(image.shape[1:])}, must be {list(shape)}; reshape them")
+    if label.ndim != 1 or label.dtype.kind not in "iu":
+        raise InputError(
+            f"{argument}: labels of {label.dtype}{list(label.shape)}, must be whole numbers, one for each image"
+        )
+    if label.size and (label.min() < 0 or label.max() > _LAST_CLASS):
+        raise InputError(
+            f"{argument}: labels from {label.min()} to {label.max()}, and there are ten classes; number them from 0 to "
+            f"{_LAST_CLASS}"
+        )
+    return arrays
+
+
 def _given_folder(data_dir: str | os.PathLike | None) -> Path | None:
     """Return the folder that the argument or the environment names; None if neither does."""
-    given = data_dir or os.environ.get(DATA_VARIABLE)
-    return require_path("data_dir", given) if given else None
+    if data_dir is not None:
+        return require_path("data_dir", data_dir)
+    named = os.environ.get(DATA_VARIABLE)
+    return Path(named) if named else None
 
 
 def _read_cifar10_files(folder: Path) -> dict[str, np.ndarray]:
@@ -146,8 +170,10 @@ def _parse_cifar10(path: Path, contents: bytes) -> np.ndarray:
     if len(contents) != expected:
         raise InputError(f"{path}: {len(contents)} bytes, the standard file has {expected}; {_cifar10_ways()}")
     records = np.frombuffer(contents, np.uint8).reshape(CIFAR10_EXAMPLES, _CIFAR10_RECORD)
-    if records[:, 0].max() > 9:
-        raise InputError(f"{path}: a label of {records[:, 0].max()}, must be from 0 to 9; {_cifar10_ways()}")
+    if records[:, 0].max() > _LAST_CLASS:
+        raise InputError(
+            f"{path}: a label of {records[:, 0].max()}, must be from 0 to {_LAST_CLASS}; {_cifar10_ways()}"
+        )
     return records
 
 

@@ -41,8 +41,9 @@ def logistic(
     -------
     Problem
         Examples ``{"features": [dimension], "label": []}``; ``evaluate`` gives ``"loss"``, the objective;
-        ``"excess"``, the objective minus its minimum, which round-off bounds by 1e-7 of the loss in float32; and
-        ``"gradient_norm"``. The minimum is solved for once, in float64, to a gradient of norm 1e-10.
+        ``"excess"``, the objective minus its minimum, which in float32 round-off changes by a few 1e-7 of the loss, and
+        by more of it where the loss is small; and ``"gradient_norm"``. The minimum is solved for once, in float64, to a
+        gradient of norm 1e-10.
 
     Raises
     ------

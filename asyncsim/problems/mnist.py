@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.errors import InputError, require_choice, require_fraction
-from asyncsim.problems.data import load_mnist
+from asyncsim.problems.data import as_images, load_mnist
 from asyncsim.problems.layers import accuracy, convolve, cross_entropy, dense, initial_layers, max_pool
 from asyncsim.problems.problem import Problem, mean_in_pieces
 
@@ -100,6 +100,11 @@ def mnist_from_arrays(
         ``"image"``, float32, shape ``[examples, 28, 28]``, scaled as the network wants it; ``"label"``, int32, 0 to 9.
     batch_size, dropout, sharded, network
         As `mnist` has them.
+
+    Raises
+    ------
+    InputError
+        Options out of range, images of another shape, or labels of other classes.
     """
     probability = _checked_dropout(dropout, network)
 
@@ -127,8 +132,8 @@ def mnist_from_arrays(
         init=_init_mlp if network == "mlp" else _init_cnn,
         loss=loss,
         evaluate=evaluate,
-        train=dict(train),
-        test=dict(test),
+        train=as_images("train", train, (28, 28)),
+        test=as_images("test", test, (28, 28)),
         batch_size=batch_size,
         sharded=sharded,
         predict=predict,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from asyncsim.errors import InputError, require_count, require_name
+from asyncsim.errors import InputError, require_count, require_name, require_switch
 from asyncsim.problems.batches import BatchIndices
 from asyncsim.wording import counted
 
@@ -64,8 +64,8 @@ class Problem:
     Raises
     ------
     InputError
-        The name cannot be that of a folder, the data are empty or their leading axes differ, or the batch does not fit
-        them.
+        The name cannot be that of a folder, a switch is not True or False, the shards are no count of one or more, the
+        data are empty or their leading axes differ, or the batch does not fit them.
     """
 
     name: str
@@ -84,6 +84,10 @@ class Problem:
 
     def __post_init__(self):
         require_name("problem", self.name)
+        for switch in ("sharded", "map_on_cpu"):
+            require_switch(switch, getattr(self, switch))
+        if self.shards is not None:
+            require_count("shards", self.shards)
         if self.test is not None:
             count_examples("test", self.test)
         if self.train is None:
@@ -94,7 +98,9 @@ class Problem:
             raise InputError("batch_size = None: say how many examples of train a minibatch takes")
         examples = count_examples("train", self.train)
         if require_count("batch_size", self.batch_size) > examples:
-            raise InputError(f"batch_size = {self.batch_size}: train has only {examples} examples")
+            raise InputError(
+                f"batch_size = {self.batch_size}: train has only {examples} examples; use a smaller batch_size"
+            )
 
     def __repr__(self) -> str:
         parameters, examples = counted(self.parameter_count, "parameter"), counted(self.examples, "example")
@@ -126,7 +132,9 @@ class Problem:
                 f"workers = {workers}: {self.name} was made for {self.shards} workers, one shard each; make it "
                 f"with workers={workers}, or run a number of workers that divides {self.shards}"
             )
-        return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded)
+        # What was laid out for shards is made with an option for the examples of each, and cannot do without shards.
+        other = "sharded=False" if self.shards is None else "more examples a worker, with examples="
+        return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded, other)
 
     def stateful_loss(self, params: Tree, state: Tree, batch: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
         """Return the minibatch loss and the new state, the same call with and without ``init_state``."""

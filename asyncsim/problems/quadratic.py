@@ -67,8 +67,12 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
 def _vector(argument: str, value: ArrayLike) -> np.ndarray:
     try:
         array = np.asarray(value, np.float64)
+        # Of the entries as they were given: NumPy makes numbers of texts and truth values.
+        mistaken = any(isinstance(entry, str | bytes | bool | np.bool_) for entry in np.asarray(value, object).flat)
     except (TypeError, ValueError):
-        raise InputError(f"{argument} = {value!r}: must be numbers") from None
+        mistaken = True
+    if mistaken:
+        raise InputError(f"{argument} = {value!r}: must be numbers")
     if not np.all(np.isfinite(array)):
         raise InputError(f"{argument} = {value!r}: must be finite")
     return array

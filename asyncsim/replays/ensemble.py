@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.errors import InputError, require_choice, require_count, require_switch
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.members import Members
@@ -81,6 +81,9 @@ def replay_ensemble(
     """
     if not isinstance(seeds, Iterable):
         raise InputError(f"seeds = {seeds!r}: must be several, [0, 1, 2] say, or range(3)")
+    for name, switch in (("progress", progress), ("batched", batched)):
+        if switch is not None:
+            require_switch(name, switch)
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
     diagnostics = [check_replay(trace, method, problem, diagnose_every, proxy_momentum) for method in grid.methods]

@@ -119,8 +119,8 @@ def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, _float(jnp.result_type(leaf), dtype)), tree)
 
 
-def as_data(tree: Any, dtype: Any) -> Any:
-    """Cast a problem's data to the run's precision.
+def as_data(tree: Any, dtype: Any, what: str = "data") -> Any:
+    """Cast a problem's data, or what else of it has whole numbers, to the run's precision.
 
     Raises
     ------
@@ -128,14 +128,8 @@ def as_data(tree: Any, dtype: Any) -> Any:
         It has whole numbers that do not fit into the 32 bits of a float32 run.
     """
     for leaf in jax.tree.leaves(tree):
-        held = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        if leaf.dtype.kind in "iu" and held != leaf.dtype and leaf.size:
-            least, most, room = leaf.min(), leaf.max(), np.iinfo(held)
-            if least < room.min or most > room.max:
-                raise InputError(
-                    f"problem: its data has whole numbers from {least} to {most}, which {held} cannot hold; use "
-                    "precision='float64', or give smaller numbers, or floats"
-                )
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.integer):
+            _require_held(what, np.asarray(leaf))
     return cast(tree, dtype)
 
 
@@ -168,6 +162,19 @@ def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tup
         make = functools.partial(initial_state, method.value, flat)
         way = Kernel(method.value, from_vector(local, flat), flat, layout, devices, make)
     return Program(way, jax.jit(_evaluation(problem.value, flat)), flat, devices)
+
+
+def _require_held(what: str, numbers: np.ndarray) -> None:
+    """Raise InputError unless whole numbers fit into the type that JAX holds them in."""
+    held = jax.dtypes.canonicalize_dtype(numbers.dtype)
+    if held == numbers.dtype or not numbers.size:
+        return
+    least, most, room = numbers.min(), numbers.max(), np.iinfo(held)
+    if least < room.min or most > room.max:
+        raise InputError(
+            f"problem: its {what} has whole numbers from {least} to {most}, which {held} cannot hold; use "
+            "precision='float64', or give smaller numbers, or floats"
+        )
 
 
 def _flatten(problem: Problem, layout: Layout, dtype: Any, device: Any) -> Flat:

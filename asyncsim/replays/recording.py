@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Values of an evaluation by which a run diverges; others, of the user's own, may be undefined now and then.
-_LOSSES = ("train_loss", "test_loss")
+LOSSES = ("train_loss", "test_loss")
 
 
 class Recording:
@@ -71,7 +71,7 @@ class Recording:
             "gradients": int(frame["local_steps"].iloc[:done].sum()),
             **values,
         }
-        if done and not np.isfinite([row[name] for name in _LOSSES if name in row]).all():
+        if done and not np.isfinite([row[name] for name in LOSSES if name in row]).all():
             self.diverged_at = done - 1
         self._evaluations.append(row)
         return row
@@ -91,7 +91,7 @@ class Recording:
                 "method": method.name,
                 "hyperparameters": plain(method.hyperparameters),
                 "problem": problem.name,
-                "problem_config": problem.config,
+                "problem_config": plain(problem.config),
                 **config,
                 "workers": trace.workers,
                 "commits": len(trace),

@@ -1,9 +1,8 @@
 """Replay: the real gradients of a trace, in batches that give exactly what a loop over its events gives."""
 
 import math
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,13 +11,14 @@ import numpy as np
 from tqdm import tqdm
 
 from asyncsim.clusters.policy import Policy
-from asyncsim.errors import InputError, require_choice, require_count, require_fraction
+from asyncsim.errors import InputError, require_choice, require_count, require_fraction, require_switch
 from asyncsim.methods.method import Method
+from asyncsim.notes import on_a_terminal
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.method_check import check_method
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
-from asyncsim.replays.recording import Recording
+from asyncsim.replays.recording import LOSSES, Recording
 from asyncsim.replays.replay_state import PROXY_MOMENTUM, ReplayState
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
@@ -105,6 +105,8 @@ def replay(
     amplify round-off (GEM) reproduce in law, not in value, on another machine.
     """
     _require_kinds(trace, method, problem)
+    if progress is not None:
+        require_switch("progress", progress)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         stops = evaluation_stops(trace.taken_up, evaluate_every)
         _warn_of_evaluations(trace, problem, len(stops) + 1)
@@ -158,6 +160,7 @@ class Replay:
         devices: Sequence[Any] | None = None,
     ):
         diagnostics = check_replay(trace, method, problem, diagnose_every, proxy_momentum)
+        require_switch("diagnose_energy", diagnose_energy)
         # A diagnosed commit begins a chunk, which costs as much as hundreds of a small problem's commits.
         diagnose_every = diagnose_every if diagnostics or diagnose_energy else 0
         seed = require_count("seed", seed, minimum=0)
@@ -243,7 +246,7 @@ def _require_kinds(trace: Any, method: Any, problem: Any) -> None:
 def run_to_the_end(running: Running, stops: np.ndarray, description: str, progress: bool | None) -> None:
     """Advance from stop to stop, evaluate at each, and go on to the last commit; show how far it is."""
     commits = len(running.trace)
-    show = sys.stderr.isatty() if progress is None else progress
+    show = on_a_terminal() if progress is None else progress
     with tqdm(total=commits, desc=description, unit="commit", disable=not show, leave=False) as bar:
 
         def evaluate() -> list[dict[str, float]]:
@@ -253,11 +256,7 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
             return rows
 
         for row in evaluate():
-            if not math.isfinite(row["train_loss"]):
-                raise InputError(
-                    f"problem: its train loss is {row['train_loss']} at the initial parameters, before any commit; "
-                    "look at init, loss, evaluate and the data"
-                )
+            _require_finite(row)
         for stop in np.union1d(stops, commits):
             try:
                 running.advance(stop)
@@ -271,6 +270,16 @@ def run_to_the_end(running: Running, stops: np.ndarray, description: str, progre
                 evaluate()
             if running.over:
                 break
+
+
+def _require_finite(row: Mapping[str, float]) -> None:
+    """Raise InputError unless the losses of the evaluation at the start are finite: no commit is to blame for them."""
+    for name in LOSSES:
+        if not math.isfinite(row.get(name, 0.0)):
+            raise InputError(
+                f"problem: its {name.replace('_', ' ')} is {row[name]} at the initial parameters, before any commit; "
+                "look at init, loss, evaluate and the data"
+            )
 
 
 def _require_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
@@ -308,6 +317,19 @@ def _check_outcomes(trace: Trace) -> None:
         raise InputError("trace: the server took up none of its messages, so that there is nothing to replay")
     if not trace.frame["local_steps"].between(1, trace.window).all():
         raise InputError(f"trace: local_steps must be from 1 to its window, {trace.window}, in every row")
+    if trace.windows_differ:
+        _check_windows(trace)
+
+
+def _check_windows(trace: Trace) -> None:
+    """Raise InputError unless each worker's jobs are alike: by their local steps its minibatches are counted."""
+    steps = trace.frame.groupby("worker")["local_steps"].agg(["min", "max"])
+    differing = steps[steps["min"] < steps["max"]]
+    for worker, least, most in differing.itertuples():
+        raise InputError(
+            f"trace: worker {worker} has jobs of {least} to {most} local_steps, so that minibatches would be drawn "
+            "twice or left out; give all jobs of a worker the same local_steps"
+        )
 
 
 def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> None:

@@ -11,7 +11,7 @@ from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.draws import purpose_key
 from asyncsim.replays.plan import Plan
-from asyncsim.replays.programs import Program, cast, on_devices
+from asyncsim.replays.programs import Program, as_data, cast, on_devices
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay_state import Records, ReplayState
 from asyncsim.threads import require_wanted
@@ -163,7 +163,7 @@ def start(problem: Problem, seed: int, dtype: Any) -> tuple[Any, jax.Array]:
 
 def problem_state(problem: Problem, dtype: Any) -> Any:
     """Return the problem's non-trained state at the start; ``()`` without one."""
-    return cast(problem.init_state(), dtype) if problem.init_state else ()
+    return as_data(problem.init_state(), dtype, "init_state") if problem.init_state else ()
 
 
 def tensor_names(params: Any) -> list[str]:
