@@ -75,7 +75,8 @@ def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
     """Return what theory says about the commits of a cluster.
 
     None where computations are stopped of which the short ones are left, so that more may end than the mean time says;
-    for barriers that is told by order statistics, of laws whose sums over a window are known.
+    for barriers that is told by order statistics, of laws whose sums over a window are known, and by what the server
+    and a shared link can take.
     """
     require_cluster(cluster)
     rate = _rate(cluster)
@@ -168,12 +169,18 @@ def _highest_rate(cluster: Cluster) -> float:
     slowest; no server and no shared link is more than busy.
     """
     cycles = [one + demand(cluster) for one in away(cluster)]
-    limits = [len(cycles) / max(cycles) if _in_step(cluster) else math.fsum(1 / cycle for cycle in cycles)]
-    if cluster.discipline != "lock_free" and cluster.service.mean > 0:
-        limits.append(1 / demand(cluster))
+    own = len(cycles) / max(cycles) if _in_step(cluster) else math.fsum(1 / cycle for cycle in cycles)
+    return min(own, _busiest(cluster))
+
+
+def _busiest(cluster: Cluster) -> float:
+    """Return the rate of commits at which the server or a shared link is always busy; infinite without either."""
+    seconds = [0.0]
+    if cluster.discipline != "lock_free":
+        seconds.append(demand(cluster))
     if cluster.shared_bandwidth:  # in either direction, as each commit has one message with parameters up and one down
-        limits.append(1 / max(cluster.transfer_up, cluster.transfer_down))
-    return min(limits)
+        seconds += [cluster.transfer_up, cluster.transfer_down]
+    return 1 / max(seconds) if max(seconds) > 0 else math.inf
 
 
 def _barriers(cluster: Cluster) -> ThroughputTheory | None:
@@ -184,7 +191,11 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     """
     first = cluster.policy.per_version(cluster.workers)
     everyone = first == cluster.workers
-    limits = [ThroughputTheory("saturation bound", _highest_rate(cluster))] if everyone else []
+    # Of the workers' own times the short ones may be left, the server and a shared link see to all that is taken up.
+    most = _highest_rate(cluster) if everyone else _busiest(cluster)
+    if cluster.shared_bandwidth and cluster.transfer_down > 0:  # down which everyone gets each version
+        most = min(most, first / cluster.workers / cluster.transfer_down)
+    limits = [ThroughputTheory("saturation bound", most)] if most < math.inf else []
     name, travelling, served = "order statistics", journeys(cluster), demand(cluster)
     steady = all(isinstance(law, Constant) for law in (cluster.latency_up, cluster.latency_down))
     if not everyone:  # of random journeys, too, the short ones may be left, and of services that do not wait in turn
