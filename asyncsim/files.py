@@ -3,7 +3,8 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,45 @@ from asyncsim.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path, argument: str) -> Iterator[None]:
+    """Let no other process, nor another thread, do the same in a folder meanwhile; ``argument`` is what named it.
+
+    Raises
+    ------
+    InputError
+        One does already.
+    """
+    descriptor = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None  # which opens no folders
+    try:
+        if descriptor is not None and not lock(descriptor):
+            raise InputError(
+                f"{argument} = {str(folder)!r}: another process writes there; wait for its end, or give another folder"
+            )
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed; return False if it is locked already.
+
+    The end of a process, however it comes, ends its locks. Where the system knows none, there is none.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:

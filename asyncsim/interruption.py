@@ -40,6 +40,26 @@ def interruptible() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Keep what signals do through a call that sets handlers of its own."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in _USUAL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # one that is not Python's
+                signal.signal(number, handler)
+
+
+def ignore_from_now_on() -> None:
+    """Let this process end in peace: Python and its libraries clean up, which a signal would break off."""
+    for number in _USUAL:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if _is_deaf(frame):

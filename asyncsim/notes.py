@@ -9,6 +9,11 @@ from contextvars import ContextVar
 _TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
 
 
+def on_a_terminal() -> bool:
+    """Return whether somebody may look at standard error; a process can be without one."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def tell(text: str) -> None:
     """Print to standard error, above the progress bars of runs that go on."""
     from tqdm import tqdm

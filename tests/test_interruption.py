@@ -10,7 +10,7 @@ from importlib.machinery import ExtensionFileLoader
 import jax
 import pytest
 
-from asyncsim.interruption import _GC_CALLBACK, interruptible
+from asyncsim.interruption import _GC_CALLBACK, handlers_kept, interruptible
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
@@ -108,3 +108,11 @@ def default():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def test_who_sets_handlers_of_its_own_takes_none_away(default):
+    with interruptible():
+        before = signal.getsignal(signal.SIGTERM)
+        with handlers_kept():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is before is not signal.SIG_IGN

@@ -1,6 +1,8 @@
 """Notes: told each time, or once inside of what has many parts."""
 
-from asyncsim.notes import each_note_once, note
+import sys
+
+from asyncsim.notes import each_note_once, note, on_a_terminal
 
 
 def test_each_note_is_told_once_inside_and_again_after(capsys):
@@ -12,3 +14,8 @@ def test_each_note_is_told_once_inside_and_again_after(capsys):
         note("other")
     note("one")
     assert capsys.readouterr().err.splitlines() == ["note: one", "note: other", "note: one"]
+
+
+def test_without_standard_error_nobody_looks_at_it(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not on_a_terminal()

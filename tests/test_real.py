@@ -24,7 +24,7 @@ from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.cluster import ray_cluster
 from asyncsim.real.folder import HEADER, Header
-from asyncsim.real.log import LOG
+from asyncsim.real.log import LOG, Log
 from asyncsim.real.server import Server
 from asyncsim.real.worker import Worker
 
@@ -225,6 +225,17 @@ def test_recordings_that_cannot_be_read_are_refused(tmp_path):
     (tmp_path / HEADER).write_text(json.dumps({**values, "format": 2}))
     with pytest.raises(InputError, match="recording of format 2, this asyncsim reads 1"):
         load(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_nobody_else_records_in_a_folder_meanwhile(tmp_path):
+    log = Log(tmp_path)
+    log.append({"one": 1})
+    with pytest.raises(InputError, match=r"^folder = .*: another process is recording there; wait for its end"):
+        Log(tmp_path, size=0)
+    log.close()
+    assert tmp_path.joinpath(LOG).read_text() == '{"one": 1}\n'
+    Log(tmp_path, size=0).close()
 
 
 def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):

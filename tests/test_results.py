@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,21 @@ def test_interruptions_of_what_can_be_resumed_say_how():
         finish(folder)
         raise KeyboardInterrupt
     assert str(never.value) == "what was finished is in mine"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_nobody_else_writes_there_meanwhile():
+    Path("mine").mkdir()
+    told = "'mine': another process writes there; wait for its end, or give another folder"
+    with results.new_folder("mine", "toy") as folder:
+        for_long = {"study": "toy"}
+        with pytest.raises(InputError, match=f"^out = {told}$"), results.new_folder("mine", "toy"):
+            pytest.fail("was let in")
+        write_json(folder / results.CONFIG, for_long)
+        with pytest.raises(InputError, match=f"^resume = {told}$"), results.old_folder("mine", for_long):
+            pytest.fail("was let in")
+    with results.old_folder("mine", for_long) as again:
+        assert again == folder
 
 
 def test_full_disk_leaves_the_file_as_it_was():

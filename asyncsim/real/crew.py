@@ -2,14 +2,13 @@
 
 import contextlib
 import functools
-import sys
 import time
 from typing import Any
 
 from tqdm import tqdm
 
 from asyncsim.errors import InputError
-from asyncsim.notes import note
+from asyncsim.notes import note, on_a_terminal
 from asyncsim.real.cluster import actor, share, shared, started
 from asyncsim.real.folder import Header
 
@@ -119,7 +118,7 @@ class Crew:
     def watch(self, restart: bool, progress: bool | None) -> None:
         """Return when all commits are made; enter the workers that are lost, and start them again if asked."""
         finished = self.server.call.remote("wait")
-        show = sys.stderr.isatty() if progress is None else progress
+        show = on_a_terminal() if progress is None else progress
         done, moved = 0, time.monotonic()
         with tqdm(total=self._header.commits, unit="commit", disable=not show, leave=False) as bar:
             while True:

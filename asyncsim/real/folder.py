@@ -122,11 +122,11 @@ def load(folder: str | Path) -> Recorded:
     events = read_log(folder)[0] if (folder / LOG).exists() else []
     try:
         book = Book(header.processes, header.replies, events)
+        return Recorded(folder, header, book.trace(header.seed), book.commits(), book.fault_table())
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"{str(folder / LOG)!r}: a damaged log, whose events are not those of a recording ({error}); record again"
         ) from error
-    return Recorded(folder, header, book.trace(header.seed), book.commits(), book.fault_table())
 
 
 def write_trace(folder: Path, trace: Trace) -> Path:

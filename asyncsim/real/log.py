@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsim.errors import InputError
+from asyncsim.files import lock
 
 #: The log's file in the folder of a recording.
 LOG = "visits.jsonl"
@@ -20,9 +21,20 @@ class Log:
     """Appends events to a recording's log."""
 
     def __init__(self, folder: Path, size: int | None = None):
-        """Open the log; ``size`` is the length of what is whole in it (bytes), what comes after is cut off."""
+        """Open the log; ``size`` is the length of what is whole in it (bytes), what comes after is cut off.
+
+        Raises
+        ------
+        InputError
+            Another process has it open.
+        """
         # Open for as long as its server lives.
         self._file = open(folder / LOG, "ab")  # noqa: SIM115
+        if not lock(self._file.fileno()):
+            self._file.close()
+            raise InputError(
+                f"folder = {str(folder)!r}: another process is recording there; wait for its end, or give another"
+            )
         if size is not None:
             self._file.truncate(size)
 
@@ -59,4 +71,4 @@ def read_log(folder: Path) -> tuple[list[Event], int]:
     try:
         return [json.loads(line) for line in content[:whole].splitlines()], whole
     except ValueError as error:
-        raise InputError(f"{str(path)!r}: a damaged log ({error}); what comes before is a recording still") from None
+        raise InputError(f"{str(path)!r}: a damaged log ({error}); record again") from None

@@ -5,7 +5,6 @@ The events are `asyncsim.simulation.engine`'s, under a timing policy `asyncsim.s
 """
 
 import gc
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ import numpy as np
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError, require_count, require_memory
+from asyncsim.notes import on_a_terminal
 from asyncsim.simulation.engine import Simulation
 from asyncsim.simulation.policy_engine import PolicySimulation
 from asyncsim.threads import require_wanted
@@ -91,7 +91,7 @@ def _no_garbage_collection() -> Iterator[None]:
 @contextmanager
 def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]]:
     """Yield what is told how many commits there are; a bar on standard error, if wanted."""
-    if not (sys.stderr.isatty() if show is None else show):
+    if not (on_a_terminal() if show is None else show):
         yield lambda done: require_wanted()
         return
     from tqdm import tqdm

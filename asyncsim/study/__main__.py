@@ -2,7 +2,13 @@
 
 import sys
 
-from asyncsim.study.command import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from asyncsim.interruption import ignore_from_now_on
+        from asyncsim.study.command import INTERRUPTED, main
+    except KeyboardInterrupt:  # before there is anything to tell
+        sys.exit(130)
+    code = main()
+    if code == INTERRUPTED:
+        ignore_from_now_on()
+    sys.exit(code)

@@ -5,6 +5,8 @@ defaults of all other options.
 """
 
 import ast
+import contextlib
+import errno
 import itertools
 import os
 import shlex
@@ -27,6 +29,8 @@ from asyncsim.study.typed import fields_of, split_numbers, value_of, without
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study of which some runs failed.
+#: Why what is printed to a file cannot be written.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _COMMAND = "python -m asyncsim.study"
 _NO_CACHE = "--no-compilation-cache"
 _USAGE = f"""usage: {_COMMAND} NAME [options]
@@ -66,8 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(": ".join(["interrupted", *map(str, interruption.args)]), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        # Of what is printed, as files that cannot be written are an InputError.
+        _print_no_more()
+        with contextlib.suppress(OSError):
+            print(f"error: what is printed cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
+
+
+def _print_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:

@@ -130,6 +130,9 @@ class Local:
                     raise value
                 begin(1)
                 yield Done(place, value)
+        except KeyboardInterrupt:
+            tell("interrupted: the runs in progress end first")
+            raise
         finally:
             unwanted.set()
             for thread in threads.values():

@@ -26,6 +26,7 @@ from ray.exceptions import RayError, RayTaskError
 
 import asyncsim
 from asyncsim.errors import InputError
+from asyncsim.interruption import handlers_kept
 from asyncsim.notes import note
 from asyncsim.study.executor import Done, Failure, attempt
 
@@ -70,7 +71,7 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
     if address is not None and address != "auto":
         _require_answer(address)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), handlers_kept():
             # JAX warns of the processes that Ray starts: those become other programs at once.
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             ray.init(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_path
-from asyncsim.files import read_table
+from asyncsim.files import alone_in, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,9 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
     """
     folder, made = _default_folder(study) if out is None else _given_folder(require_path("out", out))
     instead = " instead of --out" if out is not None else ""
-    with telling(folder, resumable, instead):
+    with telling(folder, resumable, instead), alone_in(folder, "out"):
+        if any(folder.iterdir()):  # meanwhile
+            raise _taken(folder)
         try:
             yield folder
         except BaseException:
@@ -120,7 +122,7 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
             f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options, the code "
             "and the versions that it was made with, or begin anew with out"
         )
-    with telling(folder):
+    with alone_in(folder, "resume"), telling(folder):
         yield folder
 
 
@@ -251,7 +253,7 @@ def _given_folder(folder: Path) -> tuple[Path, list[Path]]:
             raise _unwritable(folder, error) from error
     except OSError as error:
         raise _unwritable(folder, error) from error
-    raise InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
+    raise _taken(folder)
 
 
 def _make(folder: Path, exist_ok: bool) -> list[Path]:
@@ -270,6 +272,10 @@ def _make(folder: Path, exist_ok: bool) -> list[Path]:
 
 def _why(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
+
+
+def _taken(folder: Path) -> InputError:
+    return InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
 
 
 def _unwritable(folder: Path, error: OSError) -> InputError:
