@@ -113,7 +113,7 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
     summary = finished.summary
     if "method.learning_rate" not in summary:  # all are methods of one's own, with other hyper-parameters
         summary = summary.assign(**{"method.learning_rate": float("nan")})
-    vector = cell.problem.parameter_count * config.bytes_per_parameter
+    vector = config.vector_bytes(cell.problem)
     sizes = {method.name: method.timing.message_size or 1.0 for method in cell.methods}
     rows = []
     for (method, rate), group in summary.groupby(["method", "method.learning_rate"], sort=False, dropna=False):
@@ -229,7 +229,7 @@ def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, 
     return {**until_target(times), "gradients_to_target": float(np.mean(gradients))}
 
 
-def _costs(trace: "Trace", vector: int, message_size: float) -> dict[str, float]:
+def _costs(trace: "Trace", vector: float, message_size: float) -> dict[str, float]:
     """Return what one trace's visits cost; every message is answered by a read, of a vector of so many bytes."""
     outcome = trace.frame["outcome"]
     thrown_away = int(outcome.isin(["discarded", "cancelled"]).sum())

@@ -9,6 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+from asyncsim.errors import InputError
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
@@ -36,9 +37,21 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`."""
+    """Run the study; see `asyncsim.study.sweep.run_cells`.
+
+    Raises
+    ------
+    InputError
+        No method has a kappa.
+    """
     config.check()
     with config.computing_device():
         grid = [{"workers": n, "kappa": kappa} for n in config.workers for kappa in config.kappa]
+        cells = sweep(config, grid)
+        if not any("kappa" in method.hyperparameters for method in cells[0].methods):
+            names = ", ".join(method.name for method in cells[0].methods)
+            raise InputError(
+                f"methods = {names}: has no kappa, which varies here; give gem, or your own"
+            )
         conclude = functools.partial(report, "kappa", by=("workers", "method", "kappa"))
-        return run_cells("kappa", config, sweep(config, grid), conclude)
+        return run_cells("kappa", config, cells, conclude)

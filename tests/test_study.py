@@ -231,6 +231,8 @@ def test_methods_from_python_may_be_one_name():
         ("staleness --latency -1", "latency = '-1': constant: value = -1.0: must be zero or above (seconds)"),
         ("staleness --latency [1,2,3]", "latency = a list of 3 laws: must be one law, or a pair"),
         ("staleness --bandwidth 0", "bandwidth = 0.0: must be above zero (bytes/s)"),
+        ("staleness --message-bytes 9", "message_bytes = 9: takes no time without a bandwidth; give bandwidth as well"),
+        ("staleness --bandwidth 9 --message-bytes 0", "message_bytes = 0.0: must be above zero (bytes)"),
         ("staleness --shared-bandwidth", "shared_bandwidth = True: there is no bandwidth to share; give bandwidth"),
         ("staleness --no-exclusive", "exclusive = False: an exchange is always one atomic visit"),
         ("staleness --batch-size 0", "batch_size = 0: must be at least 1"),
@@ -790,11 +792,25 @@ def test_workers_that_never_commit_are_told_beside_what_is_conserved(told):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk of Linux")
+def test_what_is_printed_to_a_full_disk(tmp_path):
+    options = ["--workers=2", "--steps=5", "--seeds=1", "--methods=downpour", "--problem=quadratic"]
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "asyncsim.study", "staleness", *options, f"--out={tmp_path / 'mine'}"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert ended.stderr.endswith("error: what is printed cannot be written: No space left on device\n")
+
+
+@pytest.mark.full
 def test_a_shared_link_says_how_busy_it_is(told):
     options = ["--workers=3", "--steps=40", "--seeds=1", "--methods=downpour", "--compute=constant(1)"]
     out = printed(told, *options, "--bandwidth=16", "--shared-bandwidth")  # a message of 4 parameters takes a second
     (link,) = [line.split() for line in out.splitlines() if "shared link" in line]
     assert 0.9 < float(link[3]) <= 1
+    shutil.rmtree("mine")
+    larger = ["--bandwidth=125e6", "--message-bytes=125e6", "--shared-bandwidth"]  # so does one of a larger model
+    assert printed(told, *options, *larger).splitlines()[1:-1] == out.splitlines()[1:-1]
 
 
 @pytest.mark.full

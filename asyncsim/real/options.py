@@ -14,7 +14,8 @@ from asyncsim.study.config import LawLike, StudyConfig
 
 #: Options of clusters that say nothing of real processes, which take the time that they take.
 _OF_CLUSTERS = (
-    *("compute", "latency", "bandwidth", "shared_bandwidth", "dynamic_window", "read_blocks", "policy"),
+    *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes"),
+    *("dynamic_window", "read_blocks", "policy"),
     *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy"),
     *("executor", "cpus_per_run", "accelerators_per_run", "resume"),
 )
@@ -53,6 +54,7 @@ class RealConfig(StudyConfig):
     latency: Hidden[LawLike] = StudyConfig.latency
     bandwidth: Hidden[float | None] = None
     shared_bandwidth: Hidden[bool] = False
+    message_bytes: Hidden[float | None] = None
     dynamic_window: Hidden[bool] = False
     read_blocks: Hidden[int] = 1
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"

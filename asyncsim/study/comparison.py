@@ -153,7 +153,8 @@ class _Runs:
                 needed, commits = cell.own(method)
                 name = f"seed{seed}" if needed == cluster else f"seed{seed}-for-{method.name}"
                 if needed != cluster:
-                    note(f"{method.name} needs {_needs(method.timing)}: it gets its own traces")
+                    length = "" if commits == config.commits else f", of {commits:,} commits for as many gradients"
+                    note(f"{method.name} needs {_needs(method.timing)}: it gets its own traces{length}")
                 file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
                 file = self._traces.setdefault((needed, commits, seed), file)
                 yield _Job(cell, method, seed, needed, commits, file)

@@ -15,7 +15,7 @@ from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.clusters.windows import proportional_windows
-from asyncsim.errors import InputError, require_count, require_fraction
+from asyncsim.errors import InputError, require_count, require_fraction, require_positive
 from asyncsim.files import plain
 from asyncsim.notes import note
 from asyncsim.study import executor, results
@@ -86,9 +86,12 @@ waits.
     latency: LawLike = "constant(0)"
     """Law of the time of a message one way (s); "[up, down]" for two."""
     bandwidth: float | None = None
-    """Bytes per second each way for messages with parameters, whose size is the problem's. None: unlimited."""
+    """Bytes per second each way for messages with parameters. None: unlimited."""
     shared_bandwidth: bool = False
     """The workers share the server's bandwidth, one message at a time; else each has it to itself."""
+    message_bytes: float | None = None
+    """Bytes of a message with parameters, as those of another model; a bandwidth goes with it. None: as many as the
+    problem's parameters have."""
     window: int = 1
     """Local steps per communication."""
     dynamic_window: bool = False
@@ -177,10 +180,10 @@ waits.
         """``"float64"`` or ``"float32"``."""
         return "float64" if self.x64 else "float32"
 
-    @property
-    def bytes_per_parameter(self) -> int:
-        """Size of a parameter in a message."""
-        return 8 if self.x64 else 4
+    def vector_bytes(self, problem: "Problem") -> float:
+        """Return the size of a message with all parameters."""
+        own = problem.parameter_count * (8 if self.x64 else 4)
+        return own if self.message_bytes is None else self.message_bytes
 
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
@@ -201,6 +204,12 @@ waits.
         require_fraction("momentum", self.momentum)
         if self.shared_bandwidth and self.bandwidth is None:
             raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
+        if self.message_bytes is not None:
+            require_positive("message_bytes", self.message_bytes, "bytes")
+            if self.bandwidth is None:
+                raise InputError(
+                    f"message_bytes = {self.message_bytes:g}: takes no time without a bandwidth; give bandwidth as well"
+                )
         if self.out is not None and self.resume is not None:
             raise InputError(f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it out")
         self.check_executor()

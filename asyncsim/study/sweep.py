@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_json
-from asyncsim.notes import each_note_once, note
+from asyncsim.notes import each_note_once, note, tell
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig, StudyOptions
 from asyncsim.study.executor import opened
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +134,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         if of_problem not in problems:
             problems[of_problem] = own.make_problem(set(values), config.changed)
         problem = problems[of_problem]
-        cluster = own.make_cluster(message_bytes=problem.parameter_count * own.bytes_per_parameter)
+        cluster = own.make_cluster(message_bytes=own.vector_bytes(problem))
         cells.append(Cell(_folder_name(values), dict(values), own, cluster, methods[of_methods], problem))
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
@@ -219,6 +220,8 @@ def run_cells(
             with contextlib.suppress(InputError, OSError):
                 ended = name_missing(interrupted=True)
                 if len(ended):
+                    every = sum(len(cell.wanted) for cell in known)
+                    tell(f"tables and figures are of what ended, {len(ended)} of {counted(every, 'run')}")
                     conclude(folder, ended)
             raise
         ended = name_missing(interrupted=False)
