@@ -67,7 +67,7 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
         draw_curves(axes, curves, labels, against, _longest_time(finished.summary) if against == "time" else None)
-        draw_target(axes, finished.config["target"])
+        draw_target(axes, finished.config)
     panels[1].set_xlabel("gradients computed, also those thrown away")
     panels[0].set_ylabel("loss on the training data")
     mark_beyond(panels[0], curves, labels, "time")

@@ -104,7 +104,7 @@ def loss(finished: Finished) -> Figure:
         own_looks, named = {name: looks[name] for name in curves}, {name: name for name in curves}
         draw_curves(axes, curves, named, "time", looks=own_looks)
         mark_beyond(axes, curves, named, "time", own_looks)
-        draw_target(axes, finished.config["target"])
+        draw_target(axes, finished.config)
         axes.set_title(f"{look.looks([method])[method].label}, {counted(workers, 'worker')}")
     for axes in panels[: len(found) : columns]:
         axes.set_ylabel("loss on the training data")

@@ -16,6 +16,7 @@ from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read, say_written
 from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.target import Target, until_target
 from asyncsim.table_text import table_text
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ class Config(StudyConfig):
     tune: tuple[float, ...] = ()
     """Learning rates to try for every method; the table shows each method at its best one."""
     target: float = 0.3
-    """Loss on the training data that is to be reached."""
+    """Loss that is to be reached, or accuracy."""
+    target_of: str = "train_loss"
+    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
+    below, if the problem has it."""
     measure: str = "time_to_target"
     """What the table is sorted by, and the best learning rate chosen by: time_to_target, gradients_to_target,
     final_loss (of minibatches), or train_ or test_ and what the problem evaluates: test_accuracy, say."""
@@ -61,7 +65,7 @@ class Config(StudyConfig):
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        require_positive("target", self.target)
+        Target(self.target, self.target_of).check()
         for rate in self.tune:
             require_positive("tune", rate)
         if len(set(self.tune)) < len(self.tune):
@@ -74,7 +78,7 @@ def run(config: Config) -> Result:
     Raises
     ------
     InputError
-        A measure that the problem does not have.
+        A measure, or a target's, that the problem does not have.
     """
     config.check()
     if config.tune and config.learning_rate is not None:
@@ -83,6 +87,7 @@ def run(config: Config) -> Result:
     with config.computing_device():
         cells = sweep(config, rates)
         _check_measure(config, cells[0].problem)
+        Target(config.target, config.target_of).check_of(cells[0].problem)
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(config, cells[0], folder)
@@ -127,7 +132,7 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
                 "learning_rate": rate,
                 "seeds": len(group),
                 "diverged": len(group) - len(ended),
-                **_until_target(seeds, config.target),
+                **_until_target(seeds, Target(config.target, config.target_of)),
                 **{name: ended[name].mean() for name in names if name in ended},
                 "simulated_seconds": ended["simulated_seconds"].mean(),
                 **costs,
@@ -194,7 +199,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
     described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
     return (
-        f"{described}\n{cell.problem.name}; time and gradients until a train loss of {config.target:g} is "
+        f"{described}\n{cell.problem.name}; time and gradients until {Target(config.target, config.target_of)} is "
         f"reached; sorted by {titles[config.measure]}{direction}{tuned}\n{text}"
     )
 
@@ -211,18 +216,16 @@ def _say_at_the_edge(summary: "pd.DataFrame", table: "pd.DataFrame") -> None:
         note(f"{', '.join(names)}: best at the {which} rate of --tune, {rate:g}; one beyond it may be better")
 
 
-def _until_target(seeds: "list[tuple[Run, Trace]]", target: float) -> dict[str, float]:
+def _until_target(seeds: "list[tuple[Run, Trace]]", target: Target) -> dict[str, float]:
     """Return how many seeds met the target, and the mean time (s) and gradients computed until then.
 
     The time is read between evaluations; thrown-away gradients count. Infinite if a seed never met it.
     """
     import numpy as np
 
-    from asyncsim.study.outcome import time_to_target, until_target
-
     times, gradients = [], []
     for run, trace in seeds:
-        time = time_to_target(run.evaluations["commit_time"], run.evaluations["train_loss"], target)
+        time = target.time(run.evaluations)
         computed = int(trace.frame.loc[trace.frame["commit_time"] <= time, "local_steps"].sum())
         times.append(time)
         gradients.append(float(computed) if np.isfinite(time) else np.inf)

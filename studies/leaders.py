@@ -139,7 +139,7 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
-    from asyncsim.study.outcome import until_target
+    from asyncsim.study.target import until_target
 
     rows = []
     for (n, window, method, rate), group in finished.summary.groupby(
@@ -241,7 +241,7 @@ def _optimized(method: "Method", rate: float, config: Config) -> "Method":
 
 
 def _time_to_target(evaluations: "pd.DataFrame", target: float) -> float:
-    from asyncsim.study.outcome import time_to_target
+    from asyncsim.study.target import time_to_target
 
     return time_to_target(evaluations["commit_time"], errors(evaluations), target)
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.clusters.policy import Policy, parse_policy
-from asyncsim.errors import InputError, require_positive
+from asyncsim.errors import InputError
 from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.beside_theory import Known, beside, trace_means
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, figures, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.target import Target, until_target
 from asyncsim.table_text import LEAST_SHARE, table_text
 from asyncsim.wording import counted
 
@@ -49,7 +50,10 @@ class Config(SweepConfig):
     methods: tuple[MethodLike, ...] = ("downpour",)
     """Methods to compare that name no policy of their own; also yours as FILE.py:FUNCTION (see the README)."""
     target: float = 0.3
-    """Loss on the training data until which the time is told."""
+    """Loss until which the time is told, or accuracy."""
+    target_of: str = "train_loss"
+    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
+    below, if the problem has it."""
     evaluate_every: int | None = 5
     """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
     the logarithm of the loss."""
@@ -57,7 +61,7 @@ class Config(SweepConfig):
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        require_positive("target", self.target)
+        Target(self.target, self.target_of).check()
         if self.policy is not None:
             if isinstance(self.policy, str | Policy) or not isinstance(self.policy, Sequence):
                 raise InputError(
@@ -92,13 +96,15 @@ def run(config: Config) -> Result:
     Raises
     ------
     InputError
-        A method that has a timing of its own.
+        A method that has a timing of its own, or a target of what the problem does not have.
     """
     from asyncsim.study.cell import meet
 
     config.check()
     with config.computing_device():
         cells = sweep(config, [{"policy": policy, "workers": n} for n, policy in config.points()])
+        target = Target(config.target, config.target_of)
+        target.check_of(cells[0].problem)
         for method in cells[0].methods:
             if any(meet(cell.cluster, method.timing) != cell.cluster for cell in cells):
                 raise InputError(
@@ -106,7 +112,7 @@ def run(config: Config) -> Result:
                     "that have none, or run the study compare"
                 )
         clusters = {(cell.values["policy"], cell.cluster.workers): cell.cluster for cell in cells}
-        conclude = functools.partial(_conclude, clusters, config.target)
+        conclude = functools.partial(_conclude, clusters, target)
         return run_cells("policies", config, cells, conclude)
 
 
@@ -150,7 +156,7 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
     return pd.DataFrame(rows)
 
 
-def times_table(finished: Finished, target: float) -> "pd.DataFrame":
+def times_table(finished: Finished, target: Target) -> "pd.DataFrame":
     """Return how long each method needs under each policy: a row for each pair.
 
     Columns: ``workers``, ``policy``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target),
@@ -160,14 +166,12 @@ def times_table(finished: Finished, target: float) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    from asyncsim.study.outcome import time_to_target, until_target
-
     rows = []
     summary = finished.summary
     measured = [name for name in ("final_loss", "train_loss", "test_accuracy") if name in summary]
     for (workers, policy, method), group in summary.groupby(["workers", "policy", "method"], sort=False):
         told = [finished.run(name).evaluations for name in group["run_folder"]]
-        times = [time_to_target(one["commit_time"], one["train_loss"], target) for one in told]
+        times = [target.time(one) for one in told]
         ended = group[group["status"] == "finished"]
         rows.append(
             {
@@ -184,7 +188,9 @@ def times_table(finished: Finished, target: float) -> "pd.DataFrame":
     return pd.DataFrame(rows)
 
 
-def _conclude(clusters: "dict[tuple[str, int], Cluster]", target: float, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(
+    clusters: "dict[tuple[str, int], Cluster]", target: Target, folder: Path, summary: "pd.DataFrame"
+) -> None:
     policies = policy_table(summary, clusters)
     times = times_table(read(folder, "policies"), target)
     write_csv(folder / POLICIES, policies)
@@ -213,7 +219,7 @@ def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
     )
 
 
-def _times_text(times: "pd.DataFrame", target: float) -> str:
+def _times_text(times: "pd.DataFrame", target: Target) -> str:
     shown = times.drop(columns="seeds")
     for name in ("diverged", "reached"):
         shown[name] = [f"{count} of {seeds}" for count, seeds in zip(times[name], times["seeds"], strict=True)]
@@ -224,7 +230,7 @@ def _times_text(times: "pd.DataFrame", target: float) -> str:
         "train_loss": "train loss",
     }
     return (
-        f"simulated time until a train loss of {target:g} is reached: mean over the seeds, inf if one never does\n"
+        f"simulated time until {target} is reached: mean over the seeds, inf if one never does\n"
         f"{table_text(shown.rename(columns=titles | {'test_accuracy': 'test accuracy'}))}"
     )
 

@@ -158,12 +158,12 @@ def speedups(finished: Finished, target: float) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
-    from asyncsim.study.outcome import time_to_target, until_target
+    from asyncsim.study.target import Target, until_target
 
     rows = []
     for (method, workers), group in finished.summary.groupby(["method", "workers"], sort=False):
         told = [finished.run(name).evaluations for name in group["run_folder"]]
-        times = [time_to_target(one["commit_time"], one["train_loss"], target) for one in told]
+        times = [Target(target).time(one) for one in told]
         rows.append(
             {
                 "method": method,

@@ -11,7 +11,7 @@ from asyncsim.files import write_csv
 from asyncsim.replays.run import Run
 from asyncsim.study import load_file, results, shipped, sweep
 from asyncsim.study.finished import read
-from asyncsim.study.outcome import time_to_target
+from asyncsim.study.target import Target, time_to_target
 
 compare = study.load("compare")
 figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py")
@@ -96,6 +96,14 @@ def test_time_to_a_target_is_read_between_evaluations(losses, target, time):
     assert time_to_target(pd.Series(range(len(losses))), pd.Series(losses), target) == pytest.approx(time)
 
 
+def test_accuracies_are_reached_from_below():
+    evaluations = pd.DataFrame({"commit_time": [0.0, 1.0, 2.0], "test_accuracy": [0.0, 0.5, 0.875]})
+    target = Target(0.75, "test_accuracy")
+    assert str(target) == "a test accuracy of 0.75"
+    assert target.time(evaluations) == pytest.approx(1.5)  # half of the way in the logarithm of the error
+    assert np.isinf(Target(0.9, "test_accuracy").time(evaluations))
+
+
 @pytest.mark.full
 def test_a_target_that_is_never_met_takes_forever():
     folder, _ = compare.run(compare.Config(**SMALL, methods=("downpour",), target=1e-6))
@@ -113,6 +121,8 @@ def test_each_method_has_its_own_rate_unless_one_is_given():
     "options",
     [
         {"target": 0.0},
+        {"target": 1.5, "target_of": "test_accuracy"},
+        {"target_of": "test_accuracy", "problem": "quadratic"},
         {"tune": (0.1, -1.0)},
         {"tune": (0.1, 0.1)},
         {"measure": "test_loss", "problem": "quadratic"},

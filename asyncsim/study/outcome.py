@@ -85,37 +85,6 @@ def _last(commits: pd.DataFrame, total: int) -> pd.DataFrame:
     return commits.tail(max(1, round(FINAL_SHARE * total)))
 
 
-def time_to_target(time: pd.Series, values: pd.Series, target: float) -> float:
-    """Return when (s, simulated) a loss, or an error, first met a target; infinite if it never did.
-
-    Between the evaluation before and that at which it was met the logarithm of the loss is taken for a straight line in
-    time, or the loss itself where it is not above zero.
-
-    Parameters
-    ----------
-    time, values : pandas.Series
-        Of the evaluations of a run: when (s, simulated), and what the loss was.
-    target : float
-    """
-    when, loss = time.to_numpy(float), values.to_numpy(float)
-    met = np.flatnonzero(loss <= target)
-    if not len(met):
-        return np.inf
-    first = met[0]
-    if first == 0 or not np.isfinite(loss[first - 1]):
-        return float(when[first])
-    before, at = loss[first - 1], loss[first]
-    if at > 0 and target > 0:
-        before, at, target = np.log([before, at, target])
-    part = (before - target) / (before - at)
-    return float(when[first - 1] + part * (when[first] - when[first - 1]))
-
-
-def until_target(times: Sequence[float]) -> dict[str, float]:
-    """Return how many seeds have met a target, and their mean time until then: infinite if one of them never did."""
-    return {"reached": int(np.isfinite(times).sum()), "time_to_target": float(np.mean(times))}
-
-
 def own_measures(columns: Iterable[str]) -> list[str]:
     """Return the columns of a problem's measures that tables show beside losses and the test accuracy.
 
