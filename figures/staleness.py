@@ -27,6 +27,7 @@ from asyncsim.clusters.policy import asynchronous
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import (
     DIVERGED,
+    axis_along,
     bins,
     curve_of,
     draw_curves,
@@ -183,7 +184,7 @@ def loss(results: Results) -> Figure:
         each, zero = steady
         ways: Any = (lambda time: (time - zero) / each, lambda step: zero + each * step)
         second = panels[0].secondary_xaxis("top", functions=ways)
-        second.set_xlabel("worker steps (commits per worker)")
+        axis_along(second, "step")
     _finish(figure, results, panels[0], "mean")
     return figure
 

@@ -58,8 +58,8 @@ _MARKS = {
     "usual loop, same records": Mark(look.GREY),
     "usual loop, XLA's convolutions": Mark(look.GREEN),
     "usual loop, PyTorch": Mark(look.VERMILLION),
-    "simulate": Mark(look.BLUE),
-    "usual SimPy model": Mark(look.ORANGE),
+    "simulate": Mark(look.SKY, filled=False),
+    "usual SimPy model": Mark(look.ORANGE, filled=False),
 }
 #: More methods than this have a figure of their own.
 _MANY = 4
@@ -189,10 +189,10 @@ def _legend(figure: Figure, summary: pd.DataFrame, columns: int) -> None:
     """Add the legend of contenders, and of the methods if there are several."""
     handles = []
     methods = [name for name in dict.fromkeys(summary["method"]) if name]
-    # Of several methods no one's: what they share is the colour.
-    marker = "s" if _several(summary) else _MARKERS.get("".join(methods), "s")
     for name in _in_order(summary["contender"]):
-        mark = _mark(name)
+        mark, own = _mark(name), [method for method in _methods(summary, name) if method]
+        # Of several methods no one's: what they share is the colour.
+        marker = "s" if _several(summary) else _MARKERS.get("".join(own), "s")
         style: dict[str, Any] = (
             {"marker": marker, "linestyle": "none"} if mark.line is None else {"linestyle": mark.line}
         )

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate, study
@@ -25,7 +26,7 @@ from asyncsim.drawing.curves import (
     mark_beyond,
 )
 from asyncsim.methods import METHODS
-from asyncsim.study import load_file, shipped
+from asyncsim.study import finished, load_file, shipped
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
 from asyncsim.traces.trace import OUTCOMES, Source
@@ -409,6 +410,64 @@ def test_titles_of_panels_fit_above_them(tmp_path):
             assert "\n" in title.get_text() and title.get_window_extent().x1 <= axes.get_window_extent().x1
 
 
+def test_a_figure_gets_taller_with_its_title(tmp_path):
+    """Of one panel, of rows of panels with titles of their own, and of rows that are parts of a figure."""
+    laws = ["gamma(mean=1.25, cv=0.125)"] * 8 + ["lognormal(mean=3.25, cv=0.625)"] * 2
+    options = {"service": 0.125, "bandwidth": 344500, "message_bytes": 68900, "shared_bandwidth": True}
+    long = Cluster(10, laws, **options)
+    longer = dataclasses.replace(long, protocol="read_then_write")
+    for name, clusters in (("one", {"gem": long}), ("own", {"gem": long, "downpour": longer})):
+        traces = {method: [simulate(cluster, 30)] for method, cluster in clusters.items()}
+        found = figures.read(write_results(tmp_path / name, traces))
+        with look.style():
+            for figure in (figures.staleness(found), figures.queue(found)):
+                figure.draw_without_rendering()
+                for axes in figure.axes:
+                    label = axes.yaxis.label.get_window_extent().height
+                    assert axes.get_window_extent().height > label or not axes.get_ylabel().startswith("share")
+                    assert axes.get_window_extent().height > 1.1 * figure.dpi
+
+
+def test_titles_that_stand_beside_each_other_make_room_once():
+    figure, panels = look.new_figure(look.DOUBLE, 5.0, 2, 2)
+    text = "; ".join(["a part of a title"] * 9)
+    heights = []
+    for axes in panels:
+        look.panel_title(axes, text)
+        heights.append(figure.get_figheight())
+    assert 5.0 < heights[0] == heights[1] < heights[2] == heights[3]
+    assert heights[2] - heights[1] == pytest.approx(heights[0] - 5.0)
+
+
+def test_marks_of_throughput_are_all_different():
+    marks = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py")._MARKS
+    assert len(set(marks.values())) == len(marks)
+
+
+def test_the_legend_of_throughput_has_the_shapes_of_each_contender():
+    throughput = load_file("asyncsim.figures.throughput", shipped("figures") / "throughput.py")
+    cases = [("trace", "", "simulate"), ("trace", "", "usual SimPy model"), ("cnn", "downpour", "replay")]
+    rows = pd.DataFrame(cases, columns=["task", "method", "contender"]).assign(workers=10)
+    figure = throughput.throughput(rows.assign(per_second=2.0, per_second_min=1.0, per_second_max=3.0))
+    drawn = {(line.get_marker(), line.get_color(), line.get_markerfacecolor()) for line in figure.findobj(Line2D)}
+    drawn = {one for one in drawn if one[0] in ("s", "o", "D")}
+    named = [
+        (line.get_marker(), line.get_color(), line.get_markerfacecolor()) for line in figure.legends[0].get_lines()
+    ]
+    assert len(named) == 3 and set(named) == drawn
+
+
+def test_methods_with_the_same_accuracies_are_all_seen(tmp_path):
+    table = pd.DataFrame({"method": ["agn", "aeasgd", "downpour"], "window": 1, "workers": 4, "train_accuracy": 0.9})
+    table.assign(seed=0, status="finished").to_csv(tmp_path / "summary.csv", index=False)
+    table.to_csv(tmp_path / "grid.csv", index=False)
+    (tmp_path / "config.json").write_text(json.dumps({"study": "windows", "problem": "digits"}))
+    agn = load_file("asyncsim.figures.agn", shipped("figures") / "agn" / "__init__.py")
+    (axes,) = agn.FIGURES["collapse"].draw(finished.read(tmp_path, "windows")).axes
+    sizes = [line.get_markersize() for line in axes.lines if line.get_label() in ("AGN", "AEASGD", "DOWNPOUR")]
+    assert len(sizes) == 3 and sizes[0] > sizes[1] > sizes[2]
+
+
 @pytest.mark.parametrize("missing", ["summary.csv", "config.json", "traces", "runs/gem-seed0/commits.parquet"])
 def test_missing_results_say_what_makes_them(results, tmp_path, missing, capsys):
     folder = shutil.copytree(results, tmp_path / "copy")
@@ -653,6 +712,24 @@ def test_ticks_of_workers_are_whole(values, ticks):
     look.whole_ticks(axes.xaxis)
     low, high = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == ticks
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.8, 1.25), (2.1, 4.9), (33, 300), (90, 110), (0.011, 0.019)])
+def test_a_short_logarithmic_axis_has_ticks(low, high):
+    _, (axes,) = look.new_figure(look.SINGLE, 2)
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    look.plain_logs(axes.yaxis)
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) > 1
+
+
+def test_worker_steps_have_whole_ticks(results):
+    figure = figures.loss(figures.read(results))
+    (top,) = figure.axes[0].child_axes
+    panels = [top, figures.energy(figures.read(results)).axes[0]]
+    for axes in panels:
+        axes.figure.draw_without_rendering()
+        assert axes.get_xlabel().startswith("worker steps") and not np.any(axes.get_xticks() % 1)
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])

@@ -222,6 +222,31 @@ def test_times_to_the_target_and_what_n_times_as_quick_is(figures):
     assert list(guide.get_ydata()) == [2.0, 1.0]
 
 
+def test_a_target_that_was_never_reached_is_told(tmp_path):
+    folder = write_all(tmp_path) / "speedup"
+    table = pd.read_csv(folder / "speedup.csv")
+    names = ["time_to_target", "least_time", "most_time"]
+    table.assign(**dict.fromkeys(names, np.inf)).to_csv(folder / "speedup.csv", index=False)
+    figure = gem.FIGURES["speedup"].draw(read(folder, "speedup"))
+    look.save(figure, tmp_path / "figure")
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["no run reached the target"] and not len(axes.get_yticks())
+    assert labels(figure)[-1] == "not reached" and "n times as quick" not in labels(figure)
+    bottom, top = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
+    for line in axes.lines:
+        height = line.get_transform().transform(line.get_xydata())[:, 1]
+        assert np.all((bottom < height) & (height < top)) and line.get_linestyle() == "None"
+
+
+def test_one_limit_has_ticks_beside_its_own(tmp_path):
+    write_study(tmp_path, "stability", [({"workers": 2}, "gem", {})])
+    row = {"method": "gem", "question": "workers", "at": 0.05, "largest_stable": 100, "smallest_unstable": np.nan}
+    pd.DataFrame([row]).to_csv(tmp_path / "limits.csv", index=False)
+    (axes,) = gem.FIGURES["limits"].draw(read(tmp_path, "stability")).axes
+    low, high = axes.get_ylim()
+    assert [tick for tick in axes.get_yticks() if low <= tick <= high] == [50, 100, 200]
+
+
 def test_units_are_named(figures):
     assert figures["4"].axes[0].get_xlabel() == "simulated time (s)"
     assert figures["2"].axes[0].get_xlabel() == "simulated time (s)"
@@ -298,11 +323,27 @@ def test_shares_are_named_by_what_they_are(tmp_path):
         assert shares.lines[-1].get_label() == name and shares.get_title().startswith(title)
 
 
-def test_legends_of_energies_lie_above_their_curves(figures):
+def test_legends_of_energies_lie_beside_their_curves(figures):
     whole, _, shares, _ = figures["energy"].axes
-    for axes in (whole, shares):
-        highest = max(np.nanmax(line.get_ydata()) for line in axes.lines if line.get_marker() != "x")
-        assert axes.get_legend().get_window_extent().y0 > axes.transData.transform((2, highest))[1]
+    highest = max(np.nanmax(line.get_ydata()) for line in whole.lines if line.get_marker() != "x")
+    assert whole.get_legend().get_window_extent().y0 > whole.transData.transform((2, highest))[1]
+    # A share has no room above one.
+    assert shares.get_ylim() == (0, 1)
+    legend, label = shares.get_legend().get_window_extent(), shares.xaxis.label.get_window_extent()
+    assert legend.y0 > 0 and legend.y1 < label.y0
+
+
+def test_cells_without_a_commit_are_named_where_there_are_some(tmp_path):
+    named = "no commit with both energies"
+    folder = write_study(tmp_path, "energy", [({"workers": 2}, "gem", {})], seeds=1)
+    assert named not in labels(gem.FIGURES["energy_time"].draw(read(folder, "energy")))
+    (path,) = folder.glob("runs/*/*/commits.parquet")
+    table = pd.read_parquet(path)
+    table[(table["worker"] == 0) | (table["commit"] > 4)].to_parquet(path, index=False)
+    figure = gem.FIGURES["energy_time"].draw(read(folder, "energy"))
+    handles = dict(zip(labels(figure), figure.legends[0].legend_handles, strict=True))
+    assert handles[named].get_hatch() and not handles["stable: central \u2264 proxy"].get_hatch()
+    assert handles[named].get_hatch() == figure.axes[2].patch.get_hatch()
 
 
 def test_a_map_of_one_tensor_and_one_worker_is_drawn(tmp_path):

@@ -125,7 +125,7 @@ def test_runs_that_diverge_end_with_a_cross():
         ({"policy": ("barrier(5)",)}, "policy"),
         ({"policy": ("bariers",)}, "policy = 'bariers': unknown; did you mean"),
         ({"target": 0.0}, "target = 0.0: must be above zero"),
-        ({"target_of": "test_accuracy"}, "target_of = 'test_accuracy': unknown; did you mean"),
+        ({"target_of": "test_accuracy"}, "target_of = 'test_accuracy': unknown; choose"),
     ],
 )
 def test_bad_input(options, message, tmp_path):

@@ -169,7 +169,14 @@ def draw_curves(
     for name, one in (looks or look.looks(curves)).items():
         draw_curve(axes, curves[name], one._replace(label=labels[name]), against, until)
     axes.set_xlim(0, until)
+    axis_along(axes, against)
+
+
+def axis_along(axes: Any, against: str) -> None:
+    """Label the horizontal axis (a second one as well), and put ticks at whole worker steps only."""
     axes.set_xlabel(ALONG[against])
+    if against == "step":
+        look.whole_ticks(axes.xaxis, "auto")
 
 
 def draw_curve(
@@ -204,10 +211,10 @@ def draw_curve(
             axes.plot(end, height, color=one.color, clip_on=False, zorder=4, **DIVERGED)
 
 
-def draw_target(axes: Axes, loss: float) -> None:
-    """Draw a loss that is to be reached, if it is in view."""
-    low, high = axes.get_ylim()
-    if low <= loss <= high:
+def draw_target(axes: Axes, options: Mapping[str, Any]) -> None:
+    """Draw what is to be reached by the options of a study, if that is a loss on the training data and in view."""
+    loss, (low, high) = options["target"], axes.get_ylim()
+    if options.get("target_of") in (None, "train_loss") and low <= loss <= high:
         axes.axhline(loss, color=look.BLACK, linewidth=0.6, zorder=0, label="target")
 
 

@@ -31,10 +31,12 @@ def collapse(results: Finished) -> Figure:
     theirs: set[int] = set()
     of_ten_classes = results.config.get("problem") in _OF_TEN_CLASSES
     for axes, window in zip(panels, windows, strict=True):
-        for (name, one), marker in zip(looks.items(), itertools.cycle(markers), strict=False):
+        for turn, ((name, one), marker) in enumerate(zip(looks.items(), itertools.cycle(markers), strict=False)):
             rows = table[(table["method"] == name) & (table["window"] == window)].sort_values("workers")
-            style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker, "markersize": 4}
-            axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=one.label, **style)
+            style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker}
+            # Those below are larger: with a window of one AGN is DOWNPOUR.
+            size = 4 + 1.7 * (len(looks) - 1 - turn)
+            axes.plot(rows["workers"], 100 * rows["train_accuracy"], label=one.label, markersize=size, **style)
             known = published_grid(results, "collapse_accuracy", name)
             known = known[known.index.get_level_values("window") == window]
             theirs |= set(known.index.get_level_values("workers"))

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
 from asyncsim.drawing import look
@@ -37,6 +38,8 @@ _METHODS = ("gem", "downpour")
 _LEAST = 1e-4
 #: Where the ratio of a map is as far from one as its colours go (powers of ten).
 _DECADES = 2.0
+#: Where a map has no value: no colour of its own, and not the grey of what is stable.
+_NOTHING: dict[str, Any] = {"facecolor": "white", "edgecolor": "#a0a0a0", "hatch": "//////", "linewidth": 0}
 _SHARES = {
     "clipped_low": ("clip binds at 0", look.BLUE, "o", "-"),
     "clipped_high": ("clip binds at {pi_max}", look.ORANGE, "s", "--"),
@@ -100,7 +103,7 @@ def over_time(results: Finished) -> Figure:
     n = min(counts, key=lambda count: abs(np.log(count / 10)))
     results = chosen(results, workers=n)
     looks = look.looks(methods_of(results))
-    heights = {"height_ratios": [1.3, 1, 1]}
+    heights, empty = {"height_ratios": [1.3, 1, 1]}, False
     columns = len(looks)
     figure, panels = look.new_figure(look.DOUBLE, 6.4, columns, 3, sharex=True, sharey="row", gridspec_kw=heights)
     image: Any = None
@@ -110,9 +113,11 @@ def over_time(results: Finished) -> Figure:
         over, tensors, workers = panels[column::columns]
         over.set_title(one.label)
         _energies(over, runs, n, rates(rows))
-        image = _map(tensors, _by_tensor(runs, n))
-        image = _map(workers, _by_worker(runs, n), labels=False)
+        for axes, table, labels in ((tensors, _by_tensor(runs, n), True), (workers, _by_worker(runs, n), False)):
+            image = _map(axes, table, labels)
+            empty |= not np.isfinite(table).all(axis=None)
         workers.set_xlabel(STEPS if columns < 3 else "worker steps")
+        look.whole_ticks(workers.xaxis, "auto")
         for axes, label in zip((over, tensors, workers), ("energy", "tensor", "worker"), strict=True):
             axes.set_ylabel(label)
             axes.label_outer()
@@ -124,7 +129,8 @@ def over_time(results: Finished) -> Figure:
         # The first panel's own stay, which `finish` compares with.
         shown = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]} | shown
     text = setting(results, f"energies over time, {counted(n, 'worker')}")
-    finish(figure, panels[0], text, [*shown.values()], columns=4)
+    handles = [*shown.values(), Patch(label="no commit with both energies", **_NOTHING)]
+    finish(figure, panels[0], text, handles if empty else handles[:-1], columns=4)
     return figure
 
 
@@ -196,7 +202,7 @@ def _draw_shares(axes: Axes, results: Finished) -> None:
         axes.set_ylim(0, 1)
         axes.set_yticks(np.linspace(0, 1, 6))
         axes.set_ylabel("share of the weights")
-        look.legend_inside(axes)
+        look.legend_under(axes)
     else:
         _say_no_run(axes, "gem")
 
@@ -296,7 +302,7 @@ def _map(axes: Axes, table: pd.DataFrame, labels: bool = True) -> Any:
     else:
         look.whole_ticks(axes.yaxis)
     axes.set_ylim(len(table) - 0.5, -0.5)
-    axes.set_facecolor("#d9d9d9")
+    axes.patch.set(**_NOTHING)
     return image
 
 

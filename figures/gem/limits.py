@@ -19,6 +19,7 @@ _PANELS = {
     "learning_rate": ("largest stable \u03b7", "workers n"),
 }
 _TICKED = 4  #: Different limits that each get a tick.
+_AROUND = 2.5  #: Times one limit that the axis goes below and above it, where there is no other.
 
 
 def limits(results: Finished) -> Figure:
@@ -71,11 +72,13 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.set_xlim(places[0] / aside / 1.4, places[-1] * aside * 1.4)
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
-    low, high = axes.get_ylim()
-    axes.set_ylim(low / 1.1, high * 1.25)
     values = np.unique(table[["largest_stable", "smallest_unstable"]].to_numpy(float))
     values = values[np.isfinite(values)]
-    if 0 < len(values) <= _TICKED:
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.1, high * 1.25)
+    if len(values) == 1:  # its own tick alone would not say how long the axis is
+        axes.set_ylim(values[0] / _AROUND, values[0] * _AROUND)
+    if 1 < len(values) <= _TICKED:
         axes.set_yticks(values, [f"{value:.3g}" for value in values])
         axes.minorticks_off()
     else:

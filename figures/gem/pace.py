@@ -31,8 +31,9 @@ from .panels import (
 
 #: Examples of the training sets, for data epochs; of other problems gradients are shown.
 _EXAMPLES = {"digits": 1_437, "mnist": 60_000}
-#: Above the numbers of workers with which a target was not reached.
+#: Above the numbers of workers with which a target was not reached, at such a part of the axis.
 _NEVER: dict[str, Any] = {"marker": r"$\uparrow$", "markersize": 8, "linestyle": "none"}
+_TOP = 0.95
 _PARTS = {"train_loss": ("training", "-"), "test_loss": ("validation", (0, (3, 1)))}
 
 
@@ -66,22 +67,30 @@ def times_to_target(results: Finished) -> Figure:
     reached = table[np.isfinite(table["time_to_target"])]
     first = reached.groupby("method")[["workers", "time_to_target"]].transform("first").prod(axis=1)
     log_axis(axes, [reached["time_to_target"], first / reached["workers"]], f"time to a train loss of {target:g} (s)")
-    top = axes.get_ylim()[1]
+    if reached.empty:
+        axes.set_yscale("linear")
+        axes.set_yticks([])
+        look.say_inside(axes, "no run reached the target")
     for turn, (name, one) in enumerate(names.items()):
         never = table.loc[(table["method"] == name) & ~np.isfinite(table["time_to_target"]), "workers"]
-        if len(never):  # side by side, as they often are the same
-            axes.plot(never * 1.08**turn, [top] * len(never), color=one.color, clip_on=False, **_NEVER)
         rows = reached[reached["method"] == name]
+        if len(never):  # side by side, as they often are the same
+            label = one.label if rows.empty else None
+            style: dict[str, Any] = {"color": one.color, "label": label, "transform": axes.get_xaxis_transform()}
+            axes.plot(never * 1.08**turn, [_TOP] * len(never), **style, **_NEVER)
+        if rows.empty:
+            continue
         n, time = rows["workers"].to_numpy(), rows["time_to_target"].to_numpy()
         axes.fill_between(n, rows["least_time"], rows["most_time"], color=one.color, alpha=0.2, linewidth=0)
         axes.plot(n, time, color=one.color, linestyle=one.line, marker="o", markersize=3.2, label=one.label)
-        if len(n):
-            axes.plot(n, time[0] * n[0] / n, color=one.color, linestyle=":", linewidth=0.8, zorder=1)
+        axes.plot(n, time[0] * n[0] / n, color=one.color, linestyle=":", linewidth=0.8, zorder=1)
     places = sorted(table["workers"].unique())
     axes.set_xticks(places, [f"{n:g}" for n in places])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("workers n")
-    more = axes.plot([], [], color=look.GREY, linestyle=":", linewidth=0.8, label="n times as quick")
+    more = []
+    if len(reached):
+        more += axes.plot([], [], color=look.GREY, linestyle=":", linewidth=0.8, label="n times as quick")
     if len(reached) < len(table):
         more += axes.plot([], [], color=look.GREY, label="not reached", **_NEVER)
     finish(figure, axes, setting(results, f"a batch{_whole_batch(results)} divided among n workers"), more, columns=2)
@@ -112,6 +121,8 @@ def generalization(results: Finished) -> Figure:
             axes.plot(x, of_seeds["mean"], color=color, linestyle=line, label=label)
     for axes in panels:
         axes.set_xlim(0, None)
+        if unit == "gradients":
+            look.whole_ticks(axes.xaxis, "auto")
     drawn = next(axes for axes in panels if axes.lines)
     log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
     for axes in panels[:: len(looks)]:

@@ -10,7 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
-from asyncsim.drawing.curves import ALONG, DIVERGED, Curve, curve_of, diagnostic_curve, draw_curve, trace_length
+from asyncsim.drawing.curves import (
+    ALONG,
+    DIVERGED,
+    Curve,
+    axis_along,
+    curve_of,
+    diagnostic_curve,
+    draw_curve,
+    trace_length,
+)
 from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
@@ -182,7 +191,7 @@ def draw_family(
         draw_curve(axes, curves[value], look.Look(shade.color, line, labels[value]), against, marks=marks)
     drawn = [curve.step[-1] if against == "step" else np.nanmax(curve.time) for curve in curves.values()]
     axes.set_xlim(0, 1.03 * max([*drawn, 1e-9]))
-    axes.set_xlabel(ALONG[against])
+    axis_along(axes, against)
 
 
 def published_curves(results: Finished, figure: str, method: str, curves: Mapping[int, Curve]) -> dict[int, pd.Series]:

@@ -38,6 +38,7 @@ def heat_map(results: Finished, place: int) -> Figure:
         for axes, name in zip(panels, shown, strict=True):
             axes.set_title(looks[name].label)
     panels[-1].set_xlabel("server updates (commits)")
+    look.whole_ticks(panels[-1].xaxis, "auto")
     figure.colorbar(images[0], ax=panels, label="median \u03c0 of the tensor", extend="max")
     network = results.config.get("problem_config", {}).get("network", "")
     whose = f"{looks[next(iter(shown))].label}'s median" if len(shown) == 1 else "median"
