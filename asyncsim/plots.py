@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
-from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY, legend_inside, say_inside
+from asyncsim.drawing.layout import legend_inside, say_inside
+from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.table_text import number_text
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory

@@ -54,3 +54,8 @@ def _lines(text: str, width: int) -> list[str]:
     glued = re.sub(r"(?<=\d) (?=[a-z])", _GLUE, text)
     lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(_GLUE, " ") for line in lines]
+
+
+def tensor_label(name: str) -> str:
+    """Return a tensor's path in the parameters with dots in place of brackets and quotes; the only one has none."""
+    return ".".join(re.findall(r"[^][.'\"]+", name)) or "all"

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
@@ -77,11 +77,11 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     if any(curve.ends for curve in curves.values()):
         handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)
         named.append("diverged")
-    look.legend_below(figure, handles, named, 5)
+    layout.legend_below(figure, handles, named, 5)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     config = finished.config
     tuned = "; each at the best of its learning rates" if config.get("tune") else ""
-    look.title(figure, f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}{tuned}")
+    layout.title(figure, f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}{tuned}")
     return figure
 
 

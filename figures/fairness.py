@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.study.finished import read
 
 _COLUMNS = ("discipline", "worker", "share", "simulated_share", "simulated_low", "simulated_high")
@@ -53,7 +53,7 @@ def _fairness(summary: pd.DataFrame, disciplines: list[str]) -> Figure:
     axes[0].set_ylabel("share of the commits")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    look.title(figure, "Who commits how often, by who is served next of those that wait")
+    layout.title(figure, "Who commits how often, by who is served next of those that wait")
     return figure
 
 
@@ -64,4 +64,4 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
     spread = np.abs(np.array([table["simulated_low"], table["simulated_high"]]) - middle)
     points: dict[str, Any] = {"color": look.BLACK, "fmt": "o", "ms": 3, "elinewidth": 0.8}
     axes.errorbar(worker, middle, yerr=spread, label="simulated: mean and range", **points)
-    look.whole_ticks(axes.xaxis)
+    layout.whole_ticks(axes.xaxis)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
@@ -47,7 +47,7 @@ def over_time(finished: Finished) -> Figure:
             if any(run.diverged_at is not None for run in runs):
                 axes.plot(time[-1], values.mean(0)[-1], color=one.color, clip_on=False, zorder=4, **DIVERGED)
         axes.set_yscale("log")
-        look.plain_logs(axes.yaxis)
+        layout.plain_logs(axes.yaxis)
         axes.set_xlim(0, None)
         axes.set_title(f"n = {n}, period {window}", fontsize=8)
     for axes in panels[-len(windows) :]:
@@ -78,7 +78,7 @@ def periods(finished: Finished) -> Figure:
             axes.vlines(x, [min(end) for end in ends], [max(end) for end in ends], color=one.color, linewidth=0.8)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        look.plain_logs(axes.yaxis)
+        layout.plain_logs(axes.yaxis)
         windows = sorted(table["window"].unique())
         axes.set_xticks(windows, [str(window) for window in windows])
         axes.minorticks_off()
@@ -108,7 +108,7 @@ def leaderships(finished: Finished) -> Figure:
             kept = "one election" if np.isnan(row.kept) else f"kept in {row.kept:.0%}"
             label = f"period {row.window}: {kept}"
             axes.plot(range(1, n + 1), shares, color=shade.color, marker=shade.marker, markersize=3.2, label=label)
-        look.whole_ticks(axes.xaxis)
+        layout.whole_ticks(axes.xaxis)
         axes.axhline(1 / n, color=look.BLACK, linewidth=0.8, linestyle=":")
         axes.set_ylim(0, None)
         axes.set_xlabel("workers, by how often they led")
@@ -118,7 +118,7 @@ def leaderships(finished: Finished) -> Figure:
     what = (
         f"{finished.config['problem']}; {over_seeds(_seeds(table), 'means over')}; dotted: 1/n; kept: the leader stays"
     )
-    look.title(figure, f"LSGD's one leader; {what}")
+    layout.title(figure, f"LSGD's one leader; {what}")
     return figure
 
 
@@ -172,7 +172,7 @@ def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:
         text += "; crosses: a seed diverged"
     ordered = [handles[one.label] for one in looks.values() if one.label in handles]
     figure.legend(handles=ordered, loc="outside lower center", ncols=min(4, len(ordered)))
-    look.title(figure, text)
+    layout.title(figure, text)
 
 
 #: The figures by their names.

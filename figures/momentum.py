@@ -10,7 +10,7 @@ The best explicit momentum against the number of workers, and how fast the loss 
 import numpy as np
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.study.finished import Finished
 from asyncsim.wording import counted, over_seeds
@@ -69,7 +69,7 @@ def momentum(finished: Finished) -> Figure:
     right.legend(ncols=2)
     seeds = over_seeds(summary["seed"].nunique(), "means and ranges of")
     gradients = counted(config["gradients"], "gradient")
-    look.title(figure, f"{config['problem']}, {gradients} at the best learning rate; {seeds}")
+    layout.title(figure, f"{config['problem']}, {gradients} at the best learning rate; {seeds}")
     return figure
 
 

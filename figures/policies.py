@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED, Curve, draw_curves, draw_target, evaluation_curve, loss_axis, mark_beyond
 from asyncsim.study.finished import Finished, read
 from asyncsim.table_text import LEAST_SHARE, number_text
@@ -66,8 +66,8 @@ def time_spent(finished: Finished) -> Figure:
         axes.set_title(counted(int(count), "worker"))
     panels[-1].set_xlabel("part of the workers' time")
     handles, labels = panels[0].get_legend_handles_labels()
-    look.legend_below(figure, handles, labels, 3)
-    look.title(figure, f"what workers do under each policy; {_seeds(finished, 'means over')}", look.DOUBLE)
+    layout.legend_below(figure, handles, labels, 3)
+    layout.title(figure, f"what workers do under each policy; {_seeds(finished, 'means over')}", look.DOUBLE)
     return figure
 
 
@@ -100,7 +100,7 @@ def loss(finished: Finished) -> Figure:
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
         if scale == "log":
-            look.plain_logs(axes.yaxis)
+            layout.plain_logs(axes.yaxis)
         own_looks, named = {name: looks[name] for name in curves}, {name: name for name in curves}
         draw_curves(axes, curves, named, "time", looks=own_looks)
         mark_beyond(axes, curves, named, "time", own_looks)
@@ -113,8 +113,8 @@ def loss(finished: Finished) -> Figure:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if (summary["status"] == "diverged").any():
         (handles["diverged"],) = panels[0].plot([], [], color=look.BLACK, **DIVERGED)
-    look.legend_below(figure, list(handles.values()), list(handles), 2 * columns)
-    look.title(figure, f"{finished.config['problem']}; {_seeds(finished)}", figure.get_figwidth())
+    layout.legend_below(figure, list(handles.values()), list(handles), 2 * columns)
+    layout.title(figure, f"{finished.config['problem']}; {_seeds(finished)}", figure.get_figwidth())
     return figure
 
 

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from asyncsim import plots
 from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     axis_along,
@@ -154,9 +154,9 @@ def staleness(results: Results) -> Figure:
     for axes, timing in zip(panels, timings, strict=False):
         plots.staleness_histogram(axes, timing.traces)
         if len(timings) > 1:
-            look.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")
+            layout.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")
     setting = f"{_cluster(timings[0].traces[0])}; " if len(timings) == 1 else ""
-    look.title(figure, f"{setting}{results.over_seeds('')}")
+    layout.title(figure, f"{setting}{results.over_seeds('')}")
     return figure
 
 
@@ -217,7 +217,7 @@ def queue(results: Results) -> Figure:
         plots.timeline(left, trace)
         plots.queue_length(right, trace)
         whose = f"{_labels(timing.methods)}: " if len(timings) > 1 else ""
-        look.title(row, f"{whose}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
+        layout.title(row, f"{whose}{_cluster(trace)}; seed\u00a0{trace.seed}", look.DOUBLE)
     return figure
 
 
@@ -260,7 +260,7 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
         handles += axes.plot([], [], color=look.BLACK, **DIVERGED)
         labels.append("diverged")
     columns = max(2, int(5 * figure.get_figwidth() / look.DOUBLE))
-    look.legend_below(figure, handles, labels, columns)
+    layout.legend_below(figure, handles, labels, columns)
     commits = trace_length(results.runs[results.timings[0].methods[0]])
     steps = commits / bins(commits, results.workers) / results.workers
     each = f"each point the {average} of {steps:.2g} worker step{'' if steps == 1 else 's'}"
@@ -269,7 +269,7 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
     # Where methods have their own, these are named with their histograms of staleness.
     named = [str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1]
     setting = ", ".join([counted(results.workers, "worker"), *named])
-    look.title(figure, f"{results.config.get('problem', '')}, {setting}; {seeds}; {each}")
+    layout.title(figure, f"{results.config.get('problem', '')}, {setting}; {seeds}; {each}")
 
 
 def _labels(methods: Sequence[str]) -> str:

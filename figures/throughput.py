@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished, read
 
 _COLUMNS = ["task", "workers", "method", "contender", "per_second", "per_second_min", "per_second_max"]
@@ -140,7 +140,7 @@ def throughput(summary: pd.DataFrame) -> Figure:
         if index % columns == 0:
             axes.set_ylabel("visits or commits / s")
     _legend(figure, summary, 2 if columns == 1 else 4)
-    look.title(figure, _explanation(summary))
+    layout.title(figure, _explanation(summary))
     return figure
 
 

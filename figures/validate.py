@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.study.finished import read
 
 _COLUMNS = ("method", "bar", "precision", "folder")
@@ -73,11 +73,11 @@ def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> 
         axes[row * columns].set_ylabel(text)
     for own in axes[columns:]:
         own.set_xlabel("commits")
-        look.whole_ticks(own.xaxis, "auto")
+        layout.whole_ticks(own.xaxis, "auto")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2 if columns > 2 else 1, markerscale=2)
     recordings = f"{len(summary)} recordings of real processes" if len(summary) > 1 else "a recording of real processes"
-    look.title(figure, f"What {recordings} and the replays of their order differ by, {_precision(summary)}")
+    layout.title(figure, f"What {recordings} and the replays of their order differ by, {_precision(summary)}")
     return figure
 
 

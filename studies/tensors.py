@@ -16,6 +16,7 @@ from asyncsim.study import results
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import draw, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.wording import tensor_label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +124,9 @@ def report(table: "pd.DataFrame") -> str:
     quarter = (_PARTS * table["commit"] // ends).map(lambda part: f"{part + 1}/{_PARTS}")
     keys = [table[name] for name in ("method", "tensor", "workers")]
     wide = table.groupby([*keys, quarter.rename("part")], sort=False)["pi_median"].mean().unstack("part")
-    return wide.reset_index().to_string(index=False, float_format="{:.3f}".format, na_rep="-")
+    shown = wide.reset_index()
+    shown["tensor"] = shown["tensor"].map(tensor_label)
+    return shown.to_string(index=False, float_format="{:.3f}".format, na_rep="-")
 
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:

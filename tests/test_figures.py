@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate, study
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     curve_of,
     curve_over_seeds,
@@ -433,7 +433,7 @@ def test_titles_that_stand_beside_each_other_make_room_once():
     text = "; ".join(["a part of a title"] * 9)
     heights = []
     for axes in panels:
-        look.panel_title(axes, text)
+        layout.panel_title(axes, text)
         heights.append(figure.get_figheight())
     assert 5.0 < heights[0] == heights[1] < heights[2] == heights[3]
     assert heights[2] - heights[1] == pytest.approx(heights[0] - 5.0)
@@ -697,7 +697,7 @@ def test_a_figure_gets_taller_with_its_legend():
     for count in (3, 6, 14):
         figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
         lines = [axes.plot([0, 1], [0, 1])[0] for _ in range(count)]
-        look.legend_below(figure, lines, [f"method {i}" for i in range(count)], 2)
+        layout.legend_below(figure, lines, [f"method {i}" for i in range(count)], 2)
         figure.canvas.draw()
         heights.append(figure.get_figheight())
         rooms.append(axes.get_window_extent().height)
@@ -709,7 +709,7 @@ def test_a_figure_gets_taller_with_its_legend():
 def test_ticks_of_workers_are_whole(values, ticks):
     _, (axes,) = look.new_figure(look.SINGLE, 2)
     axes.plot(values, values)
-    look.whole_ticks(axes.xaxis)
+    layout.whole_ticks(axes.xaxis)
     low, high = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == ticks
 
@@ -719,7 +719,7 @@ def test_a_short_logarithmic_axis_has_ticks(low, high):
     _, (axes,) = look.new_figure(look.SINGLE, 2)
     axes.set_yscale("log")
     axes.set_ylim(low, high)
-    look.plain_logs(axes.yaxis)
+    layout.plain_logs(axes.yaxis)
     assert sum(low <= tick <= high for tick in axes.get_yticks()) > 1
 
 
@@ -739,7 +739,7 @@ def test_a_legend_inside_lies_above_the_curves(scale):
         axes.set_yscale(scale)
         axes.plot([0, 1], [1000, 1], label="one")
         axes.plot([0, 1], [1, 1000], label="other")
-        look.legend_inside(axes)
+        layout.legend_inside(axes)
         figure.draw_without_rendering()
     assert axes.get_legend().get_window_extent().y0 > axes.transData.transform((0, 1000))[1]
 

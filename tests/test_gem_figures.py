@@ -16,6 +16,7 @@ from asyncsim.drawing.curves import Curve, curve_of, diagnostic_curve
 from asyncsim.study import load, load_file, shipped
 from asyncsim.study.finished import read
 from asyncsim.study.outcome import outcome
+from asyncsim.wording import tensor_label
 
 gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
 published = gem.published
@@ -364,7 +365,7 @@ def test_a_map_of_one_tensor_and_one_worker_is_drawn(tmp_path):
 
 def test_tensors_are_named_by_their_paths(tmp_path):
     names = {"[0]['bias']": "0.bias", "conv_1": "conv_1", "['layer.norm'].scale": "layer.norm.scale", "": "all"}
-    assert {name: gem.tensors.tensor_label(name) for name in names} == names
+    assert {name: tensor_label(name) for name in names} == names
     folder = write_study(tmp_path, "tensors", [({"workers": 2}, "gem", {})], seeds=1)
     (path,) = folder.glob("runs/*/*/diagnostics.parquet")
     table = pd.read_parquet(path)

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.replays.run import Run
 from asyncsim.table_text import number_text
 
@@ -176,7 +176,7 @@ def axis_along(axes: Any, against: str) -> None:
     """Label the horizontal axis (a second one as well), and put ticks at whole worker steps only."""
     axes.set_xlabel(ALONG[against])
     if against == "step":
-        look.whole_ticks(axes.xaxis, "auto")
+        layout.whole_ticks(axes.xaxis, "auto")
 
 
 def draw_curve(

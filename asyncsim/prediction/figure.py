@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from asyncsim.clusters.laws import Constant, Law
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.plots import beyond
 from asyncsim.table_text import number_text
 
@@ -29,7 +29,7 @@ def draw(prediction: "Prediction", path: str | os.PathLike) -> list[Path]:
     """Write the figure of a prediction as ``path.png`` and ``path.pdf``."""
     with look.style():
         figure, axes = look.new_figure(look.DOUBLE, 4.6, columns=2, rows=2)
-        look.title(figure, f"{prediction.title}: {'holds' if prediction.holds else 'fails'}")
+        layout.title(figure, f"{prediction.title}: {'holds' if prediction.holds else 'fails'}")
         _staleness(axes[0], prediction)
         _waits(axes[1], prediction)
         parts = {part.name: part for part in prediction.calibration.parts}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished
 
@@ -57,7 +57,7 @@ def collapse(results: Finished) -> Figure:
     if of_ten_classes:
         handles += panels[0].plot([], [], color=look.GREY, linewidth=0.7, linestyle=":", label="chance")
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
-    look.title(figure, setting(results, "accuracy at the end with more workers and windows of \u03bb local steps"))
+    layout.title(figure, setting(results, "accuracy at the end with more workers and windows of \u03bb local steps"))
     return figure
 
 
@@ -78,7 +78,7 @@ def staleness(results: Finished) -> Figure:
         axes.set_xlabel("staleness (versions)")
         axes.set_xlim(-0.5, None)
         axes.set_ylim(0, None)
-        look.whole_ticks(axes.xaxis, 5)
+        layout.whole_ticks(axes.xaxis, 5)
     panels[0].set_ylabel("share of commits")
     one = panels[0]
     handles = [one.plot([], [], color=s.color, label=f"\u03bb = {w}")[0] for w, s in look.shades(windows).items()]
@@ -89,5 +89,5 @@ def staleness(results: Finished) -> Figure:
     figure.legend(handles=handles, loc="outside lower center", ncols=6)
     config = results.config
     cluster = f"a local step {config.get('compute')} s, a visit {config.get('service')} s, {config.get('protocol')}"
-    look.title(figure, f"staleness with n workers and windows of \u03bb local steps; {cluster}")
+    layout.title(figure, f"staleness with n workers and windows of \u03bb local steps; {cluster}")
     return figure

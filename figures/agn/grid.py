@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished
 
@@ -85,13 +85,13 @@ def times(results: Finished) -> Figure:
             axes.plot(known.index, known, linestyle="none", markersize=4.5, **style)
     hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none", "color": look.BLACK}
     axes.plot([], [], markersize=4.5, label="published (AGN)", **hollow)
-    look.whole_ticks(axes.xaxis)
+    layout.whole_ticks(axes.xaxis)
     axes.set_xlabel("workers n")
     axes.set_ylabel("training time (s)")
     axes.set_ylim(0, None)
     handles, _ = axes.get_legend_handles_labels()
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    look.title(figure, f"time of {_GRADIENTS:,} minibatches of MNIST, simulated and published ({published.SOURCE})")
+    layout.title(figure, f"time of {_GRADIENTS:,} minibatches of MNIST, simulated and published ({published.SOURCE})")
     return figure
 
 
@@ -142,7 +142,7 @@ def _maps(
         axes.set_title(title)
     beyond = norm.vmin is not None and np.nanmin(_values(maps.values())) < norm.vmin
     figure.colorbar(panels[0].images[0], ax=panels, label=label, extend="min" if beyond else "neither")
-    look.title(figure, text)
+    layout.title(figure, text)
     return figure
 
 

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
 from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
-from asyncsim.wording import counted
+from asyncsim.wording import counted, tensor_label
 
 from .panels import (
     STEPS,
@@ -28,7 +28,6 @@ from .panels import (
     methods_of,
     rates,
     setting,
-    tensor_label,
     values_of,
     with_all_workers,
 )
@@ -75,8 +74,8 @@ def by_workers(results: Finished) -> Figure:
         # Room for the legend below.
         axes.set_ylim(low / (high / low) ** 0.4, high)
     whole.set_title("whole vector")
-    look.legend_inside(whole)
-    look.plain_logs(whole.yaxis)
+    layout.legend_inside(whole)
+    layout.plain_logs(whole.yaxis)
     # Beside the panel, where no curve is.
     whole.annotate("compliant", (1, 1), (2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                    ha="left", va="center", fontsize=7)  # fmt: skip
@@ -117,7 +116,7 @@ def over_time(results: Finished) -> Figure:
             image = _map(axes, table, labels)
             empty |= not np.isfinite(table).all(axis=None)
         workers.set_xlabel(STEPS if columns < 3 else "worker steps")
-        look.whole_ticks(workers.xaxis, "auto")
+        layout.whole_ticks(workers.xaxis, "auto")
         for axes, label in zip((over, tensors, workers), ("energy", "tensor", "worker"), strict=True):
             axes.set_ylabel(label)
             axes.label_outer()
@@ -202,13 +201,13 @@ def _draw_shares(axes: Axes, results: Finished) -> None:
         axes.set_ylim(0, 1)
         axes.set_yticks(np.linspace(0, 1, 6))
         axes.set_ylabel("share of the weights")
-        look.legend_under(axes)
+        layout.legend_under(axes)
     else:
         _say_no_run(axes, "gem")
 
 
 def _say_no_run(axes: Axes, method: str) -> None:
-    look.say_inside(axes, f"no run of {look.METHOD_LOOKS[method].label}")
+    layout.say_inside(axes, f"no run of {look.METHOD_LOOKS[method].label}")
     axes.set_yticks([])
 
 
@@ -225,7 +224,7 @@ def _finish_by_workers(figure: Figure, results: Finished) -> None:
         what="median and range of",
     )
     crosses = (results.summary["status"] == "diverged").any()
-    look.title(figure, text + ("; crosses: some run diverged, shown as far as it went" if crosses else ""))
+    layout.title(figure, text + ("; crosses: some run diverged, shown as far as it went" if crosses else ""))
 
 
 def _energies(axes: Axes, runs: Sequence[Run], n: int, learning_rates: Sequence[float]) -> None:
@@ -300,7 +299,7 @@ def _map(axes: Axes, table: pd.DataFrame, labels: bool = True) -> Any:
     if labels:
         axes.set_yticks(rows[:-1] + 0.5, [tensor_label(name) for name in table.index])
     else:
-        look.whole_ticks(axes.yaxis)
+        layout.whole_ticks(axes.yaxis)
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.patch.set(**_NOTHING)
     return image

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
 from asyncsim.wording import counted
 
@@ -82,4 +82,4 @@ def _panel(axes: Axes, table: pd.DataFrame) -> None:
         axes.set_yticks(values, [f"{value:.3g}" for value in values])
         axes.minorticks_off()
     else:
-        look.plain_logs(axes.yaxis)
+        layout.plain_logs(axes.yaxis)

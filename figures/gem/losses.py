@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, trace_length
 from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
@@ -82,7 +82,7 @@ def of_workers_at_all_rates(results: Finished) -> Figure:
             if len(own.summary):
                 _loss_panel(axes, own, method, one)
             else:  # a study that was interrupted
-                look.say_inside(axes, "not run")
+                layout.say_inside(axes, "not run")
             axes.set_title(f"{one.label}, \u03b7 = {rate:g}")
             axes.label_outer()
     # Shared limits: those that show all curves.

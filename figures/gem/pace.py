@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
 
 from .panels import (
@@ -70,7 +70,7 @@ def times_to_target(results: Finished) -> Figure:
     if reached.empty:
         axes.set_yscale("linear")
         axes.set_yticks([])
-        look.say_inside(axes, "no run reached the target")
+        layout.say_inside(axes, "no run reached the target")
     for turn, (name, one) in enumerate(names.items()):
         never = table.loc[(table["method"] == name) & ~np.isfinite(table["time_to_target"]), "workers"]
         rows = reached[reached["method"] == name]
@@ -108,7 +108,7 @@ def generalization(results: Finished) -> Figure:
         rows = results._replace(summary=results.rows(method=name, workers=n))
         if rows.summary.empty:  # a study that was interrupted
             axes.set_title(f"{looks[name].label}, {workers_label(n)}")
-            look.say_inside(axes, "not run")
+            layout.say_inside(axes, "not run")
             continue
         evaluated = pd.concat([run.evaluations for run in rows.runs()])
         # SGD's is one, with as many gradients as the others of its row.
@@ -122,7 +122,7 @@ def generalization(results: Finished) -> Figure:
     for axes in panels:
         axes.set_xlim(0, None)
         if unit == "gradients":
-            look.whole_ticks(axes.xaxis, "auto")
+            layout.whole_ticks(axes.xaxis, "auto")
     drawn = next(axes for axes in panels if axes.lines)
     log_axis(drawn, [line.get_ydata() for axes in panels for line in axes.lines], "")
     for axes in panels[:: len(looks)]:

@@ -1,6 +1,5 @@
 """What the figures of the GEM paper share: rows of results, families of curves, published curves, legends."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     ALONG,
     DIVERGED,
@@ -226,7 +225,7 @@ def log_axis(axes: Axes, curves: Iterable[Any], label: str = LOSS, most: float |
     top = shown.max() if most is None else min(shown.max(), most)
     axes.set_yscale("log")
     axes.set_ylim(min(shown.min(), top) / 1.25, top * 1.25)
-    look.plain_logs(axes.yaxis)
+    layout.plain_logs(axes.yaxis)
     axes.set_ylabel(label)
 
 
@@ -247,7 +246,7 @@ def finish(figure: Figure, axes: Axes, text: str, more: Sequence[Any] = (), colu
     if handles:
         fit = 3 if figure.get_figwidth() < look.DOUBLE else 6
         figure.legend(handles=handles, loc="outside lower center", ncols=columns or min(fit, len(handles)))
-    look.title(figure, text)
+    layout.title(figure, text)
 
 
 def setting(results: Finished, *parts: str, what: str = "mean and range of") -> str:
@@ -273,11 +272,6 @@ def points_told(runs: Sequence[Run], workers: int) -> str:
 def workers_label(n: int) -> str:
     """Return how a number of workers is said in a legend."""
     return f"n = {n}"
-
-
-def tensor_label(name: str) -> str:
-    """Return a tensor's path in the parameters with dots in place of brackets and quotes; the only one has none."""
-    return ".".join(re.findall(r"[^][.'\"]+", name)) or "all"
 
 
 def diverged_of(rows: pd.DataFrame) -> str:

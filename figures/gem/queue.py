@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, draw_curves
 from asyncsim.study.finished import Finished
 from asyncsim.wording import counted
@@ -68,7 +68,7 @@ def _by_rank(axes: Axes, ranks: pd.DataFrame, column: str, label: str) -> None:
         axes.plot(of_rank.index, of_rank["mean"], color=color, marker=marker, ms=2.5, linestyle=line, label=said)
     axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)  # room for the whole of the highest marker
     axes.set_xlabel("rank (worker index)")
-    look.whole_ticks(axes.xaxis)
+    layout.whole_ticks(axes.xaxis)
     axes.set_ylabel(label)
 
 

@@ -7,12 +7,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncsim.drawing import look
+from asyncsim.drawing import layout, look
 from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished
-from asyncsim.wording import counted
+from asyncsim.wording import counted, tensor_label
 
-from .panels import chosen, finish, methods_of, setting, tensor_label, values_of
+from .panels import chosen, finish, methods_of, setting, values_of
 
 #: Columns of a map.
 _COLUMNS = 120
@@ -38,7 +38,7 @@ def heat_map(results: Finished, place: int) -> Figure:
         for axes, name in zip(panels, shown, strict=True):
             axes.set_title(looks[name].label)
     panels[-1].set_xlabel("server updates (commits)")
-    look.whole_ticks(panels[-1].xaxis, "auto")
+    layout.whole_ticks(panels[-1].xaxis, "auto")
     figure.colorbar(images[0], ax=panels, label="median \u03c0 of the tensor", extend="max")
     network = results.config.get("problem_config", {}).get("network", "")
     whose = f"{looks[next(iter(shown))].label}'s median" if len(shown) == 1 else "median"

@@ -1,0 +1,124 @@
+"""Room on a figure for titles and legends, ticks that can be read, and words where nothing is drawn."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.transforms import ScaledTranslation
+
+from asyncsim.drawing.look import SINGLE
+from asyncsim.wording import wrapped
+
+#: Characters of a title across a single column, and how the title of a figure is set.
+_TITLE_WIDTH = 50
+_TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
+#: What the vertical axis of a panel takes of its width (inches).
+_BESIDE = 0.5
+#: Lines of a title that every figure has room for, and the height of each that comes on top (inches).
+_TITLE_LINES, _TITLE_LINE_HEIGHT = 2, 0.134
+#: Rows of a legend that every figure has room for.
+_LEGEND_ROWS = 3
+#: Height of each row that comes on top (inches).
+_LEGEND_ROW_HEIGHT = 0.15
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
+    """Add a legend below all axes; a figure whose legend has many rows gets taller, so that its axes do not shrink."""
+    more = math.ceil(len(labels) / columns) - _LEGEND_ROWS
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * max(0, more))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def legend_inside(axes: Axes, loc: Literal["upper left", "upper right"] = "upper left") -> None:
+    """Add a legend at the top of axes with their final limits, and make room for it there, so that it hides nothing."""
+    handles, _ = axes.get_legend_handles_labels()
+    inches = 0.8 * axes.get_window_extent().height / _figure_of(axes).dpi
+    room = (0.135 * len(handles) + 0.05) / max(inches, 0.5)
+    scale = axes.yaxis.get_transform()
+    bottom, top = scale.transform(np.array(axes.get_ylim()))
+    axes.set_ylim(*scale.inverted().transform(np.array([bottom, bottom + (top - bottom) / max(1 - room, 0.4)])))
+    axes.legend(loc=loc)
+
+
+def legend_under(axes: Axes, label: float = 0.4) -> None:
+    """Add a legend under axes and the label of their horizontal axis (which is so high, in inches) in a taller figure.
+
+    For those whose limits mean something, so that `legend_inside` cannot make room between them.
+    """
+    figure, (handles, _) = _figure_of(axes), axes.get_legend_handles_labels()
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * len(handles))
+    below = ScaledTranslation(0, -label, figure.dpi_scale_trans)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=axes.transAxes + below)
+
+
+def say_inside(axes: Axes, text: str) -> None:
+    """Say in the middle of axes why there is nothing in them."""
+    axes.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
+
+
+def whole_ticks(axis: Any, most: int | Literal["auto"] = 10) -> None:
+    """Put ticks at whole numbers only, at most so many; one is enough, to which matplotlib would add others.
+
+    With ``"auto"`` as many as have room, however many digits they have.
+    """
+    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+
+
+def plain_logs(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 if it spans less than two and a half decades.
+
+    At others where fewer than two of these are in view.
+    """
+    low, high = axis.get_view_interval()
+    if np.log10(high / low) < 2.5:
+        plain = LogLocator(10, subs=(1.0, 2.0, 5.0))
+        seen = [tick for tick in plain.tick_values(low, high) if low <= tick <= high]
+        axis.set_major_locator(plain if len(seen) > 1 else MaxNLocator(5))
+        axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def title(figure: Any, text: str, width: float | None = None) -> None:
+    """Set the title of a figure, or of a part of one that is so wide (inches), in as few lines as fit.
+
+    A figure whose title has many lines gets taller. Its parts are rows of the same height.
+    """
+    inches = figure.get_figwidth() if width is None else width
+    said, whole = wrapped(text, _TITLE_WIDTH * inches / SINGLE), figure.get_figure(root=True)
+    parts = [] if figure is whole else whole.subfigs
+    _make_room(whole, said, [part.get_suptitle() for part in parts], max(1, len(parts)))
+    figure.suptitle(said, **_TITLE)
+
+
+def panel_title(axes: Axes, text: str) -> None:
+    """Set the title of a panel that shares its figure with those beside it, in as few lines as fit above it.
+
+    A figure in which it has many gets taller.
+    """
+    place: Any = axes.get_subplotspec()  # there is one, as all axes here come from `new_figure`
+    figure = _figure_of(axes)
+    inches = figure.get_figwidth() / place.get_gridspec().ncols - _BESIDE
+    said = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
+    _make_room(figure, said, [one.get_title() for one in figure.axes if _row(one) == _row(axes)])
+    axes.set_title(said)
+
+
+def _row(axes: Any) -> range:
+    return axes.get_subplotspec().rowspan
+
+
+def _make_room(figure: Figure, said: str, beside: Iterable[str], rows: int = 1) -> None:
+    """Make a figure taller for a title, in each of so many rows, unless it is already for the titles beside it."""
+    lines = [1 + text.count("\n") for text in (said, *beside)]
+    more = lines[0] - max([_TITLE_LINES, *lines[1:]])
+    figure.set_figheight(figure.get_figheight() + rows * _TITLE_LINE_HEIGHT * max(0, more))
+
+
+def _figure_of(axes: Axes) -> Figure:
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # only of axes that were taken out of theirs
+    return figure
