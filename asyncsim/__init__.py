@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import asyncsim.study as study
     import asyncsim.theory as theory
     from asyncsim.calibration import CalibrationWarning, calibrate
-    from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning
+    from asyncsim.clusters.cluster import Cluster
+    from asyncsim.clusters.cluster_fields import HeterogeneityWarning
     from asyncsim.clusters.laws import (
         Constant,
         Empirical,
@@ -101,7 +102,7 @@ _MODULES = ("calibration", "methods", "plots", "prediction", "problems", "real",
 _HOME = {
     "CalibrationWarning": "calibration",
     "Cluster": "clusters.cluster",
-    "HeterogeneityWarning": "clusters.cluster",
+    "HeterogeneityWarning": "clusters.cluster_fields",
     "InputError": "errors",
     "Policy": "clusters.policy",
     "Run": "replays.run",

@@ -1,29 +1,20 @@
 """What a cluster is: how long things take, who queues where, and what the server admits."""
 
 import itertools
-import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
-from asyncsim.clusters.laws import Constant, Law, as_law, parse
-from asyncsim.clusters.policy import POLICIES, Policy, asynchronous, form_of, parse_policy
-from asyncsim.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.clusters.cluster_fields import as_compute, as_latency, as_message_bytes, as_policy, as_window, with_mean
+from asyncsim.clusters.laws import Constant, Law, as_law
+from asyncsim.clusters.policy import Policy, asynchronous, form_of
+from asyncsim.errors import InputError, require_choice, require_count, require_positive, require_switch
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
 #: Runs of equal laws that are written as a sum; Python reads no sum of thousands.
 _MOST_SUMMANDS = 100
-
-
-class HeterogeneityWarning(UserWarning):
-    """Different speeds were asked for, but all of them are equal."""
-
-
 _ASYNCHRONOUS = asynchronous()
 
 
@@ -108,13 +99,13 @@ class Cluster:
 
     def __post_init__(self) -> None:
         store = _setter(self)
-        _check_flag("shared_bandwidth", self.shared_bandwidth)
-        _check_flag("exclusive", self.exclusive)
+        require_switch("shared_bandwidth", self.shared_bandwidth)
+        require_switch("exclusive", self.exclusive)
         store("workers", require_count("workers", self.workers))
-        store("window", _window(self.window, self.workers))
-        store("compute", _compute(self.compute, self.workers))
-        store("service", _finite("service", as_law("service", self.service)))
-        store("latency", _latency(self.latency))
+        store("window", as_window(self.window, self.workers))
+        store("compute", as_compute(self.compute, self.workers))
+        store("service", with_mean("service", as_law("service", self.service)))
+        store("latency", as_latency(self.latency))
         _check_bandwidth(self, store)
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
@@ -131,7 +122,7 @@ class Cluster:
             )
         if self.protocol == "write_then_read":
             store("exclusive", True)  # its visits are always separate
-        store("policy", _policy(self.policy))
+        store("policy", as_policy(self.policy))
         _check_policy(self)
 
     @property
@@ -226,96 +217,16 @@ def _setter(instance: Any) -> Any:
     return store
 
 
-def _read(argument: str, value: Any) -> Any:
-    """Return the law or the laws of a text, the list of an array, and anything else as it is."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    try:
-        return parse(value) if isinstance(value, str) else value
-    except InputError as error:
-        raise InputError(f"{argument}: {error}") from None
-
-
-def _compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
-    value = _read("compute", value)
-    if not isinstance(value, list | tuple):
-        return _lasting("compute", as_law("compute", value))
-    laws = tuple(_lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value))
-    if len(laws) != workers:
-        raise InputError(
-            f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are {workers}; "
-            "give one law for all, or as many as workers"
-        )
-    if all(law == laws[0] for law in laws[1:]):
-        if workers > 1:
-            warnings.warn(
-                f"compute: one law per worker was given and all {workers} are {laws[0]}, which changes "
-                "nothing; give one law for all, or different ones",
-                HeterogeneityWarning,
-                stacklevel=4,
-            )
-        return laws[0]
-    return laws
-
-
-def _window(value: Any, workers: int) -> int | tuple[int, ...]:
-    value = value.tolist() if isinstance(value, np.ndarray) else value
-    if not isinstance(value, list | tuple):
-        return require_count("window", value)
-    windows = tuple(require_count(f"window[{i}]", one) for i, one in enumerate(value))
-    if len(windows) != workers:
-        raise InputError(
-            f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
-            "or as many as workers"
-        )
-    return windows[0] if len(set(windows)) == 1 else windows
-
-
-def _latency(value: Any) -> Law | tuple[Law, Law]:
-    value = _read("latency", value)
-    if not isinstance(value, list | tuple):
-        return _finite("latency", as_law("latency", value))
-    if len(value) != 2:
-        raise InputError(
-            f"latency = a list of {len(value)} laws: must be one law, or a pair: the way up and the way down"
-        )
-    up, down = (_finite(f"latency[{i}]", as_law(f"latency[{i}]", law)) for i, law in enumerate(value))
-    return up if up == down else (up, down)
-
-
-def _message_bytes(value: Any) -> float | tuple[float, float]:
-    if isinstance(value, np.ndarray) and value.ndim:
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return require_positive("message_bytes", value, "bytes")
-    if len(value) != 2:
-        raise InputError(
-            f"message_bytes = {value!r}: must be one number, or a pair: of messages on the way up and on the way down"
-        )
-    up, down = (require_positive(f"message_bytes[{i}]", size, "bytes") for i, size in enumerate(value))
-    return up if up == down else (up, down)
-
-
 def _check_bandwidth(cluster: Cluster, store: Any) -> None:
     for given, missing in (("bandwidth", "message_bytes"), ("message_bytes", "bandwidth")):
         value = getattr(cluster, given)
         if value is None:
             continue
-        store(given, require_positive(given, value, "bytes/s") if given == "bandwidth" else _message_bytes(value))
+        store(given, require_positive(given, value, "bytes/s") if given == "bandwidth" else as_message_bytes(value))
         if getattr(cluster, missing) is None:
             raise InputError(f"{given} = {value!r}: says nothing without {missing}; give both or neither")
     if cluster.shared_bandwidth and cluster.bandwidth is None:
         raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
-
-
-def _policy(value: Any) -> Policy:
-    if isinstance(value, str):
-        return parse_policy(value)
-    if not isinstance(value, Policy):
-        called = any(value is one for one in POLICIES.values())
-        instead = f"call it, as in asyncsim.{form_of(value.__name__)}" if called else "write asyncsim.asynchronous()"
-        raise InputError(f"policy = {value!r}: must be a policy; {instead}")
-    return value
 
 
 def _check_policy(cluster: Cluster) -> None:
@@ -330,23 +241,6 @@ def _check_policy(cluster: Cluster) -> None:
             f"policy = {policy}: its workers wait until so many have delivered, and there are {cluster.workers}; "
             f"write {form_of(policy.name)} with a count of at most {cluster.workers}"
         )
-
-
-def _check_flag(argument: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InputError(f"{argument} = {value!r}: must be True or False")
-
-
-def _finite(argument: str, law: Law) -> Law:
-    if not math.isfinite(law.mean):
-        raise InputError(f"{argument} = {law}: its mean is infinite; choose a law with a finite mean")
-    return law
-
-
-def _lasting(argument: str, law: Law) -> Law:
-    if _finite(argument, law).mean <= 0:
-        raise InputError(f"{argument} = {law}: a local step must take some time; give a mean above zero")
-    return law
 
 
 def _as_text(laws: Law | tuple[Law, ...]) -> str:

@@ -18,7 +18,8 @@ from asyncsim.replays.method_check import check_method
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled_ensemble
 from asyncsim.replays.recording import Recording
-from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, replay, run_to_the_end
+from asyncsim.replays.replay import PRECISIONS, evaluation_stops, replay, run_to_the_end
+from asyncsim.replays.replay_check import check_replay
 from asyncsim.replays.replay_state import PROXY_MOMENTUM
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names

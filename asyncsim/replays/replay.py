@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from asyncsim.clusters.policy import Policy
-from asyncsim.errors import InputError, require_choice, require_count, require_fraction, require_switch
+from asyncsim.errors import InputError, require_choice, require_count, require_switch
 from asyncsim.methods.method import Method
 from asyncsim.notes import on_a_terminal
 from asyncsim.problems.problem import Problem, count_examples
-from asyncsim.replays.method_check import check_method
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recording import LOSSES, Recording
+from asyncsim.replays.replay_check import check_replay, require_kinds
 from asyncsim.replays.replay_state import PROXY_MOMENTUM, ReplayState
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
@@ -104,7 +103,7 @@ def replay(
     repeat byte for byte; with one core, as in a study, and with several they may differ by round-off. Methods that
     amplify round-off (GEM) reproduce in law, not in value, on another machine.
     """
-    _require_kinds(trace, method, problem)
+    require_kinds(trace, method, problem)
     if progress is not None:
         require_switch("progress", progress)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
@@ -224,25 +223,6 @@ class Replay:
         return self.running.recordings[0].run(self.method, self.problem, params, self._config)
 
 
-def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> tuple[str, ...]:
-    """Return the method's own diagnostics; raise InputError unless it can be replayed on this trace and problem."""
-    _require_kinds(trace, method, problem)
-    require_count("diagnose_every", diagnose_every, minimum=0)
-    require_fraction("proxy_momentum", proxy_momentum)
-    diagnostics = check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
-    _check_timing(method, trace)
-    _check_outcomes(trace)
-    return diagnostics
-
-
-def _require_kinds(trace: Any, method: Any, problem: Any) -> None:
-    for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
-        if not isinstance(value, kind):
-            made = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
-            hint = "; call it to make one" if callable(value) else f", which {made} returns"
-            raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
-
-
 def run_to_the_end(running: Running, stops: np.ndarray, description: str, progress: bool | None) -> None:
     """Advance from stop to stop, evaluate at each, and go on to the last commit; show how far it is."""
     commits = len(running.trace)
@@ -290,46 +270,6 @@ def _require_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
             f"devices = {devices!r}: must be one or more different devices of one kind, as in jax.devices()"
         )
     return found
-
-
-def _check_timing(method: Method, trace: Trace) -> None:
-    for name, needed in method.timing._asdict().items():
-        if name == "message_size":  # its time is the trace's, whatever it is
-            continue
-        has = getattr(trace, name)
-        if name == "window" and trace.windows_differ:
-            has = tuple(sorted(set(trace.frame["local_steps"].tolist())))
-        if needed is None or has == needed:
-            continue
-        how = f"asyncsim.{needed}" if name == "policy" else repr(needed)
-        raise InputError(
-            f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
-            f"simulate one with Cluster({name}={how})"
-        )
-
-
-def _said(value: Any) -> str:
-    return str(value) if isinstance(value, Policy) else repr(value)
-
-
-def _check_outcomes(trace: Trace) -> None:
-    if not len(trace.taken_up):
-        raise InputError("trace: the server took up none of its messages, so that there is nothing to replay")
-    if not trace.frame["local_steps"].between(1, trace.window).all():
-        raise InputError(f"trace: local_steps must be from 1 to its window, {trace.window}, in every row")
-    if trace.windows_differ:
-        _check_windows(trace)
-
-
-def _check_windows(trace: Trace) -> None:
-    """Raise InputError unless each worker's jobs are alike: by their local steps its minibatches are counted."""
-    steps = trace.frame.groupby("worker")["local_steps"].agg(["min", "max"])
-    differing = steps[steps["min"] < steps["max"]]
-    for worker, least, most in differing.itertuples():
-        raise InputError(
-            f"trace: worker {worker} has jobs of {least} to {most} local_steps, so that minibatches would be drawn "
-            "twice or left out; give all jobs of a worker the same local_steps"
-        )
 
 
 def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.cluster_fields import HeterogeneityWarning
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.clusters.windows import proportional_windows
