@@ -19,7 +19,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import DIVERGED, Curve, draw_curves, draw_target, evaluation_curve, loss_axis, mark_beyond
+from asyncsim.drawing.curves import Curve, evaluation_curve
+from asyncsim.drawing.curves_drawn import DIVERGED, draw_curves, draw_target, loss_axis, mark_beyond
 from asyncsim.study.finished import Finished, read
 from asyncsim.table_text import LEAST_SHARE, number_text
 from asyncsim.traces.phases import IN_WORDS, Phases

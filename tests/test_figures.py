@@ -15,16 +15,8 @@ from matplotlib.text import Text
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, recorded, simulate, study
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import (
-    curve_of,
-    curve_over_seeds,
-    draw_curves,
-    evaluation_curve,
-    loss_axis,
-    mark_after,
-    mark_below,
-    mark_beyond,
-)
+from asyncsim.drawing.curves import curve_of, curve_over_seeds, evaluation_curve
+from asyncsim.drawing.curves_drawn import draw_curves, loss_axis, mark_after, mark_below, mark_beyond
 from asyncsim.methods import METHODS
 from asyncsim.study import finished, load_file, shipped
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
