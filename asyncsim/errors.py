@@ -84,7 +84,8 @@ def require_count(argument: str, value: Any, minimum: int = 1) -> int:
 def require_switch(argument: str, value: Any) -> None:
     """Raise InputError unless ``value`` is True or False."""
     if not isinstance(value, bool):
-        raise InputError(f"{argument} = {value!r}: must be True or False")
+        hint = ", Python's own; write bool(...)" if hasattr(value, "dtype") else ""
+        raise InputError(f"{argument} = {value!r}: must be True or False{hint}")
 
 
 def require_list(argument: str, value: Any) -> list[Any]:

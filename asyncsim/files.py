@@ -21,9 +21,12 @@ def alone_in(folder: Path, argument: str) -> Iterator[None]:
     Raises
     ------
     InputError
-        One does already.
+        One does already, or it is no folder that can be read.
     """
-    descriptor = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None  # which opens no folders
+    try:
+        descriptor = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None  # which opens no folders
+    except OSError as error:
+        raise InputError(f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another") from error
     try:
         if descriptor is not None and not lock(descriptor):
             raise InputError(
@@ -36,9 +39,10 @@ def alone_in(folder: Path, argument: str) -> Iterator[None]:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock an open file or folder until it is closed; return False if it is locked already.
+    """Lock an open file or folder until it is closed; return False if it is locked already, on this machine.
 
-    The end of a process, however it comes, ends its locks. Where the system knows none, there is none.
+    The end of a process, however it comes, ends its locks. Where the system or the file system knows none, there is
+    none.
     """
     if sys.platform == "win32":
         return True
@@ -48,8 +52,8 @@ def lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
-        return True
+    except OSError:  # of a file system without locks
+        pass
     return True
 
 

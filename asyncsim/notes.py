@@ -15,10 +15,10 @@ def on_a_terminal() -> bool:
 
 
 def tell(text: str) -> None:
-    """Print to standard error, above the progress bars of runs that go on."""
+    """Print to standard error, above the progress bars of runs that go on; if nobody can hear it, they go on."""
     from tqdm import tqdm
 
-    with tqdm.external_write_mode(file=sys.stderr):
+    with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
         print(text, file=sys.stderr, flush=True)
 
 

@@ -62,10 +62,15 @@ class Config(StudyConfig):
     """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
     the logarithm of the loss."""
 
+    @property
+    def goal(self) -> Target:
+        """What is to be reached."""
+        return Target(self.target, self.target_of)
+
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        Target(self.target, self.target_of).check()
+        self.goal.check()
         for rate in self.tune:
             require_positive("tune", rate)
         if len(set(self.tune)) < len(self.tune):
@@ -87,7 +92,7 @@ def run(config: Config) -> Result:
     with config.computing_device():
         cells = sweep(config, rates)
         _check_measure(config, cells[0].problem)
-        Target(config.target, config.target_of).check_of(cells[0].problem)
+        config.goal.check_of(cells[0].problem)
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(config, cells[0], folder)
@@ -132,7 +137,7 @@ def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
                 "learning_rate": rate,
                 "seeds": len(group),
                 "diverged": len(group) - len(ended),
-                **_until_target(seeds, Target(config.target, config.target_of)),
+                **_until_target(seeds, config.goal),
                 **{name: ended[name].mean() for name in names if name in ended},
                 "simulated_seconds": ended["simulated_seconds"].mean(),
                 **costs,
@@ -199,7 +204,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
     described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
     return (
-        f"{described}\n{cell.problem.name}; time and gradients until {Target(config.target, config.target_of)} is "
+        f"{described}\n{cell.problem.name}; time and gradients until {config.goal} is "
         f"reached; sorted by {titles[config.measure]}{direction}{tuned}\n{text}"
     )
 

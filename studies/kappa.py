@@ -50,6 +50,6 @@ def run(config: Config) -> Result:
         cells = sweep(config, grid)
         if not any("kappa" in method.hyperparameters for method in cells[0].methods):
             names = ", ".join(method.name for method in cells[0].methods)
-            raise InputError(f"methods = {names}: has no kappa, which varies here; give gem, or your own")
+            raise InputError(f"methods = {names}: no kappa, which varies here; give gem, or your own")
         conclude = functools.partial(report, "kappa", by=("workers", "method", "kappa"))
         return run_cells("kappa", config, cells, conclude)

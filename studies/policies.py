@@ -58,10 +58,15 @@ class Config(SweepConfig):
     """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
     the logarithm of the loss."""
 
+    @property
+    def goal(self) -> Target:
+        """What is to be reached."""
+        return Target(self.target, self.target_of)
+
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        Target(self.target, self.target_of).check()
+        self.goal.check()
         if self.policy is not None:
             if isinstance(self.policy, str | Policy) or not isinstance(self.policy, Sequence):
                 raise InputError(
@@ -103,8 +108,7 @@ def run(config: Config) -> Result:
     config.check()
     with config.computing_device():
         cells = sweep(config, [{"policy": policy, "workers": n} for n, policy in config.points()])
-        target = Target(config.target, config.target_of)
-        target.check_of(cells[0].problem)
+        config.goal.check_of(cells[0].problem)
         for method in cells[0].methods:
             if any(meet(cell.cluster, method.timing) != cell.cluster for cell in cells):
                 raise InputError(
@@ -112,7 +116,7 @@ def run(config: Config) -> Result:
                     "that have none, or run the study compare"
                 )
         clusters = {(cell.values["policy"], cell.cluster.workers): cell.cluster for cell in cells}
-        conclude = functools.partial(_conclude, clusters, target)
+        conclude = functools.partial(_conclude, clusters, config.goal)
         return run_cells("policies", config, cells, conclude)
 
 

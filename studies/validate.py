@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import tyro
 
 from asyncsim.errors import InputError, require_count
-from asyncsim.files import write_csv, write_json
+from asyncsim.files import alone_in, write_csv, write_json
 from asyncsim.notes import note, tell
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
@@ -91,7 +91,7 @@ def run(config: Config) -> Result:
     """
     if config.resume is not None:
         begun = _begun(config, config.resume)
-        with results.telling(config.resume):
+        with alone_in(config.resume, "resume"), results.telling(config.resume):
             return _run(begun, begun.make_methods(), config.resume)
     config.check()
     from asyncsim.real.recorder import require_timing

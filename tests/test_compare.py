@@ -100,7 +100,9 @@ def test_accuracies_are_reached_from_below():
     evaluations = pd.DataFrame({"commit_time": [0.0, 1.0, 2.0], "test_accuracy": [0.0, 0.5, 0.875]})
     target = Target(0.75, "test_accuracy")
     assert str(target) == "a test accuracy of 0.75"
-    assert target.time(evaluations) == pytest.approx(1.5)  # half of the way in the logarithm of the error
+    assert target.time(evaluations) == pytest.approx(1.5, rel=1e-5)  # half of the way in the logarithm of the error
+    exact = evaluations.assign(test_accuracy=np.array([0.5, 0.9, 1.0], np.float32))
+    assert [Target(most, "test_accuracy").time(exact) for most in (0.9, 1.0)] == pytest.approx([1, 2], rel=1e-4)
     assert np.isinf(Target(0.9, "test_accuracy").time(evaluations))
 
 

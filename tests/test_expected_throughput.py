@@ -56,6 +56,13 @@ BOUNDED = [
     ("saturation bound", 0.999, Cluster(8, 1.0, service=0.5, protocol="write_then_read", policy=barrier())),
     ("saturation bound", 0.6, Cluster(8, Gamma(1.0, 0.5), service=0.5, policy=barrier(6))),
     ("saturation bound", 0.9, Cluster(8, Gamma(1.0, 0.5), **LINK, policy=barrier(2))),
+    # Who waits or is under way misses versions, and gets fewer than there are.
+    (
+        "order statistics",
+        0.8,
+        Cluster(8, 0.3, service=0.8, discipline="lowest_rank", **LINK | {"bandwidth": 400.0}, policy=barrier(1)),
+    ),
+    (UNSERVED, 0.2, Cluster(10, 1.0, latency=("exponential(10)", 0.0), **LINK, policy=barrier(1))),
     ("saturation bound", 0.6, Cluster(8, "uniform(0.5, 1.5)", window=2, service=0.5, policy=barrier(6))),
     ("saturation bound", 0.6, Cluster(8, Gamma(1.0, 0.5), policy=first_of(3))),
     ("saturation bound", 0.5, Cluster(8, Exponential(1.0), service=0.5, discipline="lock_free", policy=first_of(3))),

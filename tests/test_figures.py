@@ -421,12 +421,12 @@ def test_a_figure_gets_taller_with_its_title(tmp_path):
 
 
 def test_titles_that_stand_beside_each_other_make_room_once():
-    figure, panels = look.new_figure(look.DOUBLE, 5.0, 2, 2)
-    text = "; ".join(["a part of a title"] * 9)
-    heights = []
-    for axes in panels:
-        layout.panel_title(axes, text)
-        heights.append(figure.get_figheight())
+    text, heights = "; ".join(["a part of a title"] * 9), []
+    with look.style():
+        figure, panels = look.new_figure(look.DOUBLE, 5.0, 2, 2)
+        for axes in panels:
+            layout.panel_title(axes, text)
+            heights.append(figure.get_figheight())
     assert 5.0 < heights[0] == heights[1] < heights[2] == heights[3]
     assert heights[2] - heights[1] == pytest.approx(heights[0] - 5.0)
 

@@ -10,7 +10,7 @@ from importlib.machinery import ExtensionFileLoader
 import jax
 import pytest
 
-from asyncsim.interruption import _GC_CALLBACK, handlers_kept, interruptible
+from asyncsim.interruption import _GC_CALLBACK, handlers_kept, ignore_from_now_on, interruptible
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
@@ -116,3 +116,9 @@ def test_who_sets_handlers_of_its_own_takes_none_away(default):
         with handlers_kept():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) is before is not signal.SIG_IGN
+
+
+def test_what_comes_after_an_interruption_does_no_harm(default):
+    ignore_from_now_on()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.raise_signal(number)

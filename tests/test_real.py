@@ -231,11 +231,11 @@ def test_recordings_that_cannot_be_read_are_refused(tmp_path):
 def test_nobody_else_records_in_a_folder_meanwhile(tmp_path):
     log = Log(tmp_path)
     log.append({"one": 1})
-    with pytest.raises(InputError, match=r"^folder = .*: another process is recording there; wait for its end"):
-        Log(tmp_path, size=0)
+    with pytest.raises(InputError, match=r"^folder = .*: another process records there; wait for its end"):
+        Log(tmp_path)
     log.close()
     assert tmp_path.joinpath(LOG).read_text() == '{"one": 1}\n'
-    Log(tmp_path, size=0).close()
+    Log(tmp_path).close()
 
 
 def test_fairness_of_one_discipline_is_predicted_from_another(tmp_path):

@@ -797,7 +797,8 @@ def test_what_is_printed_to_a_full_disk(tmp_path):
     options = ["--workers=2", "--steps=5", "--seeds=1", "--methods=downpour", "--problem=quadratic"]
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "asyncsim.study", "staleness", *options, f"--out={tmp_path / 'mine'}"]
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert ended.stderr.endswith("error: what is printed cannot be written: No space left on device\n")
 

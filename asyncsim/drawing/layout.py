@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -89,8 +90,8 @@ def title(figure: Any, text: str, width: float | None = None) -> None:
     """
     inches = figure.get_figwidth() if width is None else width
     said, whole = wrapped(text, _TITLE_WIDTH * inches / SINGLE), figure.get_figure(root=True)
-    parts = [] if figure is whole else whole.subfigs
-    _make_room(whole, said, [part.get_suptitle() for part in parts], max(1, len(parts)))
+    parts = [figure] if figure is whole else whole.subfigs
+    _make_room(whole, said, [part.get_suptitle() for part in parts], len(parts))
     figure.suptitle(said, **_TITLE)
 
 
@@ -103,7 +104,8 @@ def panel_title(axes: Axes, text: str) -> None:
     figure = _figure_of(axes)
     inches = figure.get_figwidth() / place.get_gridspec().ncols - _BESIDE
     said = wrapped(text, _TITLE_WIDTH * inches / SINGLE)
-    _make_room(figure, said, [one.get_title() for one in figure.axes if _row(one) == _row(axes)])
+    side = matplotlib.rcParams["axes.titlelocation"]
+    _make_room(figure, said, [one.get_title(side) for one in figure.axes if _row(one) == _row(axes)])
     axes.set_title(said)
 
 

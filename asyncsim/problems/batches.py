@@ -31,7 +31,7 @@ class BatchIndices:
     sharded : bool
         False: every worker shuffles the whole set. True: worker ``i`` shuffles its own shard, the
         examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one example.
-    other : str
+    remedy : str
         What else helps where shards are too small, for the message.
 
     Raises
@@ -47,7 +47,7 @@ class BatchIndices:
         examples: int,
         batch_size: int,
         sharded: bool = False,
-        other: str = "sharded=False",
+        remedy: str = "sharded=False",
     ):
         self._streams = Streams(require_count("seed", seed, minimum=0), "batches")
         require_count("workers", workers)
@@ -60,7 +60,7 @@ class BatchIndices:
         if self._shard_size.min() < batch_size:
             raise InputError(
                 f"batch_size = {batch_size}: the smallest of {workers} shards of {examples} examples has "
-                f"{self._shard_size.min()}; use smaller batches, fewer workers or {other}"
+                f"{self._shard_size.min()}; use smaller batches, fewer workers or {remedy}"
             )
         self._batches = self._shard_size // batch_size
         self._epoch = np.full(workers, _NOT_DRAWN)

@@ -133,8 +133,12 @@ def _as_arrays(argument: str, data: Tree) -> Tree:
     def convert(leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
         if array.dtype.kind not in "biuf":
-            raise InputError(f"{argument}: an array of {array.dtype}; must be real numbers")
-        if array.dtype.itemsize > _WIDEST or not array.dtype.isnative:
+            raise InputError(
+                f"{argument}: an array of {array.dtype}; must be of NumPy's real numbers: convert it, with "
+                "astype(np.float32) say"
+            )
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if array.dtype.itemsize > _WIDEST:
             raise InputError(
                 f"{argument}: an array of {array.dtype}, which JAX cannot hold; convert it, with astype(np.float64) say"
             )

@@ -133,8 +133,8 @@ class Problem:
                 f"with workers={workers}, or run a number of workers that divides {self.shards}"
             )
         # What was laid out for shards is made with an option for the examples of each, and cannot do without shards.
-        other = "sharded=False" if self.shards is None else "more examples a worker, with examples="
-        return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded, other)
+        own = {} if self.shards is None else {"remedy": "more examples a worker, with examples="}
+        return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded, **own)
 
     def stateful_loss(self, params: Tree, state: Tree, batch: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
         """Return the minibatch loss and the new state, the same call with and without ``init_state``."""

@@ -66,9 +66,9 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
 
 def _vector(argument: str, value: ArrayLike) -> np.ndarray:
     try:
-        array = np.asarray(value, np.float64)
         # Of the entries as they were given: NumPy makes numbers of texts and truth values.
-        mistaken = any(isinstance(entry, str | bytes | bool | np.bool_) for entry in np.asarray(value, object).flat)
+        mistaken = any(np.asarray(entry).dtype.kind not in "iuf" for entry in np.asarray(value, object).flat)
+        array = np.zeros(1) if mistaken else np.asarray(value, np.float64)
     except (TypeError, ValueError):
         mistaken = True
     if mistaken:

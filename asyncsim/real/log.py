@@ -20,8 +20,8 @@ Event = dict[str, Any]
 class Log:
     """Appends events to a recording's log."""
 
-    def __init__(self, folder: Path, size: int | None = None):
-        """Open the log; ``size`` is the length of what is whole in it (bytes), what comes after is cut off.
+    def __init__(self, folder: Path):
+        """Open the log, and make it if there is none.
 
         Raises
         ------
@@ -33,10 +33,12 @@ class Log:
         if not lock(self._file.fileno()):
             self._file.close()
             raise InputError(
-                f"folder = {str(folder)!r}: another process is recording there; wait for its end, or give another"
+                f"folder = {str(folder)!r}: another process records there; wait for its end, or give another folder"
             )
-        if size is not None:
-            self._file.truncate(size)
+
+    def cut(self, size: int) -> None:
+        """Cut off what comes after so many bytes, the length of what is whole."""
+        self._file.truncate(size)
 
     def append(self, event: Event) -> None:
         """Write one event."""

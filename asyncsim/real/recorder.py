@@ -99,12 +99,13 @@ def record(
         crew = Crew(module, (method, problem), header, cpus, memory, start_timeout, timeout)
         try:
             crew.start(str(folder.resolve()), checkpoint_every, keep_states)
-            crew.watch(restart, progress)
-        except BaseException:
-            crew.end()  # before the server writes the same file
-            with contextlib.suppress(InputError):
-                write_trace(folder, load(folder).trace)
-            raise
+            try:
+                crew.watch(restart, progress)
+            except BaseException:
+                crew.end()  # before the server writes the same file
+                with contextlib.suppress(InputError):
+                    write_trace(folder, load(folder).trace)
+                raise
         finally:
             crew.end()
     return load(folder)
@@ -150,7 +151,7 @@ def _header(method: Any, problem: Any, processes: Processes, commits: int, seed:
         seed,
         precision,
         {"name": method.name, "hyperparameters": plain(method.hyperparameters)},
-        {"name": problem.name, "config": problem.config},
+        {"name": problem.name, "config": plain(problem.config)},
         method.reply is not None,
     )
 

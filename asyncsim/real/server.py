@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from asyncsim.real.book import Book
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.folder import CHECKPOINT, STATES, Header, write_trace
-from asyncsim.real.log import LOG, Event, Log, read_log
+from asyncsim.real.log import Event, Log, read_log
 from asyncsim.real.parameters import Parameters, load_state, save_state
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import waiting_room
@@ -104,9 +104,10 @@ class Server:
         workers = header.processes.workers
         self._computing = Computing(method, problem, workers, header.processes.window, header.seed, header.precision)
         self._parameters = Parameters(method, header.processes, self._computing)
-        events, size = read_log(self._folder) if (self._folder / LOG).exists() else ([], 0)
+        self._log = Log(self._folder)  # before it is read: nobody else may write in between
+        events, size = read_log(self._folder)
+        self._log.cut(size)
         self._book = self._go_on_from(events)
-        self._log = Log(self._folder, size)
         self._events = len(events)
         self._busy = delays([header.processes.service] * workers, header.seed, "service")
         for event in events:

@@ -65,7 +65,8 @@ def _check_windows(trace: Trace) -> None:
     """Raise InputError unless each worker's jobs are alike: by their local steps its minibatches are counted."""
     steps = trace.frame.groupby("worker")["local_steps"].agg(["min", "max"])
     differing = steps[steps["min"] < steps["max"]]
-    for worker, least, most in differing.itertuples():
+    if len(differing):
+        worker, least, most = next(differing.itertuples())
         raise InputError(
             f"trace: worker {worker} has jobs of {least} to {most} local_steps, so that minibatches would be drawn "
             "twice or left out; give all jobs of a worker the same local_steps"

@@ -5,7 +5,6 @@ defaults of all other options.
 """
 
 import ast
-import contextlib
 import errno
 import itertools
 import os
@@ -60,26 +59,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(overview())
             _warn_of(hidden())
+            code = 0
         else:
             with interruptible():
-                return _run(*arguments, keep_compiled=_NO_CACHE not in given)
+                code = _run(*arguments, keep_compiled=_NO_CACHE not in given)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # while there is somebody to tell that it cannot be written
+        return code
     except InputError as error:
-        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+        tell(f"error: {' '.join(str(error).splitlines())}")
         return 2
     except KeyboardInterrupt as interruption:
-        print(": ".join(["interrupted", *map(str, interruption.args)]), file=sys.stderr)
+        tell(": ".join(["interrupted", *map(str, interruption.args)]))
         return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, head say, has seen enough
         _print_no_more()
+        return 0
     except OSError as error:
         if error.filename is not None or error.errno not in _FULL:
             raise
         # Of what is printed, as files that cannot be written are an InputError.
         _print_no_more()
-        with contextlib.suppress(OSError):
-            print(f"error: what is printed cannot be written: {error.strerror}", file=sys.stderr)
+        tell(f"error: what is printed cannot be written: {error.strerror}")
         return 2
-    return 0
 
 
 def _print_no_more() -> None:

@@ -131,7 +131,7 @@ class Local:
                 begin(1)
                 yield Done(place, value)
         except KeyboardInterrupt:
-            tell("interrupted: the runs in progress end first")
+            tell("interrupted: the runs in progress are stopped")
             raise
         finally:
             unwanted.set()

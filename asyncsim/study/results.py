@@ -61,15 +61,16 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
     """
     folder, made = _default_folder(study) if out is None else _given_folder(require_path("out", out))
     instead = " instead of --out" if out is not None else ""
-    with telling(folder, resumable, instead), alone_in(folder, "out"):
+    with alone_in(folder, "out"):
         if any(folder.iterdir()):  # meanwhile
             raise _taken(folder)
-        try:
-            yield folder
-        except BaseException:
-            if not (folder / SUMMARY).exists():
-                _take_away(folder, made)
-            raise
+        with telling(folder, resumable, instead):
+            try:
+                yield folder
+            except BaseException:
+                if not (folder / SUMMARY).exists():
+                    _take_away(folder, made)
+                raise
 
 
 @contextlib.contextmanager
@@ -97,6 +98,13 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
         Passed on, saying where the finished results are and how to go on.
     """
     folder = require_path("resume", folder)
+    _require_same(folder, record, more_runs)
+    with alone_in(folder, "resume"), telling(folder):
+        yield folder
+
+
+def _require_same(folder: Path, record: Mapping[str, Any], more_runs: bool) -> None:
+    """Raise InputError unless a folder holds results of a study whose record is the same."""
     try:
         found = _of_results(json.loads((folder / CONFIG).read_text()))
     except (OSError, ValueError, AttributeError) as error:
@@ -122,8 +130,6 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
             f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options, the code "
             "and the versions that it was made with, or begin anew with out"
         )
-    with alone_in(folder, "resume"), telling(folder):
-        yield folder
 
 
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -193,11 +193,12 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     everyone = first == cluster.workers
     # Of the workers' own times the short ones may be left, the server and a shared link see to all that is taken up.
     most = _highest_rate(cluster) if everyone else _busiest(cluster)
-    if cluster.shared_bandwidth and cluster.transfer_down > 0:  # down which everyone gets each version
-        most = min(most, first / cluster.workers / cluster.transfer_down)
-    limits = [ThroughputTheory("saturation bound", most)] if most < math.inf else []
     name, travelling, served = "order statistics", journeys(cluster), demand(cluster)
     steady = all(isinstance(law, Constant) for law in (cluster.latency_up, cluster.latency_down))
+    in_turn = steady and cluster.discipline == "fifo" and cluster.protocol == "exchange"
+    if cluster.shared_bandwidth and in_turn:  # nobody misses a version on the way, so that everyone gets each
+        most = min(most, first / cluster.workers / cluster.transfer_down)
+    limits = [ThroughputTheory("saturation bound", most)] if most < math.inf else []
     if not everyone:  # of random journeys, too, the short ones may be left, and of services that do not wait in turn
         if not steady:
             travelling, name = 0.0, "order statistics, without the network"
