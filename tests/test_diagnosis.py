@@ -190,7 +190,11 @@ def test_it_changes_nothing_else(problem, method):
 
 
 @pytest.mark.parametrize(
-    ("method", "energy", "stops"), [("gem", False, True), ("downpour", False, False), ("downpour", True, True)]
+    ("method", "energy", "stops"),
+    [
+        ("downpour", True, True),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("gem", False, True), ("downpour", False, False))),
+    ],
 )
 def test_only_what_is_diagnosed_begins_a_chunk(method, energy, stops, monkeypatch):
     """A chunk costs as much as hundreds of a small problem's commits."""

@@ -362,6 +362,7 @@ def test_only_the_same_configuration_is_resumed(told):
     assert files("mine") == before and sorted(path.name for path in Path().iterdir()) == ["mine", "studies"]
 
 
+@pytest.mark.full
 def test_methods_and_data_that_were_changed_are_not_resumed(told):
     Path("mine.py").write_text(OWN)
     options = [*STUDY, "--methods=mine.py:own"]

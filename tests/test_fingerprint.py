@@ -141,6 +141,7 @@ def test_functions_that_call_themselves_end():
     assert fingerprint(forever) == fingerprint(forever)
 
 
+@pytest.mark.full
 def test_all_that_is_shipped_is_told_apart_in_every_process():
     code = (
         "from asyncsim import methods, problems; from asyncsim.study.fingerprint import fingerprint; "
