@@ -91,6 +91,7 @@ def in_threads(folder, method, processes, commits, task, until=None, keep_states
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+    server._log.close()  # as the end of its process does
     return server, trouble
 
 
