@@ -65,6 +65,8 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     for axes, against in zip(panels, ("time", "step"), strict=True):
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
+        if scale == "log":
+            layout.plain_logs(axes.yaxis)
         draw_curves(axes, curves, labels, against, _longest_time(finished.summary) if against == "time" else None)
         draw_target(axes, finished.config)
     panels[1].set_xlabel("gradients computed, also those thrown away")
