@@ -1,5 +1,7 @@
 """The notebook: saved without outputs, of the format that it says, and its cells run from top to bottom."""
 
+import ast
+import importlib
 import json
 import os
 import re
@@ -40,6 +42,15 @@ def test_it_has_the_form_of_a_notebook():
 def test_it_is_valid():
     nbformat = pytest.importorskip("nbformat")
     nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
+
+
+def test_what_it_imports_is_there():
+    """As `test_its_cells_run` says too, which takes long."""
+    source = "\n".join("".join(cell["source"]) for cell in cells("code"))
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    names = [(node.module, alias.name) for node in imports for alias in node.names]
+    assert len(names) > 3
+    assert [name for module, name in names if not hasattr(importlib.import_module(module), name)] == []
 
 
 @pytest.mark.full
