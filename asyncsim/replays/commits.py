@@ -23,6 +23,14 @@ class Squares(NamedTuple):
         return jnp.sqrt(self.update), self.moved / 2, self.proxy / 2
 
 
+class Measured(NamedTuple):
+    """Vectors of a commit whose squared norms are recorded, see `Squares`."""
+
+    update: Array
+    moved: Array
+    proxy: Array
+
+
 class Committed(NamedTuple):
     """What a piece's commits leave beside the state: leaves with leading axis ``piece_size``."""
 
@@ -41,9 +49,8 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
 
     The first goes from the central variable, the server's state, the worker's row, its read, start and update, the
     central variable that the message is formed with, the visit and, if the method sees them, the memories of all
-    workers to the central variable, the server's state and the worker's row after it, and the squared norms.
+    workers to the central variable, the server's state and the worker's row after it, and what is `Measured`.
     """
-    division = layout.division
 
     def commit(central, server, worker, read, start, update, form, visit, *memories):
         origin = method.origin(worker.method, read) if method.origin else read
@@ -52,9 +59,8 @@ def build_commit(method: Method, layout: Layout) -> tuple[Callable[..., Any], Ca
         proxy = method.proxy(method_state) if method.proxy else layout.proxy_momentum * worker.proxy + update
         # The difference would need the central variable before the commit, and so a copy of it.
         step = update if adds_update(method) else applied.central - central
-        squares = Squares(*division.squares((step, applied.central - origin, proxy)))
         left = WorkerRow(method_state, applied.memory, () if method.proxy else proxy, learner=())
-        return applied.central, applied.server, left, squares
+        return applied.central, applied.server, left, Measured(step, applied.central - origin, proxy)
 
     def reply(server, central, memory, visit):
         return central if method.reply is None else method.reply(server, central, memory, visit)
@@ -79,7 +85,8 @@ def build_visit(method: Method, layout: Layout) -> Callable[..., Any]:
         if method.sees_loss:
             visit = visit._replace(loss=loss.astype(visit.time.dtype))
         formed = form if layout.separate_forms else central
-        after, server_after, left, squares = commit(central, server, row, read, start, update, formed, visit)
+        after, server_after, left, measured = commit(central, server, row, read, start, update, formed, visit)
+        squares = Squares(*layout.division.squares(measured))
         if layout.reads == "after":
             seen: Any = reply(server_after, after, left.memory, visit)
         else:
@@ -135,7 +142,8 @@ def build_commits(method: Method, layout: Layout, update_of: Callable[[Array, Pi
             update = update_of(updates, piece, i)
             told = memories(i, committed)
             formed = form(i, before, committed)
-            central, server, left, squares = commit(before, server_before, worker, *own, update, formed, visit, *told)
+            central, server, left, measured = commit(before, server_before, worker, *own, update, formed, visit, *told)
+            squares = Squares(*division.squares(measured))
             # The worker's own read, atomic with its commit.
             if layout.reads == "after":
                 new_read = set_row(new_read, reply(server, central, left.memory, visit), piece.slot[i])

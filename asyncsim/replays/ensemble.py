@@ -24,6 +24,7 @@ from asyncsim.replays.replay_state import PROXY_MOMENTUM
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.tuning import backend, batches_members, current_devices
+from asyncsim.replays.ways import kernel_of
 from asyncsim.traces.trace import Trace
 
 
@@ -226,7 +227,8 @@ def _running(
     device = current_devices(problem.parameter_count, trace.workers, divided=False)[0]
     runs = grid.runs()
     seeds, draws = [seed for seed, _ in runs], grid.methods[0].draws
-    plan = Plan(trace, problem, seeds, stops, diagnose_every, dtype, devices=1, draws=draws)
+    way = kernel_of(device.platform)
+    plan = Plan(trace, problem, seeds, stops, diagnose_every, dtype, devices=1, way=way, draws=draws)
     layout = plan.layout(grid.methods[0], problem, momentum)
     program = compiled_ensemble(grid.members(dtype), grid.methods[0], problem, layout, dtype, device)
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}

@@ -1,5 +1,7 @@
 """A replay by one compiled loop over pieces, of whole vectors: on any device, and on several.
 
+What a piece does is `asyncsim.replays.piece`'s, row by row, or `asyncsim.replays.batched`'s, all rows at once.
+
 On several devices each runs the same program on its own lanes and its own part of the vectors, see
 `asyncsim.replays.division`.
 """
@@ -14,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.methods.method import Array, Method
+from asyncsim.replays.batched import build_batched_pieces
 from asyncsim.replays.commits import Squares
 from asyncsim.replays.diagnosis import build_before, build_diagnose
 from asyncsim.replays.division import DEVICES, Division
@@ -67,7 +70,8 @@ def _build_advance(
 ) -> Callable[[ReplayState, Any, Array, Pieces, Array], tuple[ReplayState, Records, Array]]:
     """Return the jitted function `Kernel.advance`; the number of pieces is part of its compiled shape."""
     division = layout.division
-    run_pieces = build_pieces(method, build_gradients(local, layout), layout)
+    build = build_batched_pieces if layout.way == "batched" else build_pieces
+    run_pieces = build(method, build_gradients(local, layout), layout)
 
     def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
         state, made = run_pieces(state, key, pieces, [PiecesOf(data, jnp.int32(0), count)])

@@ -56,7 +56,7 @@ class Plan:
         self._way = way
         self._devices = devices
         self._tuning = tuning(backend(), problem.parameter_count, self._devices)
-        if way != "kernel":
+        if way not in ("kernel", "batched"):
             self._tuning = self._tuning._replace(piece_sizes=(1,))
         self.piece_size, self._cuts = self._best_cut(kinds, starts)
         self.stops = stops
@@ -93,7 +93,7 @@ class Plan:
                 # The blocks of torn reads are not those that devices would hold.
                 by_parameters=method.elementwise and self._devices > 1 and self._blocks == 1,
             ),
-            in_turn=self._tuning.in_turn or one_is_quicker or lanes == 1,
+            in_turn=self._way != "batched" and (self._tuning.in_turn or one_is_quicker or lanes == 1),
             reads_size=self._room(self._reads),
             form_reads_size=self._room(self._form_reads),
             reads=self.waves.reads,

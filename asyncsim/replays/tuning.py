@@ -87,6 +87,8 @@ FOLDED_BELOW = FOLDS * DIVIDED
 # of several commits leaves the cache: pieces of one are 1.1 to 1.2 times as fast as pieces of two (digits, exchange).
 _CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, in_turn=False, chunk=512)
 _CPU_MANY = Tuning(piece_sizes=(1,), piece_overhead=0.5, in_turn=True, chunk=512)
+#: Kinds of devices that loop over the rows of a piece.
+_LOOPING = ("cpu",)
 _ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, in_turn=False, chunk=256)
 
 
@@ -99,6 +101,14 @@ def tuning(backend: str, parameters: int, devices: int = 1) -> Tuning:
     else:
         sizes = _CPU_MANY
     return sizes._replace(piece_sizes=tuple(size * devices for size in sizes.piece_sizes))
+
+
+def loops_over_rows(backend: str) -> bool:
+    """Return whether a device touches the rows of a piece one after the other, in loops over those that there are.
+
+    Not an accelerator: it launches kernels for every turn, and asks the host whether such a loop goes on.
+    """
+    return backend in _LOOPING
 
 
 def batches_members(backend: str, parameters: int) -> bool:

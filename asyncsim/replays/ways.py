@@ -10,7 +10,8 @@ fewer than 2,000              ``kernel``: one compiled loop over pieces of a few
                               memories; else ``kernel``
 ============================  ==========================================================================================
 
-Accelerators, and several devices, have ``kernel``. The numbers themselves are in `asyncsim.replays.tuning`.
+Several devices of a CPU have ``kernel``; accelerators, one or several, ``batched``, the kernel with all rows of a piece
+at once. The numbers themselves are in `asyncsim.replays.tuning`.
 """
 
 from collections.abc import Sequence
@@ -30,26 +31,32 @@ from asyncsim.replays.tuning import (
     gradients_at_once,
     has_two_cores,
     is_long,
+    loops_over_rows,
     middling,
 )
 from asyncsim.replays.waves import mean_wave
 from asyncsim.traces.trace import Trace
 
 #: Their names: those of the modules that have them.
-WayName = Literal["kernel", "dispatched", "halves"]
+WayName = Literal["kernel", "batched", "dispatched", "halves"]
 
 
 def way_of(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> WayName:
     """Return in which way a replay on these devices is computed."""
-    if not _has_rows_apart(trace, method, devices):
-        return "kernel"
     platform, parameters = devices[0].platform, problem.parameter_count
+    if not loops_over_rows(platform) or not _has_rows_apart(trace, method, devices):
+        return kernel_of(platform)
     if dispatches(platform, parameters):
         return "dispatched"
     # The longest look comes last.
     if middling(platform, parameters) and has_two_cores() and _can_be_halved(method, problem):
         return "halves" if is_long(mean_wave(trace)) else "kernel"
     return "kernel"
+
+
+def kernel_of(platform: str) -> WayName:
+    """Return in which way a compiled loop over pieces runs them on a kind of device."""
+    return "kernel" if loops_over_rows(platform) else "batched"
 
 
 def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any, ...]:
@@ -66,7 +73,7 @@ def default_devices(trace: Trace, method: Method, problem: Problem) -> tuple[Any
 def pieces_at_once(trace: Trace, method: Method, problem: Problem) -> int:
     """Return of how many pieces a replay on its default devices computes the gradients at a time."""
     devices = default_devices(trace, method, problem)
-    at_once = {"kernel": len(devices), "dispatched": gradients_at_once(), "halves": THREADS}
+    at_once = {"kernel": len(devices), "batched": len(devices), "dispatched": gradients_at_once(), "halves": THREADS}
     return at_once[way_of(trace, method, problem, devices)]
 
 
