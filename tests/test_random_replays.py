@@ -46,6 +46,7 @@ from asyncsim.study.cell import meet
 #: pieces of several commits for problems of up to ten parameters, and of one for the others.
 WAYS = {
     "kernel": (ReplayState, {"_FEW_PARAMETERS": 11, "cores": lambda: 1}),
+    "batched": (ReplayState, {"_LOOPING": (), "_CPU_FEW": tuning._ACCELERATOR, "_CPU_MANY": tuning._ACCELERATOR}),
     "dispatched": (Apart, {"_LONG_VECTOR": 0, "cores": lambda: 2}),
     "halves": (Halved, {"_FEW_PARAMETERS": 1, "_LONG_WAVE": 0, "cores": lambda: 2}),
 }
@@ -91,7 +92,8 @@ def can_be(way, rule):
     method = RULES[rule]()
     keeps = method.resume is not None or jax.tree.leaves(jax.eval_shape(method.optimizer.init, np.ones(2)))
     apart = not method.sees_memories and method.timing.read_blocks is None
-    return {"kernel": True, "dispatched": apart, "halves": apart and method.elementwise and not keeps}[way]
+    halves = apart and method.elementwise and not keeps
+    return {"kernel": True, "batched": True, "dispatched": apart, "halves": halves}[way]
 
 
 def policies(cluster):
@@ -120,7 +122,7 @@ def clusters_of(draw, way, method):
     windows = st.lists(st.integers(1, 3), min_size=cluster.workers, max_size=cluster.workers)
     window, discipline = st.just(cluster.window) | windows, st.sampled_from([cluster.discipline, "lock_free"])
     cluster = dataclasses.replace(cluster, window=draw(window), discipline=draw(discipline))
-    if way == "kernel" and draw(st.booleans()):
+    if way in ("kernel", "batched") and draw(st.booleans()):
         torn = Timing(protocol="write_then_read", discipline="lock_free", read_blocks=draw(st.integers(2, 4)))
         cluster = meet(cluster, torn)
     cluster = meet(cluster, method.timing)

@@ -116,7 +116,8 @@ class UsualLoop:
             visit = _visit(facts)
             batch = jax.tree.map(lambda array: array[rows], data)
             key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), visit.worker_step)
-            loss, gradients = jax.value_and_grad(problem.loss)(unravel(x), batch, key)
+            of_loss = jax.value_and_grad(problem.stateful_loss, has_aux=True)
+            (loss, _), gradients = of_loss(unravel(x), (), batch, key)
             steps, _ = method.optimizer.update(gradients, method.optimizer.init(params), None, visit=visit)
             return loss, ravel_pytree(steps)[0]
 

@@ -183,7 +183,9 @@ class GradientsAlone:
         def gradient(x, job):
             batch = jax.tree.map(lambda leaf: leaf[job.rows], data)
             own_key = jax.random.fold_in(jax.random.fold_in(key, job.worker), job.job)
-            return jax.value_and_grad(self._problem.loss)(self._unravel(x), batch, own_key)
+            loss = jax.value_and_grad(self._problem.stateful_loss, has_aux=True)
+            (value, _), gradients = loss(self._unravel(x), (), batch, own_key)
+            return value, gradients
 
         if batching.way == "map":
             return jax.lax.map(lambda job: gradient(row(job.worker), job), jobs)

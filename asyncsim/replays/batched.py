@@ -116,7 +116,8 @@ def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[_Carri
 
         def step(before: _Carried, of_commit: Any) -> tuple[_Carried, _Made]:
             place, own_visit, own_form, offset, (there, worker, read, start, update) = of_commit
-            formed, told = before.central, ()
+            formed = before.central
+            told: tuple[Memories, ...] = ()
             if layout.separate_forms:
                 # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read before the piece.
                 formed = jnp.where(offset < 0, own_form, row(before.history, jnp.maximum(offset, 0)))

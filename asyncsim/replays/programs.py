@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
-from asyncsim.problems.problem import Problem
+from asyncsim.problems.problem import Problem, whole_products
 from asyncsim.replays.dispatched import Dispatched
 from asyncsim.replays.division import DEVICES
 from asyncsim.replays.flat import Flat, flatten
@@ -199,12 +199,12 @@ def _has_convolution(problem: Problem, dtype: Any) -> bool:
 
 def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
     def evaluate(central: Any, state: Any, train: Any, test: Any) -> dict[str, Any]:
-        values = {
-            f"train_{name}": value for name, value in problem.evaluate(flat.unravel(central), state, train).items()
-        }
-        if test is not None:
-            found = problem.evaluate(flat.unravel(central), state, test)
-            values |= {f"test_{name}": value for name, value in found.items()}
+        parts = {"train": train} if test is None else {"train": train, "test": test}
+        values: dict[str, Any] = {}
+        for part, data in parts.items():
+            with whole_products():
+                found = problem.evaluate(flat.unravel(central), state, data)
+            values |= {f"{part}_{name}": value for name, value in found.items()}
         return values
 
     return evaluate

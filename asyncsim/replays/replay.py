@@ -63,6 +63,7 @@ def replay(
         Of the initial parameters, the minibatches, the problem's own randomness and what methods draw: named streams,
         so that two methods see the same ones.
     precision : {"float32", "float64"}
+        Of products of matrices, too, on any device; unless ``jax_default_matmul_precision`` says otherwise.
     evaluate_every : int, optional
         Worker steps (commits divided by workers) between evaluations on the whole data; else 20 evaluations. There
         is always one at the start and one at the end. To evaluate three examples takes about as long as the gradient of
