@@ -16,7 +16,7 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import say_written
+from asyncsim.study.finished import figures, say_written
 from asyncsim.study.sweep import Result, sweep
 from asyncsim.study.tabulation import Job, tabulated
 from asyncsim.table_text import table_text
@@ -72,8 +72,9 @@ def run(config: Config) -> Result:
         replays = [(cell.problem, config.workers)]
         with tabulated(config, "ensembles", record, _ensemble, jobs, replays) as (folder, tables):
             summary = tables[results.SUMMARY]
+            drawn = figures("ensembles").draw(folder)
             print(report(summary))
-            say_written(folder, "parts", results.SUMMARY)
+            say_written(folder, "parts", results.SUMMARY, *drawn)
     return Result(folder, summary)
 
 

@@ -1,13 +1,16 @@
 """The study of ensembles: predictions averaged over independent models."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 from asyncsim import InputError, problems, study
+from asyncsim.study.finished import figures
 
 ensembles = study.load("ensembles")
 
@@ -37,6 +40,7 @@ def test_an_ensemble_beats_its_models(tmp_path, capsys):
     # The mean of probabilities is never worse, in log loss, than its members are on average.
     assert table.loc[2, "test_loss"] < table.loc[2, "single_loss"]
     assert "single_accuracy" in capsys.readouterr().out
+    assert (tmp_path / "out" / "ensembles.png").exists()
 
 
 def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
@@ -126,3 +130,42 @@ def test_a_model_that_is_sure_and_wrong_has_a_finite_loss():
     problem = problems.digits()
     sure = jax.tree.map(lambda leaf: 1e3 * leaf, problem.init(jax.random.key(0)))
     assert np.isfinite(ensembles.averaged_predictions(problem, [sure], problem.test)["loss"])
+
+
+def written(folder, losses):
+    """A folder of results of two seeds, by method the test losses of one and of two models."""
+    rows = [
+        {"method": method, "seed": seed, "models": models, "diverged": 0}
+        | {f"{who}_{what}": value for who in ("test", "single") for what in ("loss", "accuracy")}
+        for method, values in losses.items()
+        for seed in (0, 1)
+        for models, value in enumerate(values, 1)
+    ]
+    folder.mkdir()
+    pd.DataFrame(rows).to_csv(folder / "summary.csv", index=False)
+    (folder / "config.json").write_text(json.dumps({"study": "ensembles"}))
+    return folder
+
+
+@pytest.mark.parametrize("losses", [{"sgd": [0.2, 0.1]}, {"gem": [np.nan, 0.1], "downpour": [np.nan, np.nan]}])
+def test_its_figure(losses, tmp_path):
+    """Also of models that have diverged, and of a job that failed."""
+    folder = written(tmp_path / "out", losses)
+    with (folder / "summary.csv").open("a") as file:
+        file.write("sgd,2,,,,,,\n")
+    drawn = figures("ensembles").draw(folder)
+    assert [path.name for path in drawn] == ["ensembles.png", "ensembles.pdf"]
+    (own, _) = figure_of(folder).axes
+    curves = [line.get_ydata().tolist() for line in own.lines]
+    assert curves == [[value for value in values if value == value] for values in losses.values() for _ in range(2)]
+
+
+def test_a_figure_without_any_model_says_so(tmp_path):
+    own, _ = figure_of(written(tmp_path / "out", {"sgd": [np.nan, np.nan]})).axes
+    assert [text.get_text() for text in own.texts] == ["no model was left: all diverged"]
+
+
+def figure_of(folder):
+    """The figure of a folder of results."""
+    table = pd.read_csv(folder / "summary.csv").dropna(subset="models")
+    return figures("ensembles")._ensembles(table)

@@ -1,0 +1,83 @@
+"""Figure of the ensembles study, from the folder of results that it wrote.
+
+The data come from ``python -m asyncsim.study ensembles``, which draws this figure itself. To draw it again::
+
+    python -m figures results/ensembles              # in a clone
+    python -m asyncsim.figures results/ensembles     # installed
+
+``ensembles``: loss and accuracy on the test data of the averaged predictions of so many models, and of these models
+themselves.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from asyncsim.drawing import layout, look
+from asyncsim.study.finished import read
+from asyncsim.wording import over_seeds
+
+_COLUMNS = ("method", "seed", "models", "test_loss", "single_loss", "test_accuracy", "single_accuracy")
+_MEASURES = {"loss": "test loss (nats)", "accuracy": "test accuracy"}
+#: Lines of what is judged, by the beginnings of the columns that have it.
+_LINES: dict[str, tuple[Any, str]] = {
+    "test": ("-", "their averaged predictions"),
+    "single": (":", "the models, on average"),
+}
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw the figure of a folder of results, into the folder.
+
+    Returns
+    -------
+    list of Path
+        A PNG and a PDF.
+
+    Raises
+    ------
+    InputError
+        There are no results, or they are incomplete, or a file cannot be written.
+    """
+    folder = Path(folder)
+    summary = read(folder, "ensembles", _COLUMNS).summary.dropna(subset="models")  # without what failed
+    with look.style():
+        return look.save(_ensembles(summary), folder / "ensembles")
+
+
+def _ensembles(summary: pd.DataFrame) -> Figure:
+    figure, axes = look.new_figure(look.DOUBLE, 2.6, len(_MEASURES))
+    looks = look.looks(dict.fromkeys(summary["method"]))
+    for own, (measure, label) in zip(axes, _MEASURES.items(), strict=True):
+        for marker, (method, how) in zip(look.MARKERS * len(looks), looks.items(), strict=False):
+            _panel(own, summary[summary["method"] == method], measure, how.color, marker)
+        if summary[f"test_{measure}"].isna().all():
+            layout.say_inside(own, "no model was left: all diverged")
+        own.set_xlabel("models")
+        own.set_ylabel(label)
+        layout.whole_ticks(own.xaxis)
+    named = [
+        Line2D([], [], color=how.color, marker=marker, markersize=3.5, label=how.label)
+        for marker, how in zip(look.MARKERS * len(looks), looks.values(), strict=False)
+    ]
+    lines = [Line2D([], [], color=look.GREY, linestyle=line, label=what) for line, what in _LINES.values()]
+    handles = [*(named if len(named) > 1 else []), *lines]
+    layout.legend_below(figure, handles, [str(one.get_label()) for one in handles], columns=min(5, len(handles)))
+    method = "" if len(looks) > 1 else f", trained with {next(iter(looks.values())).label}"
+    seeds = over_seeds(summary["seed"].nunique())
+    layout.title(figure, f"Averaged predictions of independent models{method}: {seeds}")
+    return figure
+
+
+def _panel(axes: Axes, table: pd.DataFrame, measure: str, color: str, marker: str) -> None:
+    """Draw a method's mean over the seeds, and the range of the averaged predictions'."""
+    for column, (line, _) in _LINES.items():
+        over = table.groupby("models")[f"{column}_{measure}"].agg(["mean", "min", "max"]).dropna()
+        axes.plot(over.index, over["mean"], color=color, linestyle=line, marker=marker, markersize=3.5)
+        if column == "test":
+            axes.fill_between(over.index, over["min"], over["max"], color=color, alpha=0.2, linewidth=0)
