@@ -120,6 +120,7 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
 
     from asyncsim.problems.layers import accuracy
     from asyncsim.problems.problem import mean_in_pieces
+    from asyncsim.products import whole_products
 
     predict: Any = problem.predict
 
@@ -130,7 +131,8 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
         right = jnp.take_along_axis(mean, part["label"][:, None], axis=1)
         return {"loss": -jnp.mean(right), "accuracy": accuracy(mean, part["label"])}
 
-    found = jax.jit(lambda data: mean_in_pieces(means, data))(jax.tree.map(jnp.asarray, data))
+    with whole_products():
+        found = jax.jit(lambda data: mean_in_pieces(means, data))(jax.tree.map(jnp.asarray, data))
     return {name: float(value) for name, value in found.items()}
 
 

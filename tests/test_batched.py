@@ -20,6 +20,8 @@ from cases import (
 )
 from event_loop import RECORDED, forced_deviation
 
+import asyncsim.replays.batched as batched_pieces
+import asyncsim.replays.programs
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, replay, replay_ensemble, simulate
 from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
@@ -134,6 +136,22 @@ def test_the_same_bytes_again_and_the_kernels_numbers(monkeypatch):
         np.testing.assert_allclose(first.commits[name][early], by_loops.commits[name][early], rtol=1e-3)
 
 
-def test_a_divergence_is_told(monkeypatch):
+@pytest.mark.parametrize("method", ["gem", pytest.param("aeasgd", marks=pytest.mark.full)])
+def test_rows_are_scattered_in_any_order(method, monkeypatch):
+    """Which an accelerator takes: no two may go to the same place, though one piece can use a slot again."""
+    in_order = batched_pieces._scatter
+
+    def reversed_scatter(tree, rows, index, there):
+        return in_order(tree, jax.tree.map(lambda leaf: leaf[::-1], rows), index[::-1], there[::-1])
+
+    monkeypatch.setattr(batched_pieces, "_scatter", reversed_scatter)
+    monkeypatch.setattr(batched_pieces, "UNROLLED", 3)
+    asyncsim.replays.programs._build.cache_clear()
+    trace = make_trace("read_then_write, two visits", commits=STEPS)
+    assert deviation_of(trace, make_method(method), make_problem("quadratic")) < FORCED
+    asyncsim.replays.programs._build.cache_clear()
+
+
+def test_a_divergence_is_told():
     run = replay(make_trace(commits=STEPS), methods.downpour(learning_rate=1e9), make_problem("quadratic"))
     assert run.status == "diverged" and run.diverged_at < STEPS

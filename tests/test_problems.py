@@ -5,7 +5,6 @@ import hashlib
 import http.server
 import json
 import os
-import re
 import struct
 import threading
 from pathlib import Path
@@ -784,16 +783,3 @@ def test_whole_numbers_of_a_state_are_never_cut_off(precision):
         told = "its init_state has whole numbers from 3000000000 to 3000000000, which int32 cannot hold; use precision="
         with pytest.raises(InputError, match=told):
             replay(prescribed(0, 4, 2), methods.downpour(0.1), problem, precision=precision, progress=False)
-
-
-@pytest.mark.parametrize(("told", "precision"), [(None, "HIGHEST"), ("tensorfloat32", "HIGH")])
-def test_products_are_as_precise_as_their_factors_unless_jax_is_told_otherwise(told, precision):
-    """Which changes nothing on a CPU: it is read off what any device is given to compile."""
-    problem = digits(batch_size=4)
-    params = jax.eval_shape(problem.init, jax.random.key(0))
-    batch = jax.tree.map(lambda leaf: leaf[:4], problem.train)
-    gradient = jax.grad(problem.stateful_loss, has_aux=True)
-    with jax.default_matmul_precision(told):
-        traced = str(jax.make_jaxpr(gradient)(params, (), batch, jax.random.key(0)))
-    # Three products of each of three layers; but nobody asks for the gradient of the images.
-    assert re.findall(r"precision=\(Precision\.(\w+), Precision\.(\w+)\)", traced) == [(precision, precision)] * 8

@@ -15,6 +15,7 @@ from asyncsim.methods import Method, Visit
 from asyncsim.problems import Problem
 from asyncsim.problems.batches import BatchIndices
 from asyncsim.problems.layers import cross_entropy
+from asyncsim.products import whole_products
 from asyncsim.replays.replay_state import PROXY_MOMENTUM
 from asyncsim.simulation.delays import delays
 from asyncsim.streams import Streams
@@ -112,16 +113,17 @@ class UsualLoop:
 
         # One array for all that a visit knows: every argument more costs a transfer per event.
         @jax.jit
+        @whole_products()
         def gradient(x, data, rows, key, facts):
             visit = _visit(facts)
             batch = jax.tree.map(lambda array: array[rows], data)
             key = jax.random.fold_in(jax.random.fold_in(key, visit.worker), visit.worker_step)
-            of_loss = jax.value_and_grad(problem.stateful_loss, has_aux=True)
-            (loss, _), gradients = of_loss(unravel(x), (), batch, key)
+            loss, gradients = jax.value_and_grad(problem.loss)(unravel(x), batch, key)
             steps, _ = method.optimizer.update(gradients, method.optimizer.init(params), None, visit=visit)
             return loss, ravel_pytree(steps)[0]
 
         @jax.jit
+        @whole_products()
         def update(central, server, worker, memory, proxy, step, start, facts):
             visit = _visit(facts)
             origin = method.origin(worker, start) if method.origin else start

@@ -11,6 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from asyncsim.problems import Problem
+from asyncsim.products import whole_products
 from asyncsim.streams import Streams
 
 #: How a piece's gradients are computed: one after the other, or as one batch, its rows copied or gathered.
@@ -174,6 +175,7 @@ class GradientsAlone:
 
         return loop
 
+    @whole_products()
     def _piece(self, batching: Batching, params: Any, data: Any, key: Any, jobs: Jobs) -> tuple[Any, Any]:
         """Return the losses and the gradients of a piece's jobs."""
 
@@ -183,9 +185,7 @@ class GradientsAlone:
         def gradient(x, job):
             batch = jax.tree.map(lambda leaf: leaf[job.rows], data)
             own_key = jax.random.fold_in(jax.random.fold_in(key, job.worker), job.job)
-            loss = jax.value_and_grad(self._problem.stateful_loss, has_aux=True)
-            (value, _), gradients = loss(self._unravel(x), (), batch, own_key)
-            return value, gradients
+            return jax.value_and_grad(self._problem.loss)(self._unravel(x), batch, own_key)
 
         if batching.way == "map":
             return jax.lax.map(lambda job: gradient(row(job.worker), job), jobs)

@@ -138,20 +138,9 @@ class Problem:
 
     def stateful_loss(self, params: Tree, state: Tree, batch: Tree, key: jax.Array) -> tuple[jax.Array, Tree]:
         """Return the minibatch loss and the new state, the same call with and without ``init_state``."""
-        with whole_products():
-            if self.init_state is None:
-                return self.loss(params, batch, key), state
-            return self.loss(params, state, batch, key)
-
-
-def whole_products() -> Any:
-    """Return a context in which JAX multiplies matrices, and convolves, in the precision of their elements.
-
-    Left to itself it rounds factors in float32 to 10 bits on a GPU (TensorFloat-32) and to 7 on a TPU (bfloat16).
-    ``jax_default_matmul_precision``, where it is set, is left as it is. On a CPU nothing changes.
-    """
-    config: Any = jax.config
-    return jax.default_matmul_precision(config.jax_default_matmul_precision or "float32")
+        if self.init_state is None:
+            return self.loss(params, batch, key), state
+        return self.loss(params, state, batch, key)
 
 
 def count_examples(argument: str, data: Tree) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
+from asyncsim.products import whole_products
 from asyncsim.replays.draws import method_key, visit_key
 from asyncsim.replays.flat import flatten
 from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
@@ -142,4 +143,4 @@ def _compiled(method: Same, problem: Same, workers: int, window: int, precision:
         visit: Any = OwnVisit(worker, worker_step, window, workers, own_key)
         return local(data, key, start, learner, visit, job, rows)
 
-    return jax.jit(compute)
+    return jax.jit(whole_products()(compute))

@@ -14,6 +14,7 @@ import numpy as np
 
 from asyncsim.files import write_whole
 from asyncsim.methods.method import Method, Visit
+from asyncsim.products import whole_products
 from asyncsim.real.book import RECORDED, Account
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.log import Event
@@ -128,7 +129,7 @@ class Parameters:
 
 @functools.lru_cache(maxsize=32)
 def _compiled(same_method: Same, layout: Layout) -> Any:
-    return jax.jit(build_visit(same_method.value, layout))
+    return jax.jit(whole_products()(build_visit(same_method.value, layout)))
 
 
 def save_state(path: Path, state: State, events: int) -> Path:

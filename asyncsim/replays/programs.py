@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
-from asyncsim.problems.problem import Problem, whole_products
+from asyncsim.problems.problem import Problem
 from asyncsim.replays.dispatched import Dispatched
 from asyncsim.replays.division import DEVICES
 from asyncsim.replays.flat import Flat, flatten
@@ -202,8 +202,7 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
         parts = {"train": train} if test is None else {"train": train, "test": test}
         values: dict[str, Any] = {}
         for part, data in parts.items():
-            with whole_products():
-                found = problem.evaluate(flat.unravel(central), state, data)
+            found = problem.evaluate(flat.unravel(central), state, data)
             values |= {f"{part}_{name}": value for name, value in found.items()}
         return values
 

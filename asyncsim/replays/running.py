@@ -9,6 +9,7 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem
+from asyncsim.products import whole_products
 from asyncsim.replays.draws import purpose_key
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import Program, as_data, cast, on_devices
@@ -64,6 +65,7 @@ class Running:
         """Whether nothing is left that is finite."""
         return all(recording.diverged_at is not None for recording in self.recordings)
 
+    @whole_products()
     def advance(self, stop: int) -> None:
         """Replay up to ``stop`` commits, or until no member is finite.
 
@@ -99,6 +101,7 @@ class Running:
             self._take(*pending)
         self._state = held
 
+    @whole_products()
     def evaluate(self) -> list[dict[str, float]]:
         """Evaluate the central variables on the training and the test data; return a row for each finite member."""
         first = self._program.devices[0]

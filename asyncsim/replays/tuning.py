@@ -87,6 +87,9 @@ FOLDED_BELOW = FOLDS * DIVIDED
 # of several commits leaves the cache: pieces of one are 1.1 to 1.2 times as fast as pieces of two (digits, exchange).
 _CPU_FEW = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, in_turn=False, chunk=512)
 _CPU_MANY = Tuning(piece_sizes=(1,), piece_overhead=0.5, in_turn=True, chunk=512)
+#: Commits of a piece that are unrolled for an accelerator, which makes one kernel of them. Pieces of several devices
+#: have more, and twice as many take four times as long to compile (digits, GEM: 5 s, 20 s).
+UNROLLED = 32
 #: Kinds of devices that loop over the rows of a piece.
 _LOOPING = ("cpu",)
 _ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, in_turn=False, chunk=256)

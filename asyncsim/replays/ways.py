@@ -37,7 +37,7 @@ from asyncsim.replays.tuning import (
 from asyncsim.replays.waves import mean_wave
 from asyncsim.traces.trace import Trace
 
-#: Their names: those of the modules that have them.
+#: Their names: those of the modules that have them, or their pieces.
 WayName = Literal["kernel", "batched", "dispatched", "halves"]
 
 
