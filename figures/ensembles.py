@@ -19,15 +19,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from asyncsim.drawing import layout, look
+from asyncsim.errors import InputError
 from asyncsim.study.finished import read
+from asyncsim.study.results import SUMMARY
 from asyncsim.wording import over_seeds
 
-_COLUMNS = ("method", "seed", "models", "test_loss", "single_loss", "test_accuracy", "single_accuracy")
+_COLUMNS = ("method", "seed", "models", "diverged", "test_loss", "single_loss", "test_accuracy", "single_accuracy")
 _MEASURES = {"loss": "test loss (nats)", "accuracy": "test accuracy"}
 #: Lines of what is judged, by the beginnings of the columns that have it.
 _LINES: dict[str, tuple[Any, str]] = {
-    "test": ("-", "their averaged predictions"),
-    "single": (":", "the models, on average"),
+    "test": ("-", "averaged, with range"),
+    "single": (":", "single, on average"),
 }
 
 
@@ -45,7 +47,11 @@ def draw(folder: str | os.PathLike) -> list[Path]:
         There are no results, or they are incomplete, or a file cannot be written.
     """
     folder = Path(folder)
-    summary = read(folder, "ensembles", _COLUMNS).summary.dropna(subset="models")  # without what failed
+    summary = read(folder, "ensembles", _COLUMNS).summary
+    try:
+        summary = summary.astype(dict.fromkeys(_COLUMNS[1:], float)).dropna(subset="models")  # without what failed
+    except ValueError as error:
+        raise InputError(f"folder = {str(folder)!r}: its {SUMMARY} has what is no number ({error})") from error
     with look.style():
         return look.save(_ensembles(summary), folder / "ensembles")
 
@@ -58,7 +64,9 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
             _panel(own, summary[summary["method"] == method], measure, how.color, marker)
         if summary[f"test_{measure}"].isna().all():
             layout.say_inside(own, "no model was left: all diverged")
-        own.set_xlabel("models")
+            own.set_yticks([])
+        own.set_xlim(0.8, summary["models"].max() + 0.2)
+        own.set_xlabel("models that are averaged")
         own.set_ylabel(label)
         layout.whole_ticks(own.xaxis)
     named = [
@@ -67,10 +75,11 @@ def _ensembles(summary: pd.DataFrame) -> Figure:
     ]
     lines = [Line2D([], [], color=look.GREY, linestyle=line, label=what) for line, what in _LINES.values()]
     handles = [*(named if len(named) > 1 else []), *lines]
-    layout.legend_below(figure, handles, [str(one.get_label()) for one in handles], columns=min(5, len(handles)))
+    layout.legend_below(figure, handles, [str(one.get_label()) for one in handles], columns=min(4, len(handles)))
     method = "" if len(looks) > 1 else f", trained with {next(iter(looks.values())).label}"
-    seeds = over_seeds(summary["seed"].nunique())
-    layout.title(figure, f"Averaged predictions of independent models{method}: {seeds}")
+    seeds = over_seeds(summary["seed"].nunique(), "mean of")
+    left_out = ", without those that diverged" if summary["diverged"].any() else ""
+    layout.title(figure, f"Predictions of independent models, averaged and single{method}{left_out}: {seeds}")
     return figure
 
 

@@ -20,7 +20,7 @@ from asyncsim.study.finished import figures, say_written
 from asyncsim.study.sweep import Result, sweep
 from asyncsim.study.tabulation import Job, tabulated
 from asyncsim.table_text import table_text
-from asyncsim.wording import split_names
+from asyncsim.wording import over_seeds, split_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +73,8 @@ def run(config: Config) -> Result:
         with tabulated(config, "ensembles", record, _ensemble, jobs, replays) as (folder, tables):
             summary = tables[results.SUMMARY]
             drawn = figures("ensembles").draw(folder)
+            seeds = over_seeds(summary["seed"].nunique(), "means over")
+            print(f"{cell.problem.name}, {seeds}; of the first so many models, without those that diverged")
             print(report(summary))
             say_written(folder, "parts", results.SUMMARY, *drawn)
     return Result(folder, summary)

@@ -165,6 +165,12 @@ def test_a_figure_without_any_model_says_so(tmp_path):
     assert [text.get_text() for text in own.texts] == ["no model was left: all diverged"]
 
 
+def test_a_table_with_text_has_no_figure(tmp_path):
+    folder = written(tmp_path / "out", {"sgd": [0.1, "foo"]})
+    with pytest.raises(InputError, match=r"summary\.csv has what is no number .*foo"):
+        figures("ensembles").draw(folder)
+
+
 def figure_of(folder):
     """The figure of a folder of results."""
     table = pd.read_csv(folder / "summary.csv").dropna(subset="models")

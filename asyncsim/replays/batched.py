@@ -143,7 +143,7 @@ def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[_Carri
             return _Carried(central, server, history, memory), _Made(left, seen, measured)
 
         central = state.central
-        nothing = _Carried(
+        begin = _Carried(
             central,
             state.server,
             history=jnp.broadcast_to(central, (size + 1, *central.shape)) if layout.keeps_history else (),
@@ -151,7 +151,7 @@ def _build_commits(method: Method, layout: Layout) -> Callable[..., tuple[_Carri
         )
         places = jnp.arange(size, dtype=piece.slot.dtype)
         of_commits = places, visit, form, piece.form_offset, given
-        return jax.lax.scan(step, nothing, of_commits, unroll=min(size, UNROLLED))
+        return jax.lax.scan(step, begin, of_commits, unroll=min(size, UNROLLED))
 
     return commits
 
