@@ -30,7 +30,7 @@ from asyncsim.replays.tuning import UNROLLED
 def build_batched_pieces(
     method: Method, gradients: Gradients, layout: Layout
 ) -> Callable[[ReplayState, Array, Pieces, Sequence[PiecesOf]], tuple[ReplayState, MadePieces]]:
-    """Return the function that runs some of the pieces; as `asyncsim.replays.piece.build_pieces`."""
+    """Return the function that runs some of the pieces, all on the same data; see `asyncsim.replays.piece`."""
     division = layout.division
     run_piece = _build_piece(method, gradients, layout)
 
@@ -38,20 +38,19 @@ def build_batched_pieces(
         dtype, count = state.central.dtype, pieces.size.shape[0]
         norms = jnp.zeros((count, division.piece_size, *layout.of_members), dtype)
         losses = jnp.zeros((count, division.lanes, *layout.of_members), dtype)
-        made = MadePieces(losses, Squares(norms, norms, norms), jnp.zeros_like(state.central))
-        for data, begin, end in to_run:
+        nothing = MadePieces(losses, Squares(norms, norms, norms), jnp.zeros_like(state.central))
+        ((data, begin, end),) = to_run
 
-            def one(index: Array, carry: tuple[ReplayState, MadePieces], data: Any = data):
-                state, made = carry
-                state, loss, squares, updates = run_piece(state, data, key, tree_row(pieces, index))
-                return state, MadePieces(
-                    losses=set_row(made.losses, loss, index),
-                    squares=set_tree_row(made.squares, squares, index),
-                    first=jnp.where(index == 0, updates[0], made.first),
-                )
+        def one(index: Array, carry: tuple[ReplayState, MadePieces]) -> tuple[ReplayState, MadePieces]:
+            state, made = carry
+            state, loss, squares, updates = run_piece(state, data, key, tree_row(pieces, index))
+            return state, MadePieces(
+                losses=set_row(made.losses, loss, index),
+                squares=set_tree_row(made.squares, squares, index),
+                first=jnp.where(index == 0, updates[0], made.first),
+            )
 
-            state, made = jax.lax.fori_loop(begin, end, one, (state, made))
-        return state, made
+        return jax.lax.fori_loop(begin, end, one, (state, nothing))
 
     return run_pieces
 
