@@ -51,7 +51,9 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     try:
         summary = summary.astype(dict.fromkeys(_COLUMNS[1:], float)).dropna(subset="models")  # without what failed
     except ValueError as error:
-        raise InputError(f"folder = {str(folder)!r}: its {SUMMARY} has what is no number ({error})") from error
+        raise InputError(
+            f"folder = {str(folder)!r}: its {SUMMARY} has what is no number ({error}); make it again"
+        ) from error
     with look.style():
         return look.save(_ensembles(summary), folder / "ensembles")
 
