@@ -1,8 +1,10 @@
 """What users' functions return when JAX traces them, and where they fail, as messages tell it."""
 
 import contextlib
+import os
 import re
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import xla_bridge
 
 from asyncsim.errors import InputError
 
@@ -20,6 +23,45 @@ _PACKAGES = {"site-packages", "dist-packages"}
 _CELLS = ("<ipython-input", "ipykernel_")
 #: Of functions in the text of a program.
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+#: The precisions, 64 bits or not, of what JAX may remember of users' functions.
+_precisions: set[bool] = set()
+_lock = threading.Lock()
+_forked = False
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = _forked or xla_bridge.backends_are_initialized()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def require_threads() -> None:
+    """Raise InputError in a forked child of a process that used JAX, where JAX would wait for ever for its threads."""
+    if _forked:
+        raise InputError(
+            f"process {os.getpid()}: was forked from one that had used JAX, whose threads a fork leaves behind; start "
+            'processes with multiprocessing.get_context("spawn"), or "forkserver"'
+        )
+
+
+def forget_other_precision() -> None:
+    """Let JAX forget what it traced in the other precision than the present one; call it before a run is traced.
+
+    JAX converts a NumPy array that a function closes over once, and gives the copy to every trace for as long as one of
+    them is remembered: a loss that was traced in float32 would get a float32 array in float64, too, which it rounds
+    silently or cannot compile. Going back and forth between precisions therefore compiles anew.
+    """
+    require_threads()
+    present = jax.config.read("jax_enable_x64")
+    with _lock:
+        if _precisions - {present}:
+            jax.clear_caches()
+            _precisions.clear()
+        _precisions.add(present)
 
 
 @contextlib.contextmanager
@@ -44,6 +86,7 @@ def shapes_of(call: str, function: Callable[..., Any], *given: Any, key: str) ->
     InputError
         It is another function when it is traced again, as it draws, counts or keeps something outside of JAX.
     """
+    _precisions.add(jax.config.read("jax_enable_x64"))
     # JAX remembers what it made of a function.
     traced = [jax.make_jaxpr(lambda *arguments: function(*arguments), return_shape=True)(*given) for _ in range(2)]
     (first, shapes), (second, _) = traced

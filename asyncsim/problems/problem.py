@@ -10,6 +10,7 @@ from jax import lax
 
 from asyncsim.errors import InputError, require_count, require_name, require_switch
 from asyncsim.problems.batches import BatchIndices
+from asyncsim.tracing import require_threads
 from asyncsim.wording import counted
 
 #: Any nesting of dicts, lists, tuples and registered containers of arrays.
@@ -83,6 +84,7 @@ class Problem:
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
+        require_threads()
         require_name("problem", self.name)
         for switch in ("sharded", "map_on_cpu"):
             require_switch(switch, getattr(self, switch))

@@ -17,6 +17,7 @@ from asyncsim.replays.flat import flatten
 from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
 from asyncsim.replays.programs import Same, as_data, cast
 from asyncsim.replays.running import problem_state, start
+from asyncsim.tracing import forget_other_precision
 
 
 class Job(NamedTuple):
@@ -82,6 +83,7 @@ class Computing:
         self._window = window
         self._batches = problem.batch_indices(seed, workers)
         with jax.enable_x64(self.x64):
+            forget_other_precision()
             dtype = jnp.dtype(precision)
             self.params, self._key = start(problem, seed, dtype)
             self._method_key = method_key(seed)

@@ -26,6 +26,7 @@ from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.tuning import backend, batches_members, current_devices
 from asyncsim.replays.ways import kernel_of
 from asyncsim.traces.trace import Trace
+from asyncsim.tracing import forget_other_precision
 
 
 def replay_ensemble(
@@ -112,6 +113,7 @@ def replay_ensemble(
         names = " or ".join(grid.combinations[0])
         raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
+        forget_other_precision()
         trace = trace.taken_up
         stops = evaluation_stops(trace, evaluate_every)
         diagnosed = diagnose_every if any(diagnostics) else 0

@@ -24,6 +24,7 @@ from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.ways import default_devices, way_of
 from asyncsim.threads import has_one_core
 from asyncsim.traces.trace import Trace
+from asyncsim.tracing import forget_other_precision
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20
@@ -159,6 +160,7 @@ class Replay:
         proxy_momentum: float = PROXY_MOMENTUM,
         devices: Sequence[Any] | None = None,
     ):
+        forget_other_precision()
         diagnostics = check_replay(trace, method, problem, diagnose_every, proxy_momentum)
         require_switch("diagnose_energy", diagnose_energy)
         # A diagnosed commit begins a chunk, which costs as much as hundreds of a small problem's commits.

@@ -10,6 +10,7 @@ from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.method_check import check_method
 from asyncsim.traces.trace import Trace
+from asyncsim.tracing import require_threads
 
 
 def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, proxy_momentum: float) -> tuple[str, ...]:
@@ -24,7 +25,8 @@ def check_replay(trace: Any, method: Any, problem: Any, diagnose_every: int, pro
 
 
 def require_kinds(trace: Any, method: Any, problem: Any) -> None:
-    """Raise InputError unless each is what its name says."""
+    """Raise InputError unless each is what its name says, and JAX can compute in this process."""
+    require_threads()
     for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
         if not isinstance(value, kind):
             made = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
