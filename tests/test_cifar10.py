@@ -206,13 +206,14 @@ def test_alexnets_tensors_have_the_names_of_the_paper():
 def tiny(monkeypatch, tmp_path):
     """A folder with CIFAR-10's six files of four invented records each."""
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(data, "CIFAR10_EXAMPLES", 4)
     (tmp_path / "cifar10").mkdir()
     records = {}
     for name in data.CIFAR10_FILES:
         records[name] = rng.integers(0, 256, (4, 3073), np.uint8)
         records[name][:, 0] %= 10
         (tmp_path / "cifar10" / name).write_bytes(records[name].tobytes())
+    hashes = {name: hashlib.sha256(contents.tobytes()).hexdigest() for name, contents in records.items()}
+    monkeypatch.setattr(data, "CIFAR10_FILES", hashes)
     return tmp_path, records
 
 
@@ -226,7 +227,7 @@ def pack(folder, monkeypatch):
             archive.add(path, f"cifar-10-batches-bin/{path.name}")
             path.unlink()
     (folder / "cifar10" / data.CIFAR10_ARCHIVE).write_bytes(buffer.getvalue())
-    monkeypatch.setattr(data, "CIFAR10_MD5", hashlib.md5(buffer.getvalue()).hexdigest())
+    monkeypatch.setattr(data, "CIFAR10_SHA256", hashlib.sha256(buffer.getvalue()).hexdigest())
 
 
 def check(problem, records):
@@ -257,8 +258,9 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def wrong_label(path):
-    path.write_bytes(bytes([10]) + path.read_bytes()[1:])
+def another_pixel(path):
+    contents = path.read_bytes()
+    path.write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
 
 
 def not_gzip(path):
@@ -271,8 +273,8 @@ THREE_WAYS = r"data_dir.*ASYNCSIM_DATA.*network"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, "data_batch_3.bin: 12291 bytes, the standard file has 12292"),
-        (wrong_label, "data_batch_3.bin: a label of 10, must be from 0 to 9"),
+        (truncate, r"data_batch_3.bin: damaged, or not the standard file \(SHA-256 differs\)"),
+        (another_pixel, r"data_batch_3.bin: damaged, or not the standard file \(SHA-256 differs\)"),
         (not_gzip, "data_batch_3.bin.gz: cannot be read"),
         (Path.unlink, "data_batch_3.bin: no such file, gzipped or not"),
     ],
@@ -286,7 +288,7 @@ def test_damaged_or_missing_files_say_what_to_do(tiny, damage, message):
 def test_another_archive_is_refused(tiny, monkeypatch):
     pack(tiny[0], monkeypatch)
     truncate(tiny[0] / "cifar10" / data.CIFAR10_ARCHIVE)
-    with pytest.raises(InputError, match=rf"cifar-10-binary.tar.gz: damaged, or not .*MD5 differs.*{THREE_WAYS}"):
+    with pytest.raises(InputError, match=rf"cifar-10-binary.tar.gz: damaged, or not .*SHA-256 differs.*{THREE_WAYS}"):
         cifar10(data_dir=tiny[0])
 
 

@@ -689,6 +689,30 @@ def test_a_cluster_that_is_not_there(told):
             _require_answer(address)
 
 
+@needs_ray
+def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch):
+    import ray
+    from ray._raylet import AuthenticationMode, get_authentication_mode
+
+    from asyncsim.study.ray_executor import joined
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    modes = []
+    monkeypatch.setattr(ray, "init", lambda **options: modes.append(get_authentication_mode()))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    for chosen in ("disabled", None):  # what is wanted of other clusters says nothing of one that is started here
+        if chosen is None:
+            monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+        else:
+            monkeypatch.setenv("RAY_AUTH_MODE", chosen)
+        with joined(None):
+            assert os.environ["RAY_AUTH_MODE"] == "token"
+        assert os.environ.get("RAY_AUTH_MODE") == chosen
+    with pytest.raises(InputError, match=r"address = 'auto': whether .* set RAY_AUTH_MODE=token"), joined("auto"):
+        pass
+    assert modes == [AuthenticationMode.TOKEN] * 2
+
+
 def test_jobs_here_are_computed_when_they_are_asked_for():
     calls = []
     done = Local().map(calls.append, [(0,), (1,)])

@@ -23,8 +23,10 @@ from asyncsim.files import write_json
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.cluster import ray_cluster
+from asyncsim.real.crew import ServerActor
 from asyncsim.real.folder import HEADER, Header
 from asyncsim.real.log import LOG, Log
+from asyncsim.real.recorder import _prepare
 from asyncsim.real.server import Server
 from asyncsim.real.worker import Worker
 
@@ -144,6 +146,44 @@ def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protoc
     assert found.worst("forced") < CLOSE and found.holds
     loaded = Trace.load(tmp_path / "trace.parquet")
     assert loaded.frame.equals(recorded.trace.frame) and loaded.summary() == recorded.trace.summary()
+
+
+def test_damaged_recordings_are_not_gone_on_with_in_silence(tmp_path, capsys):
+    task, method, processes = problem(), methods.downpour(learning_rate=0.01), Processes(WORKERS)
+    whole = tmp_path / "whole"
+    server, _ = in_threads(whole, method, processes, 60, task)
+    checkpoint, log = whole / "checkpoint.npz", whole / LOG
+    # The log is cut amid the recording.
+    contents = log.read_bytes()
+    log.write_bytes(b"".join(contents.splitlines(keepends=True)[:30]))
+    refused = r"checkpoint\.npz': a checkpoint after 61 events, and the log .* has 30: .* put .* back, or remove the"
+    with pytest.raises(InputError, match=refused):
+        in_threads(whole, method, processes, 60, task)
+    with pytest.raises(InputError, match=refused):
+        _prepare(whole, header(method, processes, 60), resume=True)
+    # The remedies: the log, or no checkpoint.
+    log.write_bytes(contents)
+    assert in_threads(whole, method, processes, 60, task)[0].commits() == 60
+    # A broken checkpoint is computed again from the log.
+    flipped = bytearray(checkpoint.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    for broken in (b"", checkpoint.read_bytes()[:-500], flipped):
+        checkpoint.write_bytes(broken)
+        again, trouble = in_threads(whole, method, processes, 60, task)
+        assert trouble == "" and close(central_of(again), central_of(server))
+        assert (whole / "checkpoint.npz.broken").read_bytes() == broken
+        assert "a broken checkpoint" in capsys.readouterr().err
+
+
+@needs_ray
+def test_a_server_serves_only_whom_it_gave_its_key(tmp_path):
+    from ray import cloudpickle
+
+    method, processes = methods.downpour(), Processes(1)
+    server = ServerActor(cloudpickle.dumps((method, problem())), header(method, processes, 5), "key", str(tmp_path))
+    with pytest.raises(PermissionError, match="of a process that this recording did not start"):
+        server.call("guessed", "commit", 0, None)
+    assert server.call("key", "commits") == 0
 
 
 @pytest.mark.full

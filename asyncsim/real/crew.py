@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import hmac
+import secrets
 import time
 from typing import Any
 
@@ -19,16 +21,21 @@ _ANSWER = 30.0
 
 
 class ServerActor:
-    """A `Server` as an actor: what it is made of comes from the cluster's store."""
+    """A `Server` as an actor: what it is made of comes from the cluster's store.
 
-    def __init__(self, content: bytes, header: Header, *options: Any):
+    It serves only callers with its key, which the process that started it gives to the workers.
+    """
+
+    def __init__(self, content: bytes, header: Header, key: str, *options: Any):
         from asyncsim.real.server import Server
 
         method, problem = shared(content)
-        self._server = Server(method, problem, header, *options)
+        self._key, self._server = key, Server(method, problem, header, *options)
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the server."""
+    def call(self, key: str, name: str, *arguments: Any) -> Any:
+        """Call a function of the server; raise PermissionError if the key is another one."""
+        if not hmac.compare_digest(key, self._key):
+            raise PermissionError(f"{name}: of a process that this recording did not start")
         return getattr(self._server, name)(*arguments)
 
 
@@ -48,18 +55,18 @@ class WorkerActor:
         self._worker.warm_up()
         return os.getpid()
 
-    def run(self, server: Any, node: str, timeout: float) -> None:
+    def run(self, server: Any, key: str, node: str, timeout: float) -> None:
         """Compute and visit until the server, which is on this node of the cluster, has nothing more to do."""
         import ray
 
-        self._worker.run(Remote(server, timeout), ray.get_runtime_context().get_node_id() == node)
+        self._worker.run(Remote(server, key, timeout), ray.get_runtime_context().get_node_id() == node)
 
 
 class Remote:
     """A server in another process: its functions are calls that wait for the answer."""
 
-    def __init__(self, server: Any, timeout: float):
-        self._server, self._timeout = server, timeout
+    def __init__(self, server: Any, key: str, timeout: float):
+        self._server, self._key, self._timeout = server, key, timeout
 
     def __getattr__(self, name: str) -> Any:
         return functools.partial(self._call, name)
@@ -68,12 +75,12 @@ class Remote:
         """Call and wait: as long as it takes (a visit may starve), if only the server answers others meanwhile."""
         import ray
 
-        answer = self._server.call.remote(name, *arguments)
+        answer = self._server.call.remote(self._key, name, *arguments)
         while True:
             try:
                 return ray.get(answer, timeout=self._timeout)
             except ray.exceptions.GetTimeoutError:
-                ray.get(self._server.call.remote("commits"), timeout=self._timeout)
+                ray.get(self._server.call.remote(self._key, "commits"), timeout=self._timeout)
 
 
 class Crew:
@@ -98,6 +105,7 @@ class Crew:
         self._ray, self._header = module, header
         self._content = share(module, *shared_values)
         self._start_timeout, self._timeout = start_timeout, timeout
+        self._key = secrets.token_hex(32)
         self._of_server = actor(module, ServerActor, cpus, memory, True, 2 * header.processes.workers + 8)
         self._of_workers = actor(module, WorkerActor, cpus, memory)
         self.server: Any = None
@@ -107,9 +115,11 @@ class Crew:
 
     def start(self, folder: str, checkpoint_every: int, keep_states: bool) -> None:
         """Start all processes, and let them go when all are ready."""
-        self.server = self._of_server.remote(self._content, self._header, folder, checkpoint_every, keep_states)
+        self.server = self._of_server.remote(
+            self._content, self._header, self._key, folder, checkpoint_every, keep_states
+        )
         self.workers = [self._worker(index) for index in range(self._header.processes.workers)]
-        calls = [self.server.call.remote("warm_up"), *(worker.warm_up.remote() for worker in self.workers)]
+        calls = [self._call("warm_up"), *(worker.warm_up.remote() for worker in self.workers)]
         started(self._ray, calls, f"{len(calls)} processes", self._start_timeout)
         self._ask("start")
         for index in range(len(self.workers)):
@@ -117,7 +127,7 @@ class Crew:
 
     def watch(self, restart: bool, progress: bool | None) -> None:
         """Return when all commits are made; enter the workers that are lost, and start them again if asked."""
-        finished = self.server.call.remote("wait")
+        finished = self._call("wait")
         show = on_a_terminal() if progress is None else progress
         done, moved = 0, time.monotonic()
         with tqdm(total=self._header.commits, unit="commit", disable=not show, leave=False) as bar:
@@ -156,7 +166,7 @@ class Crew:
 
     def _set_going(self, index: int) -> None:
         node = self._ray.get_runtime_context().get_node_id()
-        self._running[self.workers[index].run.remote(self.server, node, self._timeout)] = index
+        self._running[self.workers[index].run.remote(self.server, self._key, node, self._timeout)] = index
 
     def _left(self, call: Any, restart: bool) -> None:
         """Look after a worker whose loop has ended: well, because its process is gone, or by an error of its own."""
@@ -197,9 +207,12 @@ class Crew:
         if trouble:
             raise InputError(f"server: failed: {trouble}; {self._remedy()}")
 
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self.server.call.remote(self._key, name, *arguments)
+
     def _ask(self, name: str, *arguments: Any) -> Any:
         try:
-            return self._ray.get(self.server.call.remote(name, *arguments), timeout=_ANSWER)
+            return self._ray.get(self._call(name, *arguments), timeout=_ANSWER)
         except self._ray.exceptions.RayError as error:
             raise self._server_gone(error) from error
 

@@ -5,6 +5,8 @@ the visit. The functions are those of the replay, one commit at a time.
 """
 
 import functools
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.errors import InputError
 from asyncsim.files import write_whole
 from asyncsim.methods.method import Method, Visit
+from asyncsim.notes import note
 from asyncsim.products import whole_products
 from asyncsim.real.book import RECORDED, Account
 from asyncsim.real.computing import Computing, Job
@@ -142,7 +146,42 @@ def load_state(path: Path, like: State) -> tuple[State, int]:
     """Read what `save_state` wrote of a state with the structure of another one."""
     with np.load(path) as file:
         leaves, structure = jax.tree.flatten(like)
-        return jax.tree.unflatten(structure, [file[f"leaf_{i}"] for i in range(len(leaves))]), int(file["events"])
+        found = [file[name] for name in file.files if name != "events"]
+        if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves]:
+            raise InputError(
+                f"{str(path)!r}: states of other shapes than the method and the problem have now; remove it, to go on "
+                "from what the log has"
+            )
+        return jax.tree.unflatten(structure, found), int(file["events"])
+
+
+def usable_checkpoint(path: Path, events: int) -> Path | None:
+    """Return the checkpoint that a recording with so many events in its log goes on from; None if there is none.
+
+    One that cannot be read is renamed, and the user is told.
+
+    Raises
+    ------
+    InputError
+        The checkpoint holds more events than the log, which was cut then, or is of another recording.
+    """
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as opened, np.load(opened) as file:
+            held = int(file["events"])
+            for name in file.files:
+                file[name]  # whole, by its checksum
+    except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        aside = path.replace(path.with_name(f"{path.name}.broken"))
+        note(f"{path}: a broken checkpoint ({error}), now {aside.name}; all commits of the log are computed again")
+        return None
+    if held > events:
+        raise InputError(
+            f"{str(path)!r}: a checkpoint after {held} events, and the log beside it has {events}: it was cut, or is "
+            "of another recording; put the whole log back, or remove the checkpoint, to go on from what the log has"
+        )
+    return path
 
 
 def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from asyncsim.errors import InputError, require_count, require_path, require_pos
 from asyncsim.files import plain
 from asyncsim.real.cluster import check_room, ray, ray_cluster
 from asyncsim.real.crew import Crew
-from asyncsim.real.folder import Header, Recorded, load, write_trace
+from asyncsim.real.folder import CHECKPOINT, Header, Recorded, load, write_trace
+from asyncsim.real.log import LOG, read_log
 from asyncsim.real.processes import Processes
 
 
@@ -192,3 +193,7 @@ def _prepare(folder: Path, header: Header, resume: bool) -> None:
                 f"resume: {name} = {value!r}, and the recording in {str(folder)!r} has {found.comparable()[name]!r}; "
                 "go on with what it was begun with"
             )
+    from asyncsim.real.parameters import usable_checkpoint
+
+    # The server does this too; here the user sees what it says.
+    usable_checkpoint(folder / CHECKPOINT, len(read_log(folder)[0]) if (folder / LOG).exists() else 0)

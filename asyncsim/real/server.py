@@ -16,7 +16,7 @@ from asyncsim.real.book import Book
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.folder import CHECKPOINT, STATES, Header, write_trace
 from asyncsim.real.log import Event, Log, read_log
-from asyncsim.real.parameters import Parameters, load_state, save_state
+from asyncsim.real.parameters import Parameters, load_state, save_state, usable_checkpoint
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import waiting_room
 
@@ -107,7 +107,11 @@ class Server:
         self._log = Log(self._folder)  # before it is read: nobody else may write in between
         events, size = read_log(self._folder)
         self._log.cut(size)
-        self._book = self._go_on_from(events)
+        try:
+            self._book = self._go_on_from(events)
+        except BaseException:
+            self._log.close()
+            raise
         self._events = len(events)
         self._busy = delays([header.processes.service] * workers, header.seed, "service")
         for event in events:
@@ -307,14 +311,17 @@ class Server:
 
     def _go_on_from(self, events: list[Event]) -> Book:
         """Bring the arrays from the last checkpoint to the end of the log: compute again what came after it."""
-        state, done = self._parameters.state, 0
-        if (self._folder / CHECKPOINT).exists():
-            state, done = load_state(self._folder / CHECKPOINT, state)
-        self._parameters.state = state
+        done = 0
+        checkpoint = usable_checkpoint(self._folder / CHECKPOINT, len(events))
+        if checkpoint is not None:
+            self._parameters.state, done = load_state(checkpoint, self._parameters.state)
         book = Book(self._processes, self._header.replies, events[:done])
         for event in events[done:]:
             self._apply(book, event)
             book.take(event)
+        for path in (self._folder / STATES).glob("[0-9]*.npz"):
+            if int(path.stem) > book.version:  # of a log that was longer
+                path.unlink()
         return book
 
     def _apply(self, book: Book, event: Event) -> None:

@@ -30,6 +30,8 @@ from asyncsim.interruption import handlers_kept
 from asyncsim.notes import note
 from asyncsim.study.executor import Done, Failure, attempt
 
+#: Environment variable of Ray: ``token`` or ``disabled``.
+_AUTH_MODE = "RAY_AUTH_MODE"
 #: Seconds without a result after which the cluster is looked at.
 _HEARTBEAT = 5.0
 #: Seconds for which no node may have what a run asks for: one that was lost may come back.
@@ -50,7 +52,8 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 def joined(address: str | None, **local: Any) -> Iterator[None]:
     """Join the Ray cluster at an address, or start one on this machine, and leave or end it again.
 
-    A process that has joined one already, a notebook say, stays with that.
+    A process that has joined one already, a notebook say, stays with that. A cluster that is started accepts only
+    processes with its token, as its ports are open to the network; to join one, the user must have chosen.
 
     Parameters
     ----------
@@ -62,13 +65,22 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
     Raises
     ------
     InputError
-        There is none, or it cannot be joined from this machine.
+        There is none, it cannot be joined from this machine, or nobody said whether it wants a token.
     """
     if ray.is_initialized():
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is not None and address != "auto":
+    chosen = os.environ.get(_AUTH_MODE)
+    if address is None:
+        _set_auth_mode("token")
+    elif chosen is None:
+        raise InputError(
+            f"address = {address!r}: whether this cluster wants a token is not said; set {_AUTH_MODE}=token on all "
+            "machines, with one ~/.ray/auth_token (ray get-auth-token --generate), or, only where everybody on the "
+            f"network may run code on them, {_AUTH_MODE}=disabled"
+        )
+    elif address != "auto":
         _require_answer(address)
     try:
         with warnings.catch_warnings(), handlers_kept():
@@ -81,6 +93,7 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
                 **({"include_dashboard": False, **local} if address is None else {}),
             )
     except (RayError, OSError, ValueError, RuntimeError) as error:
+        _set_auth_mode(chosen)
         raise InputError(
             f"address = {address!r}: no Ray cluster could be joined ({' '.join(str(error).split())}); start one with: "
             "ray start --head, join it from one of its machines, and with the RAY_AUTH_MODE that it has"
@@ -89,6 +102,16 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        _set_auth_mode(chosen)
+
+
+def _set_auth_mode(mode: str | None) -> None:
+    """Set the environment variable, or remove it, and let Ray, which read it when it was imported, read it again."""
+    if mode is None:
+        os.environ.pop(_AUTH_MODE, None)
+    else:
+        os.environ[_AUTH_MODE] = mode
+    ray._raylet.Config.initialize("")  # type: ignore[attr-defined]  # a compiled module
 
 
 class RayExecutor:
