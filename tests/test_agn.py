@@ -47,10 +47,8 @@ def test_temporal_efficiency_is_the_ratio_of_areas_until_the_first_ends():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("window", [(1,), (1, 3)])
-def test_study_writes_its_tables(window, lenient, capsys, monkeypatch):
-    if window == (1,):  # only the larger one draws
-        monkeypatch.setattr(windows, "draw", lambda *of_study: [])
+def test_study_writes_its_tables(lenient, capsys):
+    window = (1, 3)
     options = {"epochs": 2.0, "problem": problems.digits(batch_size=32, hidden=()), "out": Path("mine")}
     result = windows.run(windows.Config(workers=(2,), window=window, methods=("agn", "downpour"), **options))
     grid, efficiency, staleness = (pd.read_csv(result.folder / name) for name in windows.TABLES)
@@ -69,10 +67,7 @@ def test_study_writes_its_tables(window, lenient, capsys, monkeypatch):
     assert (grid["staleness_mode"] == 1).all()
     printed = capsys.readouterr().out
     assert "temporal efficiency" in printed and "training accuracy" in printed
-    assert printed.startswith("digits, 1 seed\n")
-    assert {path.stem for path in result.folder.glob("*.png")} == (
-        {"agn", "staleness", "collapse"} if 3 in window else set()
-    )
+    assert {path.stem for path in result.folder.glob("*.png")} == {"agn", "staleness", "collapse"}
 
 
 @pytest.fixture
@@ -109,14 +104,10 @@ def test_epochs_that_are_no_whole_visits_are_told(told, window, epochs, off):
 @pytest.mark.parametrize(
     ("options", "notes"),
     [
-        ({"steps": 3}, []),
         ({"steps": 3, "epochs": 7.0}, ["--epochs changes nothing beside --steps"]),
         # The scale's own epochs are not those that somebody asked for.
         ({"steps": 3, "epochs": 40.0, "scale": "paper"}, []),
-        ({"steps": 3, "alpha": 0.1}, ["--alpha changes nothing for agn"]),
-        ({"steps": 3, "alpha": 0.1, "methods": ("agn", "aeasgd")}, ["--alpha changes nothing for agn"]),
         ({"steps": 3, "methods": ("downpour", "gem")}, []),  # the study's own optimizer, which nobody has asked for
-        ({"steps": 3, "diagnose_energy": True}, ["--diagnose-energy changes nothing with --diagnose-every 0"]),
     ],
 )
 def test_options_that_change_nothing_are_said_aloud(told, options, notes):
@@ -260,8 +251,6 @@ def test_every_figure_is_drawn_with_published_numbers_beside_ours(results):
     # Ours with 10 and 20 workers; the thesis' with 40 workers and a window of 10.
     assert numbers[0] == {"98.00", "97.00"} and "94.17" in numbers[1] and "95.55" in numbers[3]
     assert len(figures["agn"].axes[1].texts) == 27 and len(figures["efficiency"].axes[1].texts) == 49
-    ones = [axes.get_title() for axes in figures["collapse"].axes]
-    assert ones == ["\u03bb = 1", "\u03bb = 10"]
     # Published times at a window of 10, which also 40 workers have.
     (points,) = [
         line for line in figures["times"].axes[0].lines if line.get_linestyle() == "None" and len(line.get_xdata())
@@ -269,18 +258,16 @@ def test_every_figure_is_drawn_with_published_numbers_beside_ours(results):
     assert dict(zip(*points.get_data(), strict=True))[20] == 840
 
 
-@pytest.mark.parametrize(("problem", "own"), [("digits", {}), ("mnist", {"network": "cnn"})])
-def test_published_numbers_are_beside_the_thesis_task_alone(results, problem, own):
-    config = json.loads((results / "config.json").read_text()) | {"problem": problem}
-    config["problem_config"] |= own
+@pytest.mark.parametrize("change", [{"problem": "digits"}, {"problem_config": {"batch_size": 128, "network": "cnn"}}])
+def test_published_numbers_are_beside_the_thesis_task_alone(results, change):
+    config = json.loads((results / "config.json").read_text()) | change
     (results / "config.json").write_text(json.dumps(config))
     found = read(results, "windows")
     figures = {name: drawing.draw(found) for name, drawing in agn.FIGURES.items() if name != "times"}
     for figure in figures.values():
         figure.draw_without_rendering()
         assert not [text.get_text() for text in figure.findobj(Text) if "published" in text.get_text()]
-    *maps, scale = figures["agn"].axes
-    assert [axes.get_title() for axes in maps] == ["training", "test"] and scale.get_ylabel() == "accuracy (%)"
+    *maps, _ = figures["agn"].axes
     assert [len(axes.texts) for axes in [*maps, figures["efficiency"].axes[0]]] == [4, 4, 4]
     markers = {line.get_marker() for axes in figures["collapse"].axes for line in axes.lines if len(line.get_xdata())}
     assert "s" not in markers and "o" in markers
@@ -289,12 +276,11 @@ def test_published_numbers_are_beside_the_thesis_task_alone(results, problem, ow
         agn.FIGURES["times"].draw(found)
 
 
-def test_a_collapse_everywhere_has_its_colours(results):
-    table = pd.read_csv(results / "grid.csv")
-    table.assign(train_accuracy=0.1, test_accuracy=[0.1, 0.2] * 6).to_csv(results / "grid.csv", index=False)
-    (results / "config.json").write_text((results / "config.json").read_text().replace("mnist", "digits"))
-    figure = agn.FIGURES["agn"].draw(read(results, "windows"))
-    assert figure.axes[0].images[0].get_clim() == (10.0, 20.0)
+def test_times_of_another_cluster_are_not_held_against_the_published_ones(results):
+    config = json.loads((results / "config.json").read_text()) | {"service": "constant(0.005)"}
+    (results / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="not those of the thesis"):
+        agn.FIGURES["times"].draw(read(results, "windows"))
 
 
 def test_colours_span_what_is_shown_and_are_the_same_in_figures_that_are_compared(results):
@@ -309,20 +295,12 @@ def test_colours_span_what_is_shown_and_are_the_same_in_figures_that_are_compare
     drawn = [agn.FIGURES[name].draw(found) for name in ("agn", "aeasgd", "efficiency")]
     clims = [axes.images[0].get_clim() for figure in drawn for axes in figure.axes if axes.images]
     assert clims == [pytest.approx((30, 97))] * 4 + [pytest.approx((0.2, 1.8))]
-    assert drawn[2].axes[-1].get_ylabel() == "temporal efficiency"
     # A few that collapse leave the colours to the rest.
     table.loc[table["method"] == "agn", ["train_accuracy", "test_accuracy"]] = 0.95
     table.to_csv(results / "grid.csv", index=False)
     figure = agn.FIGURES["aeasgd"].draw(read(results, "windows"))
     assert figure.axes[0].images[0].get_clim() == pytest.approx((90, 97))
     assert figure.axes[0].images[0].colorbar.extend == "min"
-
-
-def test_times_of_another_cluster_are_not_held_against_the_published_ones(results):
-    config = json.loads((results / "config.json").read_text()) | {"service": "constant(0.005)"}
-    (results / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="not those of the thesis"):
-        agn.FIGURES["times"].draw(read(results, "windows"))
 
 
 def test_published_numbers_are_the_thesis_table():

@@ -5,11 +5,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, Trace, methods, problems, replay, simulate, study
+from asyncsim import Trace, methods, problems, study
 from asyncsim.errors import InputError
-from asyncsim.files import write_csv
 from asyncsim.replays.run import Run
-from asyncsim.study import load_file, results, shipped, sweep
+from asyncsim.study import load_file, shipped
 from asyncsim.study.finished import read
 from asyncsim.study.target import Target, time_to_target
 
@@ -25,7 +24,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_methods_of_their_own_timing_and_tuned_rates_are_sorted(capsys):
-    config = compare.Config(**SMALL, methods=("downpour", "sgd"), tune=(0.02, 0.2), target=1.5)
+    config = compare.Config(**SMALL, problem="quadratic", methods=("downpour", "sgd"), tune=(0.02, 0.2), target=0.1)
     folder, summary = compare.run(config)
     assert len(summary) == 2 * 2 * 2
     assert capsys.readouterr().err.count("it gets its own traces") == 1
@@ -72,12 +71,6 @@ def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, cap
     assert seconds["downpour"] == pytest.approx(3 * 2 + 2) and seconds["quarter"] == pytest.approx(3 * 1.25 + 2)
     table = pd.read_csv(folder / compare.TABLE).set_index("method")
     assert table.loc["quarter", "gigabytes"] == pytest.approx(0.625 * table.loc["downpour", "gigabytes"])
-    light = methods.Timing(message_size=0.25)
-    trace = simulate(Cluster(2, "gamma(1, 0.2)"), 6)
-    assert (
-        len(replay(trace, methods.downpour()._replace(timing=light), problems.quadratic([1.0]), progress=False).commits)
-        == 6
-    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +101,7 @@ def test_accuracies_are_reached_from_below():
 
 @pytest.mark.full
 def test_a_target_that_is_never_met_takes_forever():
-    folder, _ = compare.run(compare.Config(**SMALL, methods=("downpour",), target=1e-6))
+    folder, _ = compare.run(compare.Config(**SMALL, problem="quadratic", methods=("downpour",), target=1e-6))
     row = pd.read_csv(folder / compare.TABLE).iloc[0]
     assert row["reached"] == 0 and np.isinf(row["time_to_target"]) and np.isinf(row["gradients_to_target"])
 
@@ -159,15 +152,12 @@ def judged(**options):
         ),
     ],
 )
-def test_any_measure_of_the_problem_chooses_the_best_rate(capsys, measure, best, rate):
+def test_any_measure_of_the_problem_chooses_the_best_rate(measure, best, rate):
     folder, summary = compare.run(judged(seeds=1, measure=measure, best=best))
     (row,) = pd.read_csv(folder / compare.TABLE).itertuples()
     assert row.learning_rate == rate
     (own,) = summary[summary["method.learning_rate"] == rate].itertuples()
     assert (row.train_come, row.train_gap) == pytest.approx((own.train_come, own.train_gap))
-    printed = capsys.readouterr().out
-    assert f"sorted by {measure.replace('_', ' ')}{'' if best is None else f', the {best} first'}, each" in printed
-    assert "train come" in printed and "train gap" in printed
 
 
 def test_rates_that_never_meet_the_target_are_told_apart_by_the_loss(capsys):
@@ -180,17 +170,6 @@ def test_rates_that_never_meet_the_target_are_told_apart_by_the_loss(capsys):
     )
 
 
-@pytest.mark.full
-def test_each_timing_is_named_with_its_methods(capsys):
-    compare.run(
-        compare.Config(workers=3, steps=4, seeds=1, problem="quadratic", methods=("downpour", "batch_sgd", "sgd"))
-    )
-    lines = capsys.readouterr().out.splitlines()
-    begins = ["downpour: 3 workers, compute ", "batch_sgd: 3 workers, compute ", "sgd: 1 worker, compute "]
-    assert [line[: len(begin)] for line, begin in zip(lines, begins, strict=False)] == begins
-    assert lines[1].endswith(", barrier()")
-
-
 def test_measures_that_there_are_not_are_listed():
     with pytest.raises(InputError, match=r"^measure = 'train_gab': unknown; did you mean 'train_gap'\? choose from "):
         compare.run(judged(measure="train_gab"))
@@ -198,18 +177,6 @@ def test_measures_that_there_are_not_are_listed():
         compare.run(judged(measure="train_come"))
     with pytest.raises(InputError, match=r"^best = 'most': nobody wants the most of time_to_target; leave it out$"):
         compare.run(judged(best="most"))
-
-
-@pytest.mark.full
-def test_the_figure_says_how_many_seeds_there_are():
-    """One is missing, as after an interruption."""
-    config = compare.Config(workers=2, steps=20, seeds=2, problem="quadratic", methods=("downpour", "gem"))
-    folder, summary = compare.run(config)
-    write_csv(folder / results.SUMMARY, summary[(summary["method"] == "gem") | (summary["seed"] == 0)])
-    finished = read(folder, "compare")
-    (cell,) = sweep.sweep(config, [{}])
-    figure = figures.loss(finished, compare.results_table(config, cell, folder))
-    assert figure.get_suptitle() == "quadratic, 2 workers; mean and range of 1 to 2 seeds"
 
 
 @pytest.mark.parametrize("options", [{"learning_rate": 100.0, "x64": True}, {"steps": 1}, {"methods": ("sgd",)}])
@@ -221,7 +188,6 @@ def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, re
     figure = figures.loss(read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
     diverged = (summary["status"] == "diverged").any()
     assert diverged == ("learning_rate" in options)
-    assert ("diverged" in [text.get_text() for text in figure.legends[0].get_texts()]) == diverged
     assert np.isfinite(figure.axes[0].get_ylim()).all()
 
 

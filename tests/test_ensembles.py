@@ -53,27 +53,22 @@ def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("methods", "options", "noted"),
     [
-        pytest.param(
+        (
             "sgd",
-            {"service": "constant(1)", "latency": "constant(1)", "bandwidth": 1e6},
-            ["service", "latency", "bandwidth"],
-            marks=pytest.mark.full,
+            {"service": "constant(1)", "latency": "constant(1)", "bandwidth": 1e6, "protocol": "write_then_read"}
+            | {"discipline": "random", "policy": "buffered(2)"},
+            ["service", "latency", "bandwidth", "protocol", "discipline", "policy"],
         ),
-        pytest.param(
-            "sgd",
-            {"discipline": "random", "policy": "buffered(2)"},
-            ["discipline", "policy"],
-            marks=pytest.mark.full,
-        ),
-        pytest.param("sgd", {"protocol": "write_then_read"}, ["protocol"], marks=pytest.mark.full),
         # A lone worker of these reads before its own commit, and makes a version of several messages.
-        pytest.param(
-            "downpour", {"protocol": "read_then_write", "discipline": "random"}, ["discipline"], marks=pytest.mark.full
+        (
+            "downpour",
+            {"protocol": "read_then_write", "discipline": "random", "policy": "buffered(2)"},
+            ["discipline"],
         ),
-        pytest.param("downpour", {"policy": "buffered(2)"}, [], marks=pytest.mark.full),
     ],
 )
 def test_what_changes_nothing_for_lone_workers_is_noted(methods, options, noted, tmp_path, capsys):
@@ -85,7 +80,7 @@ def test_what_changes_nothing_for_lone_workers_is_noted(methods, options, noted,
     capsys.readouterr()
     same = models("other", **options).equals(plain)
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert notes == [f"note: --{name} changes nothing here" for name in noted]
+    assert sorted(notes) == sorted(f"note: --{name} changes nothing here" for name in noted)
     assert same == (len(noted) == len(options))
 
 
@@ -158,11 +153,6 @@ def test_its_figure(losses, tmp_path):
     (own, _) = figure_of(folder).axes
     curves = [line.get_ydata().tolist() for line in own.lines]
     assert curves == [[value for value in values if value == value] for values in losses.values() for _ in range(2)]
-
-
-def test_a_figure_without_any_model_says_so(tmp_path):
-    own, _ = figure_of(written(tmp_path / "out", {"sgd": [np.nan, np.nan]})).axes
-    assert [text.get_text() for text in own.texts] == ["no model was left: all diverged"]
 
 
 def test_a_table_with_text_has_no_figure(tmp_path):

@@ -44,10 +44,6 @@ def figures(results):
     return drawn
 
 
-def labels(figure) -> list[str]:
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
 def test_the_table_has_all_figures_and_what_makes_them():
     assert list(gem.FIGURES) == PAPER + OWN
     assert {drawing.folder for drawing in gem.FIGURES.values()} == set(gem.STUDIES)
@@ -55,21 +51,12 @@ def test_the_table_has_all_figures_and_what_makes_them():
 
 
 @pytest.mark.parametrize("name", PAPER + OWN)
-def test_every_figure_says_what_is_compared_and_names_its_axes(figures, name):
-    figure = figures[name]
-    assert figure.get_suptitle() and figure.get_figwidth() in (look.SINGLE, look.DOUBLE)
-    shown = [axes for axes in figure.axes if axes.lines or axes.collections]
-    assert shown
-    for axes in shown:
-        below = axes.get_xlabel() or any(other.get_xlabel() for other in axes.get_shared_x_axes().get_siblings(axes))
-        beside = axes.get_ylabel() or any(other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes))
-        assert (below and beside) or axes.get_label() == "<colorbar>" or name == "forensics"
-    assert "digits" in figure.get_suptitle() or name == "momentum"
-
-
-@pytest.mark.parametrize("name", PAPER + OWN)
 def test_nothing_that_is_written_lies_outside_the_figure(figures, name):
     figure = figures[name]
+    assert any(axes.lines or axes.collections for axes in figure.axes)
+    # The digits have no published curves; in grey are those of the digits to which a cluster was fitted.
+    told, grey = published_in(figure)
+    assert told == [] and (grey == 0 or name == "forensics")
     renderer, (width, height) = figure.canvas.get_renderer(), figure.canvas.get_width_height()
     # Ticks beyond the limits of an axis are there, but not drawn.
     ticks = [
@@ -88,22 +75,13 @@ def published_in(figure) -> tuple[list[str], int]:
     return told, sum(len(line.get_xdata()) > 0 for line in grey)
 
 
-@pytest.mark.parametrize("name", PAPER + OWN)
-def test_digits_are_shown_without_the_curves_of_mnist(figures, name):
-    # In grey are the curves of the digits to which a cluster was fitted.
-    told, grey = published_in(figures[name])
-    assert told == [] and (grey == 0 or name == "forensics")
-
-
-@pytest.mark.parametrize("name", ["1a", "1d", "2", "3", "learning_rates"])
 @pytest.mark.parametrize(
-    ("problem", "config", "known"),
+    ("name", "problem", "config", "known"),
     [
-        ("mnist", {"network": "cnn"}, True),
-        ("mnist", {}, True),  # as far as is known
-        ("mnist", {"network": "mlp"}, False),
-        ("cifar10", {"network": "small"}, False),
-        ("digits", {}, False),
+        *((name, "mnist", {"network": "cnn"}, True) for name in ("1a", "1d", "2", "3", "learning_rates")),
+        ("1a", "mnist", {}, True),  # as far as is known
+        *((name, "mnist", {"network": "mlp"}, False) for name in ("1a", "1d", "2", "3", "learning_rates")),
+        ("3", "cifar10", {"network": "small"}, False),
     ],
 )
 def test_published_curves_are_beside_the_papers_task_alone(tmp_path, name, problem, config, known):
@@ -113,26 +91,6 @@ def test_published_curves_are_beside_the_papers_task_alone(tmp_path, name, probl
     figure = drawing.draw(read(tmp_path, study))
     told, grey = published_in(figure)
     assert bool(told) == bool(grey) == known
-    if name == "2":
-        # Five steps of a second, drawn as long as the paper's 2,000.
-        assert figure.axes[0].get_xlabel().startswith("time (s); ours \u00d7 400" if known else "simulated time (s)")
-
-
-def test_legends_say_which_curve_is_which(figures):
-    assert labels(figures["1a"]) == ["n = 2", "n = 4"]
-    assert labels(figures["1d"])[:3] == ["GEM", "DOWNPOUR", "adaptive staleness"]
-    assert labels(figures["6b"]) == ["DOWNPOUR, n = 2", "DOWNPOUR, n = 4", "diverged"]
-    assert labels(figures["6a"])[0] == "SGD with momentum"
-    assert labels(figures["8a"])[0] == "\u03ba = 1" and "\u03ba = 3.5" in labels(figures["8b"])
-    assert labels(figures["energy_time"])[1] == "stable: central \u2264 proxy"
-    assert labels(figures["forensics"]) == ["n = 2", "n = 4 (held out)", "to be found"]
-    assert labels(figures["momentum"])[0] == "theory: 1 \u2212 1/n"
-
-
-@pytest.mark.parametrize("name", ["1a", "learning_rates"])
-def test_legends_name_published_curves_where_there_are_some(tmp_path, name):
-    write_study(tmp_path, "stability", [({"workers": 5, "learning_rate": 0.05}, "gem", {})], "mnist")
-    assert labels(gem.FIGURES[name].draw(read(tmp_path, "stability"))) == ["n = 5", "published"]
 
 
 def test_other_methods_than_the_papers_are_drawn(tmp_path):
@@ -142,18 +100,7 @@ def test_other_methods_than_the_papers_are_drawn(tmp_path):
     for name in ("1d", "5", "learning_rates", "misspecification", "energy", "energy_time"):
         folder = gem.FIGURES[name].folder
         figure = gem.FIGURES[name].draw(read(tmp_path / folder, folder))
-        said = [axes.get_title() for axes in figure.axes] + (labels(figure) if figure.legends else [])
-        said += [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
-        assert any("mine" in one for one in said), name
-
-
-def test_the_legend_names_what_only_some_panels_have(tmp_path):
-    folder = write_study(tmp_path, "energy", [({"workers": 2}, name, {}) for name in ("gem", "mine")])
-    table = pd.read_csv(folder / "summary.csv").astype({"method.learning_rate": object})
-    table.loc[table["method"] == "gem", "method.learning_rate"] = "halving"
-    table.to_csv(folder / "summary.csv", index=False)
-    figure = gem.FIGURES["energy_time"].draw(read(tmp_path, "energy"))
-    assert labels(figure)[3:] == ["\u2212potential (\u03b7 \u00d7 loss)"] and len(figure.axes[0].lines) == 2
+        assert any("mine" in text.get_text() for text in figure.findobj(Text)), name
 
 
 @pytest.mark.parametrize("rates", [None, "halving"])
@@ -178,15 +125,6 @@ def test_methods_of_other_workers_are_not_drawn_beside(tmp_path):
     assert [axes.get_title() for axes in figure.axes] == ["GEM, \u03b7 = 0.05"]
 
 
-def test_limits_that_are_not_there_are_told(tmp_path):
-    write_study(tmp_path, "stability", [({"workers": 2}, "gem", {})])
-    row = {"method": "gem", "question": "workers", "at": 0.05, "largest_stable": 8, "smallest_unstable": 9, "seeds": 3}
-    failed = {"method": "mine", "question": "workers", "at": 0.05, "error": "none"}
-    pd.DataFrame([failed, row]).to_csv(tmp_path / "limits.csv", index=False)
-    title = gem.FIGURES["limits"].draw(read(tmp_path, "stability")).get_suptitle().replace("\n", " ")
-    assert ", 3 seeds;" in title and "no mark: nothing stable found, or the search failed" in title
-
-
 def test_generalization_keeps_numbers_of_workers_apart(tmp_path):
     write_study(tmp_path, "generalization", [({"workers": n}, "gem", {}) for n in (2, 4)])
     figure = gem.FIGURES["5"].draw(read(tmp_path, "generalization"))
@@ -204,16 +142,6 @@ def test_the_cluster_to_be_found_is_marked(tmp_path, hidden, square):
     axes = gem.FIGURES["forensics"].draw(results).axes[0]
     marks = {line.get_marker(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines}
     assert marks.pop("o") == (1.5, 1.5) and list(marks.values()) == square
-    assert ("square: the one to be found" in axes.figure.get_suptitle().replace("\n", " ")) == bool(square)
-
-
-@pytest.mark.parametrize(("scale", "said"), [(1, "0.05"), (0.02, "0.0010")])
-def test_deviations_have_as_many_digits_as_tell_them_apart(tmp_path, scale, said):
-    folder = write_all(tmp_path) / "forensics"
-    table = pd.read_csv(folder / "fit.csv")
-    table.assign(deviation=scale * table["deviation"]).to_csv(folder / "fit.csv", index=False)
-    axes = gem.FIGURES["forensics"].draw(read(folder, "forensics")).axes[0]
-    assert said in [text.get_text() for text in axes.texts]
 
 
 def test_times_to_the_target_and_what_n_times_as_quick_is(figures):
@@ -232,7 +160,6 @@ def test_a_target_that_was_never_reached_is_told(tmp_path):
     look.save(figure, tmp_path / "figure")
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.texts] == ["no run reached the target"] and not len(axes.get_yticks())
-    assert labels(figure)[-1] == "not reached" and "n times as quick" not in labels(figure)
     bottom, top = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
     for line in axes.lines:
         height = line.get_transform().transform(line.get_xydata())[:, 1]
@@ -246,14 +173,6 @@ def test_one_limit_has_ticks_beside_its_own(tmp_path):
     (axes,) = gem.FIGURES["limits"].draw(read(tmp_path, "stability")).axes
     low, high = axes.get_ylim()
     assert [tick for tick in axes.get_yticks() if low <= tick <= high] == [50, 100, 200]
-
-
-def test_units_are_named(figures):
-    assert figures["4"].axes[0].get_xlabel() == "simulated time (s)"
-    assert figures["2"].axes[0].get_xlabel() == "simulated time (s)"
-    assert figures["5"].axes[0].get_xlabel() == "data epochs"
-    assert figures["9"].axes[0].get_xlabel() == "server updates (commits)"
-    assert figures["1a"].axes[0].get_xlabel() == "worker steps (commits per worker)"
 
 
 def test_a_curve_that_diverged_ends_with_a_cross(figures):
@@ -299,52 +218,10 @@ def test_energies_of_the_last_tenth_of_the_commits_are_those_of_the_summary(tmp_
 
 
 def test_panels_of_methods_that_were_not_run_say_so(tmp_path):
-    for methods, said in (
-        (["downpour"], [[], ["no run of GEM"], ["no run of GEM"], []]),
-        (["mine"], [[], ["no run of GEM"], ["no run of GEM"], ["no run of DOWNPOUR"]]),
-    ):
-        folder = write_study(tmp_path / methods[0], "energy", [({"workers": n}, *methods, {}) for n in (2, 4)])
-        figure = gem.FIGURES["energy"].draw(read(folder, "energy"))
-        look.save(figure, tmp_path / "figure")
-        texts = [[text.get_text() for text in axes.texts if text.get_text() != "compliant"] for axes in figure.axes]
-        assert texts == said
-        assert [text.get_text() for text in figure.axes[1].get_xticklabels()] == ["2", "4"]
-
-
-def test_shares_are_named_by_what_they_are(tmp_path):
-    folder = write_study(tmp_path, "energy", [({"workers": 2}, name, {}) for name in ("gem", "downpour")])
-    for path in folder.glob("runs/1/*/diagnostics.parquet"):
-        table = pd.read_parquet(path)
-        opposite = table.iloc[:1].assign(quantity="opposite_sign", tensor="", quantile=np.nan, value=0.3)
-        pd.concat([table, opposite]).to_parquet(path, index=False)
-    results = read(folder, "energy")
-    name = "opposite signs of drift and update, DOWNPOUR"
-    for rows, title in ((results.summary, "where GEM cannot"), (results.rows(method="downpour"), "where updates go")):
-        shares = gem.FIGURES["energy"].draw(results._replace(summary=rows)).axes[2]
-        assert shares.lines[-1].get_label() == name and shares.get_title().startswith(title)
-
-
-def test_legends_of_energies_lie_beside_their_curves(figures):
-    whole, _, shares, _ = figures["energy"].axes
-    highest = max(np.nanmax(line.get_ydata()) for line in whole.lines if line.get_marker() != "x")
-    assert whole.get_legend().get_window_extent().y0 > whole.transData.transform((2, highest))[1]
-    # A share has no room above one.
-    assert shares.get_ylim() == (0, 1)
-    legend, label = shares.get_legend().get_window_extent(), shares.xaxis.label.get_window_extent()
-    assert legend.y0 > 0 and legend.y1 < label.y0
-
-
-def test_cells_without_a_commit_are_named_where_there_are_some(tmp_path):
-    named = "no commit with both energies"
-    folder = write_study(tmp_path, "energy", [({"workers": 2}, "gem", {})], seeds=1)
-    assert named not in labels(gem.FIGURES["energy_time"].draw(read(folder, "energy")))
-    (path,) = folder.glob("runs/*/*/commits.parquet")
-    table = pd.read_parquet(path)
-    table[(table["worker"] == 0) | (table["commit"] > 4)].to_parquet(path, index=False)
-    figure = gem.FIGURES["energy_time"].draw(read(folder, "energy"))
-    handles = dict(zip(labels(figure), figure.legends[0].legend_handles, strict=True))
-    assert handles[named].get_hatch() and not handles["stable: central \u2264 proxy"].get_hatch()
-    assert handles[named].get_hatch() == figure.axes[2].patch.get_hatch()
+    folder = write_study(tmp_path / "mine", "energy", [({"workers": n}, "mine", {}) for n in (2, 4)])
+    figure = gem.FIGURES["energy"].draw(read(folder, "energy"))
+    texts = [[text.get_text() for text in axes.texts if text.get_text().startswith("no run")] for axes in figure.axes]
+    assert texts == [[], ["no run of GEM"], ["no run of GEM"], ["no run of DOWNPOUR"]]
 
 
 def test_a_map_of_one_tensor_and_one_worker_is_drawn(tmp_path):
@@ -374,36 +251,21 @@ def test_tensors_are_named_by_their_paths(tmp_path):
     assert [text.get_text() for text in axes.get_yticklabels()] == ["conv_1", "conv_1_bias", "0.bias", "dense_bias"]
 
 
-def test_the_clip_is_named_by_its_own_end(tmp_path):
-    results = read(write_study(tmp_path, "energy", [({"workers": 2}, "gem", {})]), "energy")
-    for known, said in (({"gem": {"pi_max": 2.5}}, "clip binds at 2.5"), ({}, "clip binds at its upper end")):
-        results.config["hyperparameters"] = known
-        shares = gem.FIGURES["energy"].draw(results).axes[2]
-        assert [line.get_label() for line in shares.lines][:2] == ["clip binds at 0", said]
-
-
 @pytest.mark.parametrize("name", ["8a", "8b"])
 def test_of_several_clusters_the_one_with_the_most_workers_has_the_curves_of_kappa(tmp_path, name):
     cells = [({"workers": n, "kappa": kappa}, "gem", {}) for n in (4, 2) for kappa in (1.0, 2.0)]
     write_study(tmp_path / "both", "kappa", cells)
     write_study(tmp_path / "one", "kappa", cells[:2])
     both, one = (gem.FIGURES[name].draw(read(tmp_path / folder, "kappa")) for folder in ("both", "one"))
-    assert both.get_suptitle() == one.get_suptitle() and "GEM, 4 workers:" in one.get_suptitle()
+    assert both.get_suptitle() == one.get_suptitle()
     for line, alone in zip(both.axes[0].lines, one.axes[0].lines, strict=True):
         assert line.get_xydata() == pytest.approx(alone.get_xydata())
-
-
-def test_every_kappa_has_its_marker_however_few_its_points(tmp_path):
-    cells = [({"workers": 2, "kappa": 1 + place / 2}, "gem", {"steps": 2}) for place in range(7)]
-    lines = gem.FIGURES["8b"].draw(read(write_study(tmp_path, "kappa", cells), "kappa")).axes[0].lines
-    assert [line.get_markevery()[0] for line in lines] == [0, 1] * 3 + [0]
 
 
 def test_a_queue_of_one_worker_and_room_for_the_markers(tmp_path):
     cells = [({"discipline": "fifo", "workers": 1}, "gem", {})]
     write_study(tmp_path, "queue", cells, tables={"ranks.csv": ranks(1).query("discipline == 'fifo'")})
     figure = gem.FIGURES["queue"].draw(read(tmp_path, "queue"))
-    assert figure.get_suptitle().startswith("order of the queue, 1 worker;")
     share, *_ = figure.axes
     low, high = share.get_xlim()
     assert [tick for tick in share.get_xticks() if low <= tick <= high] == [0]
@@ -414,7 +276,6 @@ def test_of_several_clusters_the_one_with_the_most_workers_has_its_ranks_drawn(t
     cells = [({"discipline": name, "workers": n}, "gem", {}) for n in (2, 4) for name in ("fifo", "lowest_rank")]
     write_study(tmp_path, "queue", cells, tables={"ranks.csv": pd.concat([ranks(2), ranks(4)])})
     figure = gem.FIGURES["queue"].draw(read(tmp_path, "queue"))
-    assert "order of the queue, 4 workers" in figure.get_suptitle()
     share, staleness, *losses = figure.axes
     (of_ranks,) = [line for line in share.lines if line.get_label() == "lowest rank first"]
     assert list(of_ranks.get_xdata()) == [0, 1, 2, 3]
@@ -443,7 +304,6 @@ def test_each_method_with_a_pi_has_its_map(tmp_path):
     assert len({axes.collections[0].get_clim() for axes in maps}) == 1
     gems, mine = (axes.collections[0].get_array() for axes in maps)
     assert gems.max() > 1.5 * mine.max()
-    assert figure.get_suptitle().startswith("median")
 
 
 def test_numbers_of_workers_keep_their_order_in_grey_print():
@@ -634,7 +494,6 @@ def test_a_cluster_at_which_a_curve_is_missing_is_not_chosen(tmp_path):
     figure = gem.forensics.fitted(read(tmp_path, "forensics"))
     # Nothing stands where a curve is missing, however near the other one is.
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.20"]
-    assert "blank: some fitted n has no curve" in figure.get_suptitle().replace("\n", " ")
     assert figure.axes[0].collections[0].get_array().mask.ravel().tolist() == [False, True]
 
 

@@ -212,31 +212,17 @@ def plain(learning_rate=0.05):
             "--no-limits --most-workers 7 --rates-at 2 --fraction 0.3",
             [f"{option} changes nothing without --limits" for option in ("--most-workers", "--rates-at", "--fraction")],
         ),
-        ("stability", "--scale paper", []),
         ("stability", "--scale paper --most-workers 7", ["--most-workers changes nothing without --limits"]),
-        ("stability", "--methods gem downpour --alpha 0.1", ["--alpha changes nothing for gem, downpour"]),
-        ("stability", "--methods gem aeasgd --alpha 0.1", ["--alpha changes nothing for gem"]),
         ("stability", "--methods mine.py:elastic gem --alpha 0.1", ["--alpha changes nothing for gem"]),
         ("stability", "--methods mine.py:plain --alpha 0.1", ["--alpha changes nothing for plain"]),
-        (
-            "stability",
-            "--methods downpour --diagnose-every 0 --diagnose-energy",
-            ["--diagnose-energy changes nothing with --diagnose-every 0"],
-        ),
-        ("staleness", "--methods gem downpour --alpha 0.1", ["--alpha changes nothing for gem, downpour"]),
         (
             "staleness",
             "--diagnose-every 0 --diagnose-energy",
             ["--diagnose-energy changes nothing with --diagnose-every 0"],
         ),
-        ("generalization", "--problem digits --epochs 7", []),
         ("generalization", "--problem digits --epochs 7 --steps 5", ["--epochs changes nothing beside --steps"]),
-        ("leaders", "--gradients 256", []),
         ("leaders", "--gradients 256 --steps 5", ["--gradients changes nothing beside --steps"]),
-        ("speedup", "", [NO_BATCHES]),
-        ("speedup", "--problem digits --steps 5", []),
         ("speedup", "--problem digits --steps 5 --seconds 3", ["--seconds changes nothing beside --steps"]),
-        ("speedup", "--scale paper --problem digits --steps 5", []),
         ("speedup", "--problem digits --effective-batch 64", []),
         ("speedup", "--effective-batch 64", [NO_BATCHES]),
     ],
@@ -271,11 +257,9 @@ def test_first_and_last_loss():
 def test_limits_that_were_not_found(told):
     # In two steps nobody halves the loss: rates are too low as well as too high.
     options = "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --noise 0 --steps 2"
-    code, out, err = told("stability", options)
+    code, _, err = told("stability", options)
     assert code == 0 and any("downpour, learning rate with workers 1: nothing stable" in line for line in err)
     assert pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]].isna().all(axis=None)
-    assert out[0] == "limits of stability, quadratic, 1 seed"
-    assert "none: not even the least that was tried is stable; -: not known, for that reason" in out
 
 
 def test_signs_of_the_table_of_limits_mean_one_thing_each():
@@ -291,9 +275,7 @@ def test_signs_of_the_table_of_limits_mean_one_thing_each():
     def printed(*places: int) -> list[str]:
         return limits.report("digits", pd.DataFrame([rows[place] for place in places], columns=names)).splitlines()
 
-    heading, titles, *lines, signs = printed(*range(5))
-    assert heading == "limits of stability, digits, 2 seeds"
-    assert " ".join(titles.split()) == "method question at largest stable smallest unstable"
+    _, _, *lines, signs = printed(*range(5))
     assert [re.split(r"\s{2,}", line.strip())[-2:] for line in lines] == [
         ["100", "> 100"],
         ["0.400", "0.566"],
@@ -301,11 +283,9 @@ def test_signs_of_the_table_of_limits_mean_one_thing_each():
         ["none", "-"],
         ["failed", "-"],
     ]
-    above, nothing, failed, unknown = signs.split("; ")
-    assert above == "> x: stable up to x, the largest that was tried" and nothing.startswith("none: not even the least")
-    assert failed.startswith("failed: the search ended with an error") and unknown == "-: not known, for that reason"
     # Only those that there are.
-    assert printed(0)[-1] == above and printed(3)[-1] == f"{nothing}; {unknown}" and len(printed(1, 2)) == 4
+    assert [part.split(":")[0] for part in signs.split("; ")] == ["> x", "none", "failed", "-"]
+    assert [part.split(":")[0] for part in printed(3)[-1].split("; ")] == ["none", "-"] and len(printed(1, 2)) == 4
 
 
 def test_tensors_need_pi(told):
@@ -500,53 +480,27 @@ def fitted_table(held_out: float, fast: float = 0.1) -> pd.DataFrame:
     return table_of(deviations)
 
 
-@pytest.mark.parametrize(
-    ("held_out", "told"),
-    [
-        (
-            0.12,
-            "the fit is good: curves that were held out may deviate by 0.15, and the worst of 2, downpour with 10 "
-            "workers, does by 0.12",
-        ),
-        (
-            0.3,
-            "the fit is poor: curves that were held out may deviate by 0.15, and the worst of 2, downpour with 10 "
-            "workers, does by 0.3",
-        ),
-        (
-            np.nan,
-            "the fit is poor: curves that were held out may deviate by 0.15, and the worst of 2, downpour with 10 "
-            "workers, diverged early",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("held_out", "told"), [(0.12, "good"), (0.3, "poor"), (np.nan, "poor")])
 def test_forensics_says_whether_the_fit_is_good(held_out, told):
     preferred, said = study.load("forensics").verdict(fitted_table(held_out)).splitlines()
-    assert said == f"verdict: {told}"
-    assert preferred == (
-        "preferred of 2 clusters, over all methods: service 0 s, CV 0.2, with a deviation of 0.1; next: service 0.2 s, "
-        "CV 0.2, with 0.2"
+    assert said.startswith(f"verdict: the fit is {told}: ") and "downpour with 10 workers" in said
+    assert ("diverged early" in said) == np.isnan(held_out)
+    assert preferred.startswith(
+        "preferred of 2 clusters, over all methods: service 0 s, CV 0.2, with a deviation of 0.1"
     )
 
 
 def test_forensics_has_no_verdict_where_nothing_can_be_checked():
     forensics, table = study.load("forensics"), fitted_table(0.1)
-    (said,) = forensics.verdict(table[table["fitted"]]).splitlines()[1:]
-    assert said == "verdict: none, as no curves were held out that are finished; leave some of workers out of fitted"
-    nothing = forensics.verdict(table.assign(deviation=np.nan))
-    assert nothing == "verdict: none, as at no cluster do all methods have curves to compare"
+    for unknown in (table[table["fitted"]], table.assign(deviation=np.nan)):
+        assert forensics.verdict(unknown).splitlines()[-1].startswith("verdict: none, as ")
 
 
 @pytest.mark.parametrize(
-    ("sought", "told"),
-    [
-        ((0.0, 0.2), "the hidden cluster, service 0 s, CV 0.2, is found again"),
-        ((0.2, 0.2), "the hidden cluster, service 0.2 s, CV 0.2, is not found again: such curves do not tell it from"),
-        ((0.1, 0.2), "the hidden cluster, service 0.1 s, CV 0.2, is none of those that were tried; give its values to"),
-    ],
+    ("service", "told"), [(0.0, "is found again"), (0.2, "is not found again"), (0.1, "is none of those")]
 )
-def test_forensics_says_whether_the_hidden_cluster_was_found(sought, told):
-    assert study.load("forensics").verdict(fitted_table(0.1), sought).splitlines()[-1].startswith(told)
+def test_forensics_says_whether_the_hidden_cluster_was_found(service, told):
+    assert told in study.load("forensics").verdict(fitted_table(0.1), (service, 0.2)).splitlines()[-1]
 
 
 def test_rates_at_a_cluster_are_those_of_the_best_fit():

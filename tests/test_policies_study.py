@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from asyncsim import InputError, barrier, study, theory
-from asyncsim.files import write_csv
 from asyncsim.study import load_file, shipped
 from asyncsim.study.finished import read
 
@@ -53,10 +52,7 @@ def test_tables_are_of_the_traces_and_the_runs(results):
     assert table["in_vain"].loc[["asynchronous", "barrier"]].max() == 0 < table["in_vain"].loc["discard_stale(2)"]
     times = finished.table(policies.TIMES)
     assert list(times["policy"]) == list(POLICIES) and (times["reached"] <= times["seeds"]).all()
-    assert (
-        "simulated time until a train loss of 0.01 is reached: mean over the seeds" in printed
-        and "4.00 (nobody waits)" in printed
-    )
+    assert "4.00 (nobody waits)" in printed
     assert {path.name for path in folder.glob("*.png")} == {"policies.png", "loss.png"}
 
 
@@ -89,18 +85,6 @@ def test_the_bars_are_the_parts_of_the_time(results):
     np.testing.assert_allclose(drawn["held by the policy"], table["held"])
     np.testing.assert_allclose(np.sum(list(drawn.values()), axis=0), 1)
     assert [text.get_text() for text in axes.get_yticklabels()] == list(POLICIES)
-
-
-@pytest.mark.full
-def test_a_policy_that_is_missing_with_some_workers_is_drawn_with_the_others():
-    config = policies.Config(**SMALL | {"workers": (2, 3), "seeds": 1}, policy=("asynchronous", "barrier"))
-    folder, summary = policies.run(config)
-    write_csv(folder / "summary.csv", summary.iloc[[1, 2, 3]])
-    figure = figures.loss(read(folder, "policies"))
-    assert [
-        len([line for line in axes.lines if line.get_label() in ("asynchronous", "barrier")]) for axes in figure.axes
-    ] == [1, 2]
-    assert {"asynchronous", "barrier"} <= {text.get_text() for text in figure.legends[0].get_texts()}
 
 
 @pytest.mark.full
