@@ -1,6 +1,44 @@
-"""``python -m asyncsim`` says what there is to start: the studies."""
+"""The command line: ``asyncsim``, or ``python -m asyncsim``."""
 
-from asyncsim.study.command import overview
+import sys
+from collections.abc import Sequence
+
+_USAGE = """usage: asyncsim study NAME [options]    run a study; without a name, list them
+       asyncsim figures FOLDER         draw the figures of a study's results again
+       asyncsim figures PAPER          draw the figures of a paper, of several studies
+       asyncsim --version
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code: 2 for bad input, and for a command that there is not."""
+    command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        from asyncsim import study
+        from asyncsim.errors import choices_like
+        from asyncsim.interruption import ignore_from_now_on
+    except KeyboardInterrupt:  # before there is anything to tell
+        return 130
+    if command == "study":
+        code = study.main(rest)
+        if code == study.INTERRUPTED:
+            ignore_from_now_on()
+        return code
+    if command == "figures":
+        from asyncsim.drawing.command import main as draw
+
+        return draw(rest)
+    if command in ("-h", "--help") and not rest:
+        print(_USAGE)
+        return study.main(["--help"])
+    if command == "--version" and not rest:
+        return study.main(["--version"])
+    known = ["study", "figures", "--version", "--help"]
+    meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
+    told = f"takes nothing after it, as {rest[0]!r}" if command in known else f"unknown; {choices_like(command, known)}"
+    print(f"error: command = {command!r}: {meant}{told}", file=sys.stderr)
+    return 2
+
 
 if __name__ == "__main__":
-    print(overview())
+    sys.exit(main())

@@ -10,6 +10,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+#: Bytes of a path that a study takes; systems end at 4,096, and what is written there has longer ones.
+LONGEST_PATH = 2_000
+#: Characters of a text that a message repeats.
+_SHOWN = 80
+
 
 class InputError(ValueError):
     """A value that cannot be used; the message names the argument, the value and the remedy.
@@ -106,7 +111,8 @@ def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     choices = list(choices)
     if isinstance(value, str) and value in choices:
         return value
-    raise InputError(f"{argument} = {value!r}: unknown; {choices_like(value, choices)}")
+    told = shown(value) if isinstance(value, str) else repr(value)
+    raise InputError(f"{argument} = {told}: unknown; {choices_like(value, choices)}")
 
 
 def choices_like(value: Any, choices: Iterable[str]) -> str:
@@ -116,9 +122,14 @@ def choices_like(value: Any, choices: Iterable[str]) -> str:
     """
     choices = list(choices)
     forms = {choice.partition("(")[0].casefold(): choice for choice in choices}
-    nearest = difflib.get_close_matches(str(value).casefold(), forms, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(value)[:_SHOWN].casefold(), forms, n=1, cutoff=0.5)
     hint = f"did you mean {forms[nearest[0]]!r}? " if nearest else ""
     return f"{hint}choose from {', '.join(choices)}"
+
+
+def shown(text: str) -> str:
+    """Return a text in quotes, and cut, for messages."""
+    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
 
 
 def require_name(what: str, name: Any) -> str:
@@ -135,9 +146,15 @@ def require_path(argument: str, value: Any) -> Path:
     if isinstance(value, str) and not value:  # pathlib takes it for the working folder
         raise InputError(f"{argument} = '': is empty; give the name of a file or folder")
     try:
-        return Path(value)
+        path = Path(value)
+        name = str(path).encode()
     except TypeError:
         raise InputError(f"{argument} = {value!r}: must be a path; give text or a pathlib.Path") from None
+    except UnicodeEncodeError:  # bytes that the shell passed on, which no table could hold
+        raise InputError(f"{argument} = {str(value)!r}: its name is not UTF-8; give another") from None
+    if len(name) > LONGEST_PATH:
+        raise InputError(f"{argument} = {shown(str(path))}: has {len(name)} bytes, at most {LONGEST_PATH}; give less")
+    return path
 
 
 def require_free(argument: str, value: Any) -> Path:

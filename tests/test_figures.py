@@ -12,7 +12,7 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate, study
-from asyncsim.drawing import layout, look
+from asyncsim.drawing import command, layout, look
 from asyncsim.drawing.curves import curve_of, curve_over_seeds, evaluation_curve
 from asyncsim.drawing.curves_drawn import draw_curves, loss_axis, mark_below, mark_beyond
 from asyncsim.methods import METHODS
@@ -22,7 +22,6 @@ from asyncsim.traces.trace import OUTCOMES, Source
 from asyncsim.wording import wrapped
 
 figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py")
-command = load_file("asyncsim.figures.__main__", shipped("figures") / "__main__.py")
 
 ROWS, WORKERS = 10, 2
 FIGURES = ("staleness", "loss", "energy", "queue")

@@ -78,11 +78,6 @@ def own_study(name: str, text: str) -> Path:
 # The list and the help
 
 
-def test_the_package_says_how_to_start(told):
-    ended = python("-m", "asyncsim")
-    assert (ended.returncode, ended.stdout.splitlines()) == (0, told()[1])
-
-
 def test_no_cache_without_a_study(told):
     assert told("--no-compilation-cache") == told()
 

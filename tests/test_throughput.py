@@ -617,7 +617,7 @@ def write(folder, rows):
 
 def test_figure_is_drawn_from_ten_rows(tmp_path):
     write(tmp_path, ten_rows())
-    assert draw_folder(tmp_path, ()) == [tmp_path / "throughput.png", tmp_path / "throughput.pdf"]
+    assert draw_folder(tmp_path) == [tmp_path / "throughput.png", tmp_path / "throughput.pdf"]
     first = {path.name: path.read_bytes() for path in tmp_path.glob("throughput.*")}
     assert sorted(first) == ["throughput.pdf", "throughput.png"]
     figures.draw(tmp_path)

@@ -10,6 +10,9 @@ from asyncsim.clusters.laws import Law, as_law, parse
 from asyncsim.clusters.policy import POLICIES, Policy, form_of, parse_policy
 from asyncsim.errors import InputError, require_count, require_positive
 
+#: Most local steps between two visits.
+_LONGEST_WINDOW = 100_000
+
 
 class HeterogeneityWarning(UserWarning):
     """Different speeds were asked for, but all of them are equal."""
@@ -52,14 +55,20 @@ def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
     """Return one window for all workers, or one for each."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(value, list | tuple):
-        return require_count("window", value)
-    windows = tuple(require_count(f"window[{i}]", one) for i, one in enumerate(value))
+        return _window("window", value)
+    windows = tuple(_window(f"window[{i}]", one) for i, one in enumerate(value))
     if len(windows) != workers:
         raise InputError(
             f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
             "or as many as workers"
         )
     return windows[0] if len(set(windows)) == 1 else windows
+
+
+def _window(argument: str, value: Any) -> int:
+    if require_count(argument, value) > _LONGEST_WINDOW:  # all times of a window are drawn at once
+        raise InputError(f"{argument} = {value}: must be at most {_LONGEST_WINDOW:,}; give fewer local steps")
+    return int(value)
 
 
 def as_latency(value: Any) -> Law | tuple[Law, Law]:

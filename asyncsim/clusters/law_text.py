@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from asyncsim.errors import InputError, choices_like, require_choice
+from asyncsim.errors import InputError, choices_like, require_choice, shown
 
 #: A guard against ``[1] * 10**12``: more entries than any cluster has workers.
 _LONGEST_LIST = 1_000_000
-#: Characters of a text that a message repeats.
-_SHOWN = 80
+#: Characters of a part that are repeated without quotes.
+_LONGEST_PART = 60
 #: A number with a unit; not with an exponent.
 _UNIT = re.compile(r"\d\s*(?!e[-+]?\d)[^\W\d_]", re.IGNORECASE)
 
@@ -43,11 +43,6 @@ def read(text: str, table: Mapping[str, type]) -> Any:
     except (SyntaxError, RecursionError, MemoryError, ValueError):
         unit = "; numbers have no unit, and times are in seconds" if _UNIT.search(text) else ""
         raise InputError(f"{shown(text)}: not a law; write for example gamma(mean=1, cv=0.2) or 0.005{unit}") from None
-
-
-def shown(text: str) -> str:
-    """Return a text in quotes, and cut, for messages."""
-    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
 
 
 def write(value: Any) -> str:
@@ -92,7 +87,7 @@ def _evaluate(node: ast.expr, table: Mapping[str, type]) -> Any:
         case ast.List(elts=entries) | ast.Tuple(elts=entries):
             return [_evaluate(entry, table) for entry in entries]
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _repeat(_evaluate(left, table), _evaluate(right, table), ast.unparse(node))
+            return _repeat(_evaluate(left, table), _evaluate(right, table), _unparsed(node))
         case ast.BinOp(op=ast.Add()):
             parts = [_evaluate(part, table) for part in _summands(node)]
             if all(isinstance(part, list) for part in parts):
@@ -100,8 +95,14 @@ def _evaluate(node: ast.expr, table: Mapping[str, type]) -> Any:
         case ast.Call(func=ast.Name(id=name)):
             return _build(_look_up(name, table), node, table)
     raise InputError(
-        f"{ast.unparse(node)}: not a law; write a number, name(parameter=value, ...) or [law] * count + [law] * count"
+        f"{_unparsed(node)}: not a law; write a number, name(parameter=value, ...) or [law] * count + [law] * count"
     )
+
+
+def _unparsed(node: ast.expr) -> str:
+    """Return the text of a part; in quotes, and cut, where it is long."""
+    text = ast.unparse(node)
+    return text if len(text) <= _LONGEST_PART else shown(text)
 
 
 def _summands(node: ast.expr) -> list[ast.expr]:
@@ -140,7 +141,7 @@ def _repeat(left: Any, right: Any, text: str) -> list:
 
 def _look_up(name: str, table: Mapping[str, type]) -> type:
     if name.lower() not in table:
-        raise InputError(f"{name!r}: unknown law; {choices_like(name, table)}")
+        raise InputError(f"{shown(name)}: unknown law; {choices_like(name, table)}")
     return table[name.lower()]
 
 

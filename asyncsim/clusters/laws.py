@@ -14,8 +14,8 @@ import numpy as np
 
 from asyncsim.clusters.law import Law
 from asyncsim.clusters.law_formulas import Constant, Exponential, Gamma, LogNormal, Pareto, Uniform, Weibull
-from asyncsim.clusters.law_text import read, shown, write
-from asyncsim.errors import InputError, require_nonnegative, require_positive
+from asyncsim.clusters.law_text import read, write
+from asyncsim.errors import InputError, require_nonnegative, require_positive, shown
 
 #: The squares of larger durations may overflow.
 _SAFE_TO_SQUARE = 1e150
@@ -177,7 +177,7 @@ def as_law(argument: str, value: Any) -> Law:
     except InputError as error:
         raise InputError(f"{argument}: {error}") from None
     if not isinstance(law, Law):
-        raise InputError(f"{argument} = {value!r}: must be one law, not a list of {len(law)}")
+        raise InputError(f"{argument} = {shown(str(value))}: must be one law, not a list of {len(law)}")
     return law
 
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asyncsim.clusters.law_text import shown
-from asyncsim.errors import InputError, choices_like, require_choice, require_count
+from asyncsim.errors import InputError, choices_like, require_choice, require_count, shown
 
 #: The parameters of each policy and the least value that each may have.
 _PARAMETERS: dict[str, dict[str, int]] = {

@@ -1,27 +1,50 @@
-"""What the command line of figures does: draws those of a folder of results, and tells which files it wrote."""
+"""The command line of figures: draws those of a paper, or of a folder of results, and says which files it wrote."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, choices_like
 from asyncsim.study import results, shipped
 from asyncsim.study.finished import figures
 
+#: Papers, whose figures are of several studies, by the names of their modules in ``figures/``.
+PAPERS = {
+    "gem": "Gradient Energy Matching (Hermans and Louppe 2018, arXiv 1805.08469)",
+    "agn": "thesis and Accumulated Gradient Normalization (Hermans 2017; Hermans et al. 2017, arXiv 1710.02368)",
+    "momentum": "Asynchrony begets Momentum (Mitliagkas et al. 2016, arXiv 1605.09774)",
+    "lsgd": "Leader Stochastic Gradient Descent (Teng et al. 2019, arXiv 1905.10395)",
+}
+_USAGE = """usage: asyncsim figures PAPER [options]  draw the figures of a paper, of several studies
+       asyncsim figures FOLDER           draw those of one study again, into the folder of its results; one that is
+                                         called as a paper is ./FOLDER
 
-def draw_folder(folder: Path, papers: Collection[str]) -> list[Path]:
-    """Draw the figures of a study again, into the folder of its results.
+papers:"""
 
-    Parameters
-    ----------
-    folder : Path
-    papers : collection of str
-        The modules in ``figures/`` that have figures of several studies; others are of the study of their name.
 
-    Returns
-    -------
-    list of Path
-        The files that were written.
+def main(arguments: Sequence[str]) -> int:
+    """Draw the figures of a paper, or of a folder of results; return the exit code (2 for bad input)."""
+    name, *options = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print("\n".join([_USAGE, *(f"  {paper:<8}  {about}" for paper, about in PAPERS.items())]))
+        return 0
+    if name in PAPERS:
+        return figures(name).main(options)
+    if not Path(name).is_dir():
+        print(
+            f"error: {name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}", file=sys.stderr
+        )
+        return 2
+    if options:
+        print(f"error: {options[0]!r}: the figures of a folder have no options; leave it out", file=sys.stderr)
+        return 2
+    return told(lambda: draw_folder(Path(name)))
+
+
+def draw_folder(folder: Path) -> list[Path]:
+    """Draw the figures of a study again, into the folder of its results; return the files that were written.
+
+    What the folder says chooses among the figures that are shipped, and is never imported itself.
 
     Raises
     ------
@@ -29,15 +52,15 @@ def draw_folder(folder: Path, papers: Collection[str]) -> list[Path]:
         There are no results, or no figures of that study, or a file is missing or cannot be written.
     """
     study = results.config_of(folder).get("study")
-    if study is None:
+    if not isinstance(study, str):
         raise InputError(
             f"folder = {str(folder)!r}: no results of a study (no {results.CONFIG} that names one); give its folder"
         )
-    if study not in papers and (shipped("figures") / f"{study}.py").exists():
+    if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
         return figures(study).draw(folder)
-    written = [path for paper in papers for path in figures(paper).draw_study(study, folder)]
+    written = [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
     if not written:
-        raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study}")
+        raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study!r}")
     return written
 
 

@@ -1,14 +1,8 @@
-"""``python -m asyncsim.study`` lists the studies, or runs the one that is named."""
+"""``python -m asyncsim.study`` lists the studies, or runs the one that is named; the same as ``asyncsim study``."""
 
 import sys
 
+from asyncsim.__main__ import main
+
 if __name__ == "__main__":
-    try:
-        from asyncsim.interruption import ignore_from_now_on
-        from asyncsim.study.command import INTERRUPTED, main
-    except KeyboardInterrupt:  # before there is anything to tell
-        sys.exit(130)
-    code = main()
-    if code == INTERRUPTED:
-        ignore_from_now_on()
-    sys.exit(code)
+    sys.exit(main(["study", *sys.argv[1:]]))

@@ -5,6 +5,7 @@ defaults of all other options.
 """
 
 import ast
+import dataclasses
 import errno
 import itertools
 import os
@@ -13,23 +14,27 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from asyncsim.errors import InputError, require_path
+from asyncsim import __version__
+from asyncsim.errors import InputError, require_path, shown
 from asyncsim.interruption import interruptible
 from asyncsim.notes import note, tell
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, StudyOptions
-from asyncsim.study.loading import hidden, load, studies, told_in_a_line
+from asyncsim.study.loading import hidden, load, sha256, shipped, studies, told_in_a_line
+from asyncsim.study.own_file import files_of
 from asyncsim.study.typed import fields_of, split_numbers, value_of, without
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study of which some runs failed.
 #: Why what is printed to a file cannot be written.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+#: Characters of an error that are printed.
+_LONGEST = 4_000
 _COMMAND = "python -m asyncsim.study"
 _NO_CACHE = "--no-compilation-cache"
 _USAGE = f"""usage: {_COMMAND} NAME [options]
@@ -56,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     arguments = [argument for argument in given if argument != _NO_CACHE]
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
+        if arguments == ["--version"]:
+            print(f"asyncsim {__version__}")
+            code = 0
+        elif not arguments or arguments[0] in ("-h", "--help"):
             print(overview())
             _warn_of(hidden())
             code = 0
@@ -67,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # while there is somebody to tell that it cannot be written
         return code
     except InputError as error:
-        tell(f"error: {' '.join(str(error).splitlines())}")
+        said = " ".join(str(error).splitlines())
+        tell(f"error: {said if len(said) <= _LONGEST else said[:_LONGEST] + '...'}")
         return 2
     except KeyboardInterrupt as interruption:
         tell(": ".join(["interrupted", *map(str, interruption.args)]))
@@ -127,26 +136,96 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
     """
     study = load(name)
     options = split_numbers(options)
-    begun = results.command_of(value_of("resume", options), name)
+    folder = value_of("resume", options)
+    begun = results.command_of(folder, name)
     if begun:
+        _require_recordable(begun, folder, study.Config)
         tell(f"going on with {shlex.join(begun)}")
-    options = [*without(begun, fields_of(options)), *options]
+    anew = fields_of(options)
+    options = [*without(begun, anew), *options]
+    config = _read(name, study, options)
+    _refuse_empty_paths(config, options)
+    if begun:
+        _require_own_as_they_were(config, anew, folder)
+    if isinstance(config, StudyOptions):
+        # A frozen dataclass; no fields, as they are no options.
+        object.__setattr__(config, "command", tuple(without(options, ELSEWHERE)))
+        own = studies()[name]
+        if own.parent != shipped("studies"):
+            found = {os.path.relpath(own): sha256(own.read_bytes())}
+            object.__setattr__(config, "study_file", found)
+            recorded = results.config_of(Path(folder)).get(results.FILES) if begun else None
+            if isinstance(recorded, dict) and any(recorded.get(path, now) != now for path, now in found.items()):
+                note(f"{own} has changed since the study was begun; what is there already stays as it is")
+    return study, config
+
+
+def _read(name: str, study: ModuleType, options: Sequence[str]) -> Any:
+    """Return a study's config as its command line says; raise InputError if no command line can be made of it."""
     import tyro
 
     # One that there is not is refused when the options are read.
     scale = getattr(study, "SCALES", {}).get(value_of("scale", options))
-    config = tyro.cli(
-        study.Config,
-        **({} if scale is None else {"default": scale}),
-        prog=f"{_COMMAND} {name}",
-        description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
-        args=options,
-    )
-    _refuse_empty_paths(config, options)
-    if isinstance(config, StudyOptions):
-        # A frozen dataclass; no field, as it is no option.
-        object.__setattr__(config, "command", tuple(without(options, ELSEWHERE)))
-    return study, config
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            config = tyro.cli(
+                study.Config,
+                **({} if scale is None else {"default": scale}),
+                prog=f"{_COMMAND} {name}",
+                description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
+                args=options,
+            )
+    except InputError:
+        raise
+    except Exception as error:  # of tyro's, for types of fields that it cannot read, and of the Config's own
+        raise InputError(
+            f"study = {name!r}: its Config cannot be made into options: {' '.join(str(error).split())}; let each field "
+            "be a number, a text, a switch, a path or a tuple of these"
+        ) from error
+    for warning in caught:
+        note(f"study {name}: {str(warning.message).partition(' We')[0]}")
+    return config
+
+
+def _require_recordable(begun: Sequence[str], folder: str, config: type) -> None:
+    """Raise InputError unless all that a folder says was typed is what studies record; it may be a stranger's."""
+    fields = {field.name for field in dataclasses.fields(config)} - ELSEWHERE
+    for option in begun:
+        known = not option.startswith("-") or _is_number(option) or (fields_of([option]) or {""}) <= fields
+        if not known or not option.isprintable():
+            raise InputError(
+                f"resume = {folder!r}: its {results.CONFIG} has {shown(option)} among the options, which no study "
+                "records; mistrust that folder, or remove it there"
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(float(text)) or True
+    except ValueError:
+        return False
+
+
+def _require_own_as_they_were(config: Any, anew: Collection[str], folder: str) -> None:
+    """Raise InputError for a file of the user's own that only the folder names, unless it is the one that it was.
+
+    It is imported again only if its hash is that which is recorded and it lies outside the folder; or if it is typed.
+    """
+    recorded = results.config_of(Path(folder)).get(results.FILES)
+    inside = Path(folder).resolve()
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name not in anew}
+    for file, (option, found) in files_of(values).items():
+        if inside in Path(file).resolve().parents:
+            why = "lies inside the results"
+        elif not isinstance(recorded, dict) or recorded.get(file) != found:
+            why = "is not the file that it was"
+        else:
+            continue
+        raise InputError(
+            f"resume = {folder!r}: {file} {why}, so it is not run because {results.CONFIG} names it; give "
+            f"--{option.replace('_', '-')} again if you trust it"
+        )
 
 
 def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:

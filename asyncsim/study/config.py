@@ -6,9 +6,10 @@ The command line is made from it. Building methods and problems imports JAX; mak
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim.clusters.cluster import Cluster
@@ -16,7 +17,7 @@ from asyncsim.clusters.cluster_fields import HeterogeneityWarning
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.clusters.windows import proportional_windows
-from asyncsim.errors import InputError, require_count, require_fraction, require_positive
+from asyncsim.errors import InputError, require_count, require_fraction, require_positive, shown
 from asyncsim.files import plain
 from asyncsim.notes import note
 from asyncsim.study import executor, results
@@ -39,6 +40,9 @@ else:
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 #: Options on which no result depends.
 ELSEWHERE = frozenset(("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"))
+
+#: Their runs are listed before the first begins.
+_MOST_SEEDS = 100_000
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,9 @@ waits.
 
     #: What was typed on the command line, but for options on which no result depends; in Python nothing was.
     command: ClassVar[tuple[str, ...] | None] = None
+
+    #: The file of a study of the user's own, with its hash.
+    study_file: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     #: 0 for studies that have another option for how long they are, which counts where ``steps`` is 0.
     fewest_steps: ClassVar[int] = 1
@@ -196,7 +203,8 @@ waits.
         InputError
             An option that cannot be used, alone or beside the others; it says what to give instead.
         """
-        require_count("seeds", self.seeds)
+        if require_count("seeds", self.seeds) > _MOST_SEEDS:
+            raise InputError(f"seeds = {self.seeds}: must be at most {_MOST_SEEDS:,}; each is a run of every method")
         require_count("diagnose_every", self.diagnose_every, minimum=0)
         if self.evaluate_every is not None:
             require_count("evaluate_every", self.evaluate_every)
@@ -261,14 +269,14 @@ waits.
         """Return what the results depend on, as values that JSON can hold; where they are computed is left out.
 
         Options of methods and problems stand where they count: in ``hyperparameters`` of each method and in
-        ``problem_config``, as these very objects have them; of their functions and data there are fingerprints. What
-        was typed is there for those who resume the study.
+        ``problem_config``, as these very objects have them; of their functions and data there are hashes. What was
+        typed, and of files of the user's own the paths and hashes, is there for those who resume the study.
         """
         import jax
         import optax
 
         from asyncsim.study.factories import factory_options
-        from asyncsim.study.fingerprint import fingerprint
+        from asyncsim.study.own_file import files_of, recognised
         from asyncsim.traces.trace import package_versions
 
         # A study's own option may be called as an argument of some factory, which does not get it.
@@ -277,16 +285,24 @@ waits.
         elsewhere -= {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         typed = self.command if self.command is not None else results.typed_in(self.resume)
+        code = {f"code of {method.name}": recognised(method) for method in methods}
+        code[f"code and data of {problem.name}"] = recognised(problem)
+        unknown = [what for what, known in code.items() if known is None]
+        if unknown and self.resume is not None:
+            raise InputError(
+                f"resume = {str(self.resume)!r}: nobody can tell whether the {unknown[0]} is the same as before: it is "
+                "in no file; write it into one and give FILE.py:FUNCTION, or begin anew with out"
+            )
         return {
             **({} if typed is None else {results.COMMAND: list(typed)}),
+            results.FILES: {**{path: found for path, (_, found) in files_of(own).items()}, **self.study_file},
             **{name: plain(value) for name, value in own.items() if name not in elsewhere},
             "proxy_momentum": self.momentum,
             "methods": [method.name for method in methods],
             "hyperparameters": {method.name: plain(method.hyperparameters) for method in methods},
             "problem": problem.name,
             "problem_config": plain(problem.config),
-            **{f"code of {method.name}": fingerprint(method) for method in methods},
-            f"code and data of {problem.name}": fingerprint(problem),
+            **code,
             "versions": {**package_versions(), "jax": jax.__version__, "optax": optax.__version__},
         }
 
@@ -380,4 +396,4 @@ class StudyConfig(StudyOptions):
         try:
             return parse(value) if isinstance(value, str) else value
         except InputError as error:
-            raise InputError(f"{option} = {value!r}: {error}") from None
+            raise InputError(f"{option} = {shown(value)}: {error}") from None

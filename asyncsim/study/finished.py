@@ -127,7 +127,7 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
         config = json.loads((folder / results.CONFIG).read_text())
         summary = results.read_summary(folder)
         found = config["study"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"folder = {str(folder)!r}: no results of the study {study} ({error}); {remedy}") from error
     if found != study:
         raise InputError(f"folder = {str(folder)!r}: holds the study {found}, not {study}; {remedy}")

@@ -8,6 +8,7 @@ working folder. From Python::
     result = staleness.run(staleness.Config(workers=20))
 """
 
+import hashlib
 import importlib.util
 import sys
 import traceback
@@ -62,21 +63,29 @@ def load(name: str) -> ModuleType:
 
 
 def load_file(name: str, path: Path) -> ModuleType:
-    """Import a Python file under a module name, once."""
+    """Import a Python file under a module name, once, or again if it has changed; no other than what is read here."""
+    source = path.read_bytes()
+    key = str(path), sha256(source)
     module = sys.modules.get(name)
-    if module is not None and getattr(module, "__file__", None) == str(path):
+    if module is not None and getattr(module, "__asyncsim_key__", None) == key:
         return module
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{str(path)!r}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    vars(module)["__asyncsim_key__"] = key
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def sha256(content: bytes) -> str:
+    """Return the hash by which the content of a file is recognised."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def told_in_a_line(error: BaseException, path: str | Path) -> str:

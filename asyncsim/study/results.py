@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SUMMARY = "summary.csv"
 #: What the results depend on; in it, the names of the runs that are missing, and what was typed on the command line.
 CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
+#: In it, too: the paths of the user's own files, and their hashes.
+FILES = "files"
 #: What studies of runs write besides: their traces, the runs, and that table.
 RUNS = ("traces", "runs", SUMMARY)
 #: Status of a run that ended with an error: a row of the summary without a folder.
@@ -107,7 +109,7 @@ def _require_same(folder: Path, record: Mapping[str, Any], more_runs: bool) -> N
     """Raise InputError unless a folder holds results of a study whose record is the same."""
     try:
         found = _of_results(json.loads((folder / CONFIG).read_text()))
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(
             f"resume = {str(folder)!r}: no results of a study ({_why(error)}); give the folder of one"
         ) from error
@@ -134,7 +136,7 @@ def _require_same(folder: Path, record: Mapping[str, Any], more_runs: bool) -> N
 
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return that of a configuration on which the results depend."""
-    return {name: value for name, value in config.items() if name not in (INCOMPLETE, COMMAND)}
+    return {name: value for name, value in config.items() if name not in (INCOMPLETE, COMMAND, FILES)}
 
 
 def _follows_from_options(name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -220,7 +222,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     """Return what a folder's ``config.json`` holds; nothing if it cannot be read, of which `old_folder` says why."""
     try:
         return dict(json.loads((folder / CONFIG).read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 

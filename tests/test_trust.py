@@ -1,0 +1,255 @@
+"""What a folder of results from somebody else can do: be read, and never run anything."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from asyncsim import InputError, methods, problems, study
+from asyncsim.__main__ import main
+from asyncsim.files import write_json
+from asyncsim.study.own_file import recognised
+
+TOY = ("staleness", "--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic")
+MINE = """
+from pathlib import Path
+from asyncsim.methods import Applied, Method, gradient_steps
+
+Path("ran").touch()
+
+def f(learning_rate=0.01):
+    def apply(server, central, message, memory, visit):
+        return Applied(central + message, server, memory)
+
+    return Method("f", {"learning_rate": learning_rate}, gradient_steps(learning_rate), apply=apply)
+"""
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def told(capsys):
+    def run(*arguments: str) -> tuple[int, str]:
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = end.code
+        output = capsys.readouterr()
+        return code, output.err
+
+    return run
+
+
+def strange(**config) -> None:
+    """Write the folder of somebody else, with code in it that must not run."""
+    for file in ("t/evil.py", "t/evil/__init__.py", "studies/evil.py"):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(MINE)
+    write_json(Path("t/config.json"), config)
+    Path("t/summary.csv").write_text("method,seed,status\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["{}/t/evil", "../../../../../{}/t/evil", "./evil", "evil", "__main__", "", ["gem"], {}]
+)
+def test_drawing_imports_only_what_is_shipped(told, name):
+    study_name = name.format(Path.cwd()) if isinstance(name, str) else name
+    strange(study=study_name)
+    code, err = told("figures", "t")
+    assert (code, err.count("\n")) == (2, 1) and err.startswith("error: folder = 't': ")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["--methods", "t/evil.py:f"], "t/evil.py lies inside the results"),
+        (["--methods", "gem,t/../t/evil.py:f"], "lies inside the results"),
+        (["--problem=t/evil.py:f"], "give --problem again if you trust it"),
+        (["--methods", "studies/evil.py:f"], "studies/evil.py is not the file that it was"),
+        (["--executor", "ray", "--address", "evil:1"], "'--executor' among the options, which no study records"),
+        (["--address=evil:1"], "no study records"),
+        (["--cpus_per_run=9"], "no study records"),
+        (["--out", "t/more"], "no study records"),
+        (["--tyro-write-completion", "bash", "t/x"], "no study records"),
+        (["--", "--out=t/more"], "'--' among the options"),
+        (["--steps=2\x1b[2J"], "no study records"),
+    ],
+)
+def test_going_on_runs_nothing_that_only_the_folder_names(told, command, said):
+    strange(study="staleness", command=[*TOY[1:], *command])
+    code, err = told("study", "staleness", "--resume", "t")
+    assert code == 2 and said in err.splitlines()[-1], err
+    assert not Path("ran").exists() and not Path("t/x").exists()
+
+
+def test_an_own_file_runs_again_as_it_was_or_where_it_is_typed(told):
+    Path("mine.py").write_text(MINE)
+    assert told("study", *TOY, "--methods=mine.py:f", "--out=t")[0] == 0
+    config = json.loads(Path("t/config.json").read_text())
+    assert list(config["files"]) == ["mine.py"]
+    assert told("study", "staleness", "--resume=t")[0] == 0
+    Path("mine.py").write_text(MINE.replace("0.01", "0.02"))
+    code, err = told("study", "staleness", "--resume=t")
+    assert code == 2 and "mine.py is not the file that it was" in err
+    code, err = told("study", "staleness", "--resume=t", "--methods=mine.py:f")
+    assert code == 2 and "another configuration" in err
+    # With another comment only it is not the same either.
+    Path("mine.py").write_text(MINE + "# more\n")
+    code, err = told("study", "staleness", "--resume=t", "--methods=mine.py:f")
+    assert code == 2 and "(code of f has changed)" in err
+
+
+def test_what_is_in_no_file_cannot_be_gone_on_with(tmp_path):
+    scope: dict = {}
+    exec(compile(MINE, "<cell>", "exec"), scope)
+    staleness = study.load("staleness")
+    options = {"workers": 2, "steps": 2, "seeds": 1, "problem": "quadratic", "methods": (scope["f"](),)}
+    staleness.run(staleness.Config(**options, out=Path("t")))
+    with pytest.raises(InputError, match=r"resume = 't': nobody can tell whether the code of f is the same as before"):
+        staleness.run(staleness.Config(**options, resume=Path("t")))
+
+
+def test_an_own_study_that_has_changed_is_said(told):
+    strange()
+    text = (
+        "from asyncsim.study.config import StudyConfig as Config\nfrom asyncsim.study.sweep import run_cells, sweep\n"
+    )
+    text += "def run(config):\n    return run_cells('own', config, sweep(config, [{}]), lambda folder, summary: None)\n"
+    Path("studies/own.py").write_text(text)
+    assert told("study", "own", *TOY[1:], "--methods=downpour", "--out=o")[0] == 0
+    assert json.loads(Path("o/config.json").read_text())["files"].keys() == {"studies/own.py"}
+    Path("studies/own.py").write_text(text + "# more\n")
+    code, err = told("study", "own", "--resume=o")
+    assert code == 0 and "own.py has changed since the study was begun" in err
+
+
+# Recognition
+
+
+def closed(scale, data=None):
+    return lambda x: scale * x if data is None else data
+
+
+class Layer:
+    def __init__(self, width):
+        self.width = width
+
+    def loss(self, x):
+        return x * self.width
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (closed(3), closed(3), True),
+        (closed(3), closed(4), False),
+        (closed(3, np.arange(3)), closed(3, np.arange(3) + 1), False),
+        (np.zeros((2, 3)), np.zeros((3, 2)), False),
+        (np.zeros(3, np.float32), np.zeros(3), False),
+        (jax.random.key(0), jax.random.key(1), False),
+        ([[1], 2], [[1, 2]], False),
+        (1, "1", False),
+        ({"a", "b", "c"}, {"c", "b", "a"}, True),
+        (Layer(1).loss, Layer(2).loss, False),
+        (functools.partial(closed, 1), functools.partial(closed, 2), False),
+        (jax.jit(closed(1)), jax.jit(closed(2)), False),
+        (methods.gem(), methods.gem(), True),
+        (methods.gem(kappa=1.0), methods.gem(kappa=2.0), False),
+        (methods.downpour(learning_rate=0.1), methods.downpour(learning_rate=0.2), False),
+        (problems.digits(), problems.digits(), True),
+        (problems.digits(batch_size=8), problems.digits(batch_size=16), False),
+    ],
+)
+def test_what_is_recognised(one, other, same):
+    assert recognised(one) is not None and (recognised(one) == recognised(other)) is same
+
+
+def test_what_an_own_file_imports_from_its_folder_counts(monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    Path("mine_a.py").write_text("import mine_b\nfrom mine_c import c\ndef f():\n    return mine_b.b() + c()\n")
+    files = {name: f"def {name[-1]}():\n    return 1\n" for name in ("mine_b", "mine_c")}
+    found = set()
+    for changed in ("", "mine_b", "mine_c"):
+        for name, text in files.items():
+            Path(f"{name}.py").write_text(text + ("# more" if name == changed else ""))
+        found.add(recognised(study.load_file("mine_a", Path("mine_a.py").absolute()).f))
+    assert len(found) == 3
+    recursive = jnp.where(True, 1, 2)
+    assert recognised({"a": recursive, "b": recursive}) is not None
+
+
+@pytest.mark.full
+def test_all_that_is_shipped_is_told_apart_in_every_process():
+    code = (
+        "from asyncsim import methods, problems; from asyncsim.study.own_file import recognised; "
+        "print(*(recognised(make()) for make in methods.METHODS.values()), recognised(problems.digits()))"
+    )
+    own = [recognised(make()) for make in methods.METHODS.values()] + [recognised(problems.digits())]
+    assert len(set(own)) == len(own) and None not in own
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == own
+
+
+# The terminal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["staleness", "--workers", "3"], "'staleness': did you mean 'study staleness'? unknown; choose"),
+        (["figurs", "x"], "did you mean 'figures'?"),
+        (["--version", "x"], "takes nothing after it, as 'x'"),
+        (["study", "--version", "x"], "study = '--version': unknown"),
+        (["study", *TOY, "--window", "1000000000"], "window = 1000000000: must be at most 100,000; give fewer"),
+        (["study", *TOY, "--seeds", "1000000000"], "seeds = 1000000000: must be at most 100,000"),
+        (["study", *TOY, "--problem", "characters", "--text", "/dev/zero"], "text = '/dev/zero': not a file"),
+        (["study", *TOY, "--out", "a\udcff"], "out = 'a\\udcff': its name is not UTF-8; give another"),
+        (["study", *TOY, "--out", "x" * 3_000], "xxx...': has 3000 bytes, at most 2000; give less"),
+        (["study", *TOY, "--out", "x" * 300], "': cannot be written: File name too long"),
+        (["study", *TOY, "--compute", f"gama({'x' * 9_000})"], "did you mean 'gamma'?"),
+        (["study", *TOY, "--compute", "+".join("1" * 30_000)], "not a law; write"),
+        (["study", *TOY, "--compute", f"gamma({','.join('1' * 9_000)})"], "9000 parameters given; write gamma(mean="),
+        (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "only a list can be repeated"),
+        (["study", *TOY, "--policy", "x" * 9_000], "unknown; choose from asynchronous()"),
+        (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),
+        (["study", "staleness", "--resume", "deep"], "no results of a study (maximum recursion depth exceeded"),
+        (["figures", "deep"], "no results of a study"),
+    ],
+)
+def test_each_mistake_is_one_line(told, arguments, message):
+    Path("deep").mkdir()
+    Path("deep/config.json").write_text("[" * 100_000 + "]" * 100_000)
+    code, err = told(*arguments)
+    assert (code, err.count("\n")) == (2, 1), err[:300]
+    assert err.startswith("error: ") and message in err and len(err) < 1_500
+    assert [path.name for path in Path().iterdir()] == ["deep"]
+
+
+def test_commands_and_the_version(told, capsys):
+    assert main(["study", "--version"]) == main(["--version"]) == 0
+    assert len(set(capsys.readouterr().out.splitlines())) == 1
+    assert main([]) == 0 and {"staleness", "figures"} <= set(re.findall(r"\w+", capsys.readouterr().out))
+    assert main(["figures"]) == 0 and "gem" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["'Unknown'", "list[float]", "type[int]", "list[list[float]]"])
+def test_a_field_that_cannot_be_an_option(told, kind):
+    Path("studies").mkdir()
+    text = f"import dataclasses\n@dataclasses.dataclass\nclass Config:\n    a: {kind} = (1.0,)\n"
+    Path("studies/own.py").write_text(text + "def run(config):\n    assert config.a is not None\n")
+    code, err = told("study", "own")
+    assert code in (0, 2) and "Traceback" not in err and err.count("\n") == 1, err
+    assert "study own: The field `a`" in err or "Config cannot be made into options" in err
