@@ -24,8 +24,9 @@ from asyncsim.files import alone_in, write_csv, write_json
 from asyncsim.notes import note, tell
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
-from asyncsim.study.config import MethodLike
+from asyncsim.study.config import ELSEWHERE, MethodLike
 from asyncsim.study.finished import figures, say_written
+from asyncsim.study.own_file import require_as_they_were
 from asyncsim.study.sweep import Result
 
 if TYPE_CHECKING:
@@ -149,9 +150,13 @@ def _begun(config: Config, folder: Path) -> Config:
         raise InputError(f"resume = {str(folder)!r}: no study that was begun ({error}); give its folder") from None
     fields = [field.name for field in dataclasses.fields(Config) if field.name != "resume"]
     values: dict[str, Any] = {name: value for name, value in options.items() if name in fields}
+    never = [name for name in ELSEWHERE if values.get(name, getattr(Config(), name)) != getattr(Config(), name)]
+    if never:
+        raise InputError(f"resume = {str(folder)!r}: its {results.CONFIG} has {never[0]}, which no study records")
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     values |= {name: Path(values[name]) for name in ("data_dir", "text") if values.get(name) is not None}
     begun = Config(**values)
+    require_as_they_were({name: values[name] for name in values if getattr(config, name) != values[name]}, folder)
     given = {name: getattr(config, name) for name in fields if getattr(config, name) != getattr(Config(), name)}
     for name, value in given.items():
         if name not in _ANEW and value != getattr(begun, name):

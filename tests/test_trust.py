@@ -94,6 +94,16 @@ def test_going_on_runs_nothing_that_only_the_folder_names(told, command, said):
     assert not Path("ran").exists() and not Path("t/x").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("methods", ["t/evil.py:f"]), ("problem", "t/evil.py:f"), ("address", "x")]
+)
+def test_recordings_that_go_on_run_nothing_either(told, name, value):
+    strange(study="validate", options={name: value})
+    code, err = told("study", "validate", "--resume", "t")
+    assert code == 2 and ("lies inside the results" in err or "has address, which no study records" in err)
+    assert not Path("ran").exists()
+
+
 def test_an_own_file_runs_again_as_it_was_or_where_it_is_typed(told):
     Path("mine.py").write_text(MINE)
     assert told("study", *TOY, "--methods=mine.py:f", "--out=t")[0] == 0

@@ -121,7 +121,7 @@ def characters(
 def _read(path: Path) -> str:
     """Return the text of a file."""
     try:
-        if path.exists() and not path.is_file():  # a device may have no end
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a device may have no end
             raise InputError(f"text = {str(path)!r}: not a file; give a text file")
         # As bytes, so that the line ends are the same on every system.
         content = path.read_bytes().decode()

@@ -10,7 +10,7 @@ from tyro.conf import Suppress as Hidden
 
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.real.processes import Processes
-from asyncsim.study.config import LawLike, StudyConfig
+from asyncsim.study.config import ELSEWHERE, LawLike, StudyConfig
 
 #: Options of clusters that say nothing of real processes, which take the time that they take.
 _OF_CLUSTERS = (
@@ -115,7 +115,7 @@ class RealConfig(StudyConfig):
         }
 
     def plain(self) -> dict[str, Any]:
-        """Return the options as they were given, but for folders to write to; what is no text or number, as text."""
+        """Return the options on which results depend as they were given; what is no text or number, as text."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values = {name: value for name, value in values.items() if name not in ("out", "resume")}
+        values = {name: value for name, value in values.items() if name not in ELSEWHERE}
         return json.loads(json.dumps(values, default=str))

@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,7 @@ from asyncsim.notes import note, tell
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, StudyOptions
 from asyncsim.study.loading import hidden, load, sha256, shipped, studies, told_in_a_line
-from asyncsim.study.own_file import files_of
+from asyncsim.study.own_file import require_as_they_were
 from asyncsim.study.typed import fields_of, split_numbers, value_of, without
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
@@ -146,7 +146,8 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
     config = _read(name, study, options)
     _refuse_empty_paths(config, options)
     if begun:
-        _require_own_as_they_were(config, anew, folder)
+        of_folder = {field.name for field in dataclasses.fields(config)} - anew
+        require_as_they_were({name: getattr(config, name) for name in of_folder}, Path(folder))
     if isinstance(config, StudyOptions):
         # A frozen dataclass; no fields, as they are no options.
         object.__setattr__(config, "command", tuple(without(options, ELSEWHERE)))
@@ -205,27 +206,6 @@ def _is_number(text: str) -> bool:
         return bool(float(text)) or True
     except ValueError:
         return False
-
-
-def _require_own_as_they_were(config: Any, anew: Collection[str], folder: str) -> None:
-    """Raise InputError for a file of the user's own that only the folder names, unless it is the one that it was.
-
-    It is imported again only if its hash is that which is recorded and it lies outside the folder; or if it is typed.
-    """
-    recorded = results.config_of(Path(folder)).get(results.FILES)
-    inside = Path(folder).resolve()
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name not in anew}
-    for file, (option, found) in files_of(values).items():
-        if inside in Path(file).resolve().parents:
-            why = "lies inside the results"
-        elif not isinstance(recorded, dict) or recorded.get(file) != found:
-            why = "is not the file that it was"
-        else:
-            continue
-        raise InputError(
-            f"resume = {folder!r}: {file} {why}, so it is not run because {results.CONFIG} names it; give "
-            f"--{option.replace('_', '-')} again if you trust it"
-        )
 
 
 def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from asyncsim.errors import InputError
 from asyncsim.notes import note
+from asyncsim.study import results
 from asyncsim.study.loading import load_file, sha256, told_in_a_line
 from asyncsim.wording import split_names
 
@@ -66,6 +67,25 @@ def files_of(options: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
             if file and Path(file).is_file():
                 found[file] = option, sha256(Path(file).read_bytes())
     return found
+
+
+def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
+    """Raise InputError for a file in values of options that only a folder of results names, if it may be a stranger's.
+
+    It is imported again only if its hash is that which is recorded and it lies outside the folder; or if it is typed.
+    """
+    recorded = results.config_of(folder).get(results.FILES)
+    for file, (option, found) in files_of(values).items():
+        if folder.resolve() in Path(file).resolve().parents:
+            why = "lies inside the results"
+        elif not isinstance(recorded, dict) or recorded.get(file) != found:
+            why = "is not the file that it was"
+        else:
+            continue
+        raise InputError(
+            f"resume = {str(folder)!r}: {file} {why}, so it is not run because {results.CONFIG} names it; give "
+            f"--{option.replace('_', '-')} again if you trust it"
+        )
 
 
 def _halves(entry: str) -> tuple[str, str]:
