@@ -588,4 +588,4 @@ def test_figures_of_a_study_are_drawn_again_from_its_folder_alone(tmp_path, monk
     assert {path.name: path.read_bytes() for path in Path("mine").glob("*.p*")} == drawn
     Path("mine/config.json").write_text(json.dumps({"study": "mine"}))
     assert command.main(["mine"]) == 2
-    assert capsys.readouterr().err == "error: folder = 'mine': there are no figures of the study mine\n"
+    assert capsys.readouterr().err == "error: folder = 'mine': there are no figures of the study 'mine'\n"
