@@ -1040,5 +1040,5 @@ def test_wheel_carries_studies_and_figures(tmp_path):
     assert "  staleness " in listed.stdout and "  throughput " in listed.stdout
     ended = python("-m", "asyncsim.study", "staleness", *TOY, cwd=empty, environment=environment)
     assert ended.returncode == 0, ended.stderr
-    drawn = python("-m", "asyncsim.figures", "results/staleness", cwd=empty, environment=environment)
+    drawn = python("-m", "asyncsim", "figures", "results/staleness", cwd=empty, environment=environment)
     assert drawn.returncode == 0, drawn.stderr
