@@ -9,7 +9,18 @@ import numpy as np
 import optax
 import pytest
 
-from asyncsim import Cluster, Exponential, Gamma, Uniform, asynchronous, methods, prescribed, problems, simulate
+from asyncsim import (
+    Cluster,
+    Exponential,
+    Gamma,
+    Uniform,
+    asynchronous,
+    methods,
+    prescribed,
+    problems,
+    proportional_windows,
+    simulate,
+)
 from asyncsim.methods import Applied, Method, gradient_steps
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.replays.replay import Replay
@@ -44,6 +55,21 @@ def make_trace(protocol="exchange", window=1, workers=7, commits=COMMITS, seed=0
         **PROTOCOLS[protocol],
     )
     return simulate(cluster, commits, seed)
+
+
+@functools.cache
+def make_dynamic(workers=4, window=5, commits=300):
+    """Windows in proportion to the workers' speeds, which are of the authors' toy."""
+    laws = [Gamma((0.58, 0.75, 1.51, 3.33)[i % 4], 0.3) for i in range(workers)]
+    windows = proportional_windows(laws, window)
+    return simulate(Cluster(workers, laws if workers > 1 else laws[0], Exponential(0.05), window=windows), commits)
+
+
+@functools.cache
+def make_torn(blocks, policy=asynchronous(), workers=7, commits=400):  # noqa: B008
+    """Reads without locks, block by block, which take a third of the time of a gradient."""
+    options = {"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": blocks}
+    return simulate(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5), policy=policy, **options), commits)
 
 
 def tiny_mnist():

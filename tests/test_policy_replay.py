@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from cases import EVERY, FORCED, OWN, damped_buffer, make_method, make_problem, make_trace, stopping
-from event_loop import forced_deviation
+from cases import damped_buffer, make_method, make_problem, make_trace
+from test_oracle import POLICIES
 from usual_policies import PolicyModel
 
 from asyncsim import (
@@ -17,7 +17,6 @@ from asyncsim import (
     InputError,
     asynchronous,
     barrier,
-    bounded_staleness,
     buffered,
     cancel_stale,
     discard_stale,
@@ -38,83 +37,12 @@ from asyncsim.study.cell import meet
 from asyncsim.study.config import StudyConfig
 
 COMMITS = 400
-POLICIES = [
-    bounded_staleness(0),
-    bounded_staleness(2),
-    buffered(3),
-    buffered(10),
-    first_of(3),
-    barrier(),
-    barrier(4),
-    discard_stale(2),
-    discard_stale(1, 4),
-    cancel_stale(2),
-    cancel_stale(3, 2),
-    rounds(),
-]
 
 
 @pytest.fixture(autouse=True)
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def combinations():
-    """Every policy with every protocol that it can have; some by default."""
-    default = {
-        (cancel_stale(2), "write_then_read"),
-    }
-    for policy in POLICIES:
-        protocols = ["exchange", "write_then_read"]
-        if not policy.chooses_when_to_reply:
-            protocols += ["read_then_write", "read_then_write, two visits"]
-        for protocol in protocols:
-            marks = [] if (policy, protocol) in default else pytest.mark.full
-            yield pytest.param(policy, protocol, marks=marks, id=f"{policy}-{protocol}")
-
-
-@pytest.mark.parametrize(("policy", "protocol"), list(combinations()))
-def test_replay_is_the_loop(policy, protocol):
-    trace = make_trace(protocol, commits=COMMITS, policy=policy)
-    found = forced_deviation(stopping(trace.taken_up, damped_buffer(), make_problem("quadratic")), EVERY)
-    assert max(found.values()) < FORCED, found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("policy", "protocol", "method", "problem"),
-    [
-        # A method that knows nothing of buffers and changes the central variable at every message.
-        (buffered(4), "exchange", "downpour", "digits"),
-        (buffered(4), "read_then_write, two visits", "gem", "quadratic"),
-        (discard_stale(2), "write_then_read", "gem", "digits"),
-        (barrier(4), "exchange", "gem", "quadratic"),
-    ],
-)
-def test_other_methods_are_the_loop(policy, protocol, method, problem):
-    trace = make_trace(protocol, commits=COMMITS, policy=policy)
-    found = forced_deviation(stopping(trace, make_method(method), make_problem(problem)), EVERY)
-    assert max(found.values()) < FORCED, found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("policy", [buffered(6), bounded_staleness(2), discard_stale(2)], ids=str)
-def test_torn_reads_are_the_loops(policy):
-    method = methods.hogwild(learning_rate=0.01)
-    cluster = Cluster(5, Gamma(1.0, cv=0.5), Exponential(0.05), Exponential(0.1), policy=policy)
-    trace = simulate(meet(cluster, method.timing), COMMITS)
-    found = forced_deviation(stopping(trace, method, make_problem("quadratic")), EVERY)
-    assert max(found.values()) < FORCED, found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", ["local adam", "message with the central variable, and resume"])
-def test_workers_that_keep_a_state_are_the_loop(case, lenient):
-    make, _, window = OWN[case]
-    trace = make_trace("exchange", window, commits=COMMITS, policy=cancel_stale(3))
-    found = forced_deviation(stopping(trace, make(), make_problem("quadratic")), EVERY)
-    assert max(found.values()) < FORCED, found
 
 
 DEFAULT = {barrier(4)}

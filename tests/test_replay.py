@@ -1,4 +1,4 @@
-"""The replay against the loop over events of `event_loop`: the same numbers, whatever the trace, method and problem."""
+"""The replay: repeating, what is recorded, divergence and bad input; `test_oracle` has its numbers."""
 
 import warnings
 
@@ -8,26 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from cases import (
-    COMMITS,
-    EVERY,
     FORCED,
-    GENTLE,
-    HEAVY,
-    METHODS,
-    NEEDS,
     OWN,
-    PROBLEMS,
-    PROTOCOLS,
     make_method,
     make_problem,
     make_trace,
     mean_of_four,
     nested_problem,
-    own_cases,
     stateful_problem,
-    stopping,
 )
-from event_loop import RECORDED, EventLoop, deviation, forced_deviation
+from event_loop import RECORDED, EventLoop, deviation
 
 import asyncsim.replays.plan
 from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, replay_ensemble, simulate
@@ -37,68 +27,11 @@ from asyncsim.replays import replay as replay_module
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.threads import one_core_each
 
-UNFORCED = 1e-10  # relative, after COMMITS commits of a method that does not amplify round-off
-
 
 @pytest.fixture(autouse=True)
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def unforced_deviation(trace, method, problem):
-    """The largest relative deviation of a whole replay from the loop."""
-    replayed = Replay(trace, method, problem, precision="float64", diagnose_every=0)
-    replayed.advance(len(trace))
-    loop = EventLoop(trace, method, problem)
-    expected, found = loop.run(0, len(trace)), replayed.result().commits
-    central = np.asarray(replayed.state.central)[: loop.central.size]
-    return max(deviation(central, loop.central), *(deviation(found[name], expected[name]) for name in RECORDED))
-
-
-# Every trace, method and problem
-
-UNFORCED_DEFAULT = {("read_then_write, two visits", 1)}
-
-
-@pytest.mark.parametrize(
-    ("protocol", "window"),
-    [
-        pytest.param(protocol, window, marks=[] if (protocol, window) in UNFORCED_DEFAULT else pytest.mark.full)
-        for protocol in PROTOCOLS
-        for window in (1, 3)
-    ],
-)
-def test_downpour_is_the_loop_without_forcing(protocol, window):
-    assert (
-        unforced_deviation(make_trace(protocol, window), make_method("downpour"), make_problem("quadratic")) < UNFORCED
-    )
-
-
-def combinations():
-    """All of them; those that the default run has are not marked."""
-    default = {
-        ("quadratic", "gem, paper", "read_then_write"),
-        ("quadratic", "dana_zero", "exchange"),
-        ("digits", "gem", "read_then_write, two visits"),
-    }
-    for problem in PROBLEMS:
-        for method in METHODS:
-            for protocol in PROTOCOLS:
-                case = (problem, method, protocol)
-                if problem in HEAVY and case[1:] not in GENTLE:
-                    continue
-                if protocol.startswith(NEEDS.get(method, "")):
-                    yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
-
-
-@pytest.mark.parametrize(("problem", "method", "protocol"), list(combinations()))
-def test_replay_is_the_loop_teacher_forced(problem, method, protocol):
-    commits = 2 * EVERY if problem in HEAVY else COMMITS
-    trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=commits)
-    rule = GENTLE[method, protocol]() if problem in HEAVY else make_method(method)
-    found = forced_deviation(stopping(trace, rule, make_problem(problem)), EVERY)
-    assert max(found.values()) < FORCED, found
 
 
 # Sizes that only affect speed
@@ -181,16 +114,6 @@ def test_compiled_once_for_all_seeds():
 # Methods that use the rest of the interface, as a user writes them
 
 
-@pytest.mark.parametrize("case", own_cases("message with the central variable, and resume"))
-def test_own_methods_are_the_loop(case, lenient):
-    make, protocol, window = OWN[case]
-    commits = 600
-    found = forced_deviation(
-        stopping(make_trace(protocol, window, commits=commits), make(), make_problem("quadratic")), EVERY
-    )
-    assert max(found.values()) < FORCED, found
-
-
 @pytest.mark.full
 def test_own_methods_run_in_single_precision(lenient):
     for make in (mean_of_four, OWN["local adam"][0]):
@@ -198,33 +121,7 @@ def test_own_methods_run_in_single_precision(lenient):
         assert run.status == "finished" and run.params.dtype == np.float32
 
 
-def buffered(trace, every=4):
-    """The same trace under a server that makes a new version only of every so many commits."""
-    frame = trace.frame.copy()
-    for name in ("read_version", "form_version", "version"):
-        frame[name] //= every
-    frame["staleness"] = frame["version"].shift(fill_value=0) - frame["read_version"]
-    return Trace(frame, trace.source)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("protocol", ["exchange", "read_then_write, two visits"])
-def test_server_buffers_are_the_loop(protocol):
-    trace = buffered(make_trace(protocol, commits=600))
-    found = forced_deviation(stopping(trace, mean_of_four(), make_problem("quadratic")), EVERY)
-    assert max(found.values()) < FORCED, found
-
-
 # Own problems
-
-
-@pytest.mark.parametrize(
-    ("make", "window"), [pytest.param(nested_problem, 1, marks=pytest.mark.full), (stateful_problem, 3)]
-)
-def test_own_problems_are_the_loop(make, window):
-    trace, method = make_trace(window=window, commits=400), make_method("gem")
-    found = forced_deviation(stopping(trace, method, make()), EVERY)
-    assert max(found.values()) < FORCED, found
 
 
 @pytest.mark.full

@@ -7,10 +7,8 @@ import itertools
 import formulas
 import jax
 import numpy as np
-import optax
 import pytest
-from cases import EVERY, FORCED, make_method, make_problem, stopping
-from event_loop import forced_deviation
+from cases import make_dynamic, make_problem
 from test_catalogue import path_deviation
 from usual import follow, usual_model
 
@@ -25,13 +23,6 @@ SECONDS = (0.58, 0.75, 1.51, 3.33)  # per step, of the workers of the authors' t
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-@functools.cache
-def dynamic(workers=4, window=20, commits=500):
-    laws = [Gamma(SECONDS[i % 4], 0.3) for i in range(workers)]
-    windows = proportional_windows(laws, window)
-    return simulate(Cluster(workers, laws if workers > 1 else laws[0], Exponential(0.05), window=windows), commits)
 
 
 def test_windows_in_proportion_to_the_speed():
@@ -69,7 +60,7 @@ def test_a_computation_lasts_as_long_as_its_own_steps():
 
 
 def test_they_are_as_often_at_the_server():
-    shares = dynamic(commits=2000).per_worker()["share"]
+    shares = make_dynamic(window=20, commits=2000).per_worker()["share"]
     # 500 commits each; floors of 20 s / 3.33 s and so on leave them apart by up to a seventh.
     assert shares.max() / shares.min() < 1.25
     unequal = simulate(Cluster(4, [Gamma(time, 0.3) for time in SECONDS], window=20), 2000).per_worker()["share"]
@@ -110,22 +101,7 @@ def rules():
 @pytest.mark.parametrize(("name", "workers"), list(rules()))
 def test_methods_are_their_papers_formulas_with_windows_of_their_own(name, workers):
     make, rule = RULES[name]
-    assert path_deviation(make(learning_rate=formulas.RATE), rule, dynamic(workers, 6)) < 1e-10
-
-
-@pytest.mark.parametrize(
-    ("method", "problem"),
-    [
-        pytest.param(lambda: methods.downpour(optimizer=optax.adam(1e-2)), "digits", marks=pytest.mark.full),
-        pytest.param(lambda: make_method("gem"), "quadratic"),
-        pytest.param(
-            lambda: make_method("ringleader")._replace(timing=methods.Timing()), "digits", marks=pytest.mark.full
-        ),
-    ],
-)
-def test_replay_is_the_loop_teacher_forced(method, problem, lenient):
-    found = forced_deviation(stopping(dynamic(4, 5, 300), method(), make_problem(problem)), EVERY)
-    assert max(found.values()) < FORCED, found
+    assert path_deviation(make(learning_rate=formulas.RATE), rule, make_dynamic(workers, 6, 500)) < 1e-10
 
 
 def test_each_worker_goes_through_its_own_examples_without_a_gap():
