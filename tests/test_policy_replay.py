@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from cases import damped_buffer, make_method, make_problem, make_trace
 from test_oracle import POLICIES
-from usual_policies import PolicyModel
 
 from asyncsim import (
     Cluster,
@@ -30,6 +29,7 @@ from asyncsim import (
     simulate,
     study,
 )
+from asyncsim.benchmark.usual_model import UsualModel
 from asyncsim.methods import Timing
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.waves import find_waves
@@ -56,7 +56,7 @@ def test_replay_is_the_policy_itself(policy):
     cluster = Cluster(7, Gamma(1.0, cv=0.5), Exponential(0.05), Exponential(0.1), policy=policy)
     curvature, rate = np.linspace(0.1, 1, 16), 0.05
     versions, total, count = [np.ones(16)], np.zeros(16), 0
-    for *_, read_version, _, version, outcome in PolicyModel(cluster, COMMITS).rows:
+    for *_, read_version, _, version, outcome, _ in UsualModel(cluster, COMMITS).rows:
         if outcome in ("discarded", "cancelled"):
             continue
         staleness = len(versions) - 1 - read_version

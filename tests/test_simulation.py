@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from usual import follow, usual_model
 
+from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
 from asyncsim.clusters.policy import barrier, discard_stale
@@ -227,14 +227,15 @@ def test_the_usual_model_has_the_same_order_of_simultaneous_events(cluster, seed
 
 def assert_usual(cluster, commits, seed):
     trace = simulate(cluster, commits, seed)
-    usual, open_reads = follow(usual_model(cluster, commits, seed), commits, cluster.workers)
-    for name in ("worker", *TIMES, "read_version", "read_time", "staleness"):
-        np.testing.assert_array_equal(trace.frame[name], usual[name], err_msg=name)
+    usual = UsualModel(cluster, commits, seed)
+    columns = dict(zip(COLUMNS, zip(*usual.rows, strict=True), strict=True))
+    for name in ("worker", *TIMES, "read_version", "read_time", "version", "outcome"):
+        np.testing.assert_array_equal(trace.frame[name], columns[name], err_msg=name)
     held = trace.open_reads[["worker", "read_version", "read_time"]].itertuples(index=False)
-    assert sorted(map(tuple, held)) == sorted(open_reads)
+    assert sorted(map(tuple, held)) == [(i, *read) for i, reads in enumerate(usual.reads) for read in sorted(reads)]
     # The general staleness identity; the right-hand side is counted one increment at a time.
     ages = commits - trace.open_reads["read_version"]
-    assert trace.frame["staleness"].sum() + ages.sum() == usual["others"].sum()
+    assert trace.frame["staleness"].sum() + ages.sum() == sum(columns["others"])
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
