@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import asyncsim.study as study
     import asyncsim.theory as theory
     from asyncsim.calibration import CalibrationWarning, calibrate
-    from asyncsim.clusters.cluster import Cluster
-    from asyncsim.clusters.cluster_fields import HeterogeneityWarning
+    from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, proportional_windows
     from asyncsim.clusters.laws import (
         Constant,
         Empirical,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
         first_of,
         rounds,
     )
-    from asyncsim.clusters.windows import proportional_windows
     from asyncsim.errors import InputError
     from asyncsim.replays.ensemble import replay_ensemble
     from asyncsim.replays.replay import replay
@@ -102,7 +100,7 @@ _MODULES = ("calibration", "methods", "plots", "prediction", "problems", "real",
 _HOME = {
     "CalibrationWarning": "calibration",
     "Cluster": "clusters.cluster",
-    "HeterogeneityWarning": "clusters.cluster_fields",
+    "HeterogeneityWarning": "clusters.cluster",
     "InputError": "errors",
     "Policy": "clusters.policy",
     "Run": "replays.run",
@@ -116,7 +114,7 @@ _HOME = {
     "discard_stale": "clusters.policy",
     "first_of": "clusters.policy",
     "prescribed": "traces.prescription",
-    "proportional_windows": "clusters.windows",
+    "proportional_windows": "clusters.cluster",
     "recorded": "traces.visits",
     "replay": "replays.replay",
     "replay_ensemble": "replays.ensemble",

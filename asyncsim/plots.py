@@ -5,7 +5,7 @@ The functions draw on axes that are given to them, in a notebook or in ``figures
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,16 +15,12 @@ from matplotlib.ticker import MaxNLocator
 from asyncsim.drawing.layout import legend_inside, say_inside
 from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
 from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.table_text import number_text
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
-from asyncsim.theory.cluster_means import alike
-from asyncsim.traces.phases import phases
-from asyncsim.traces.trace import TAKEN_UP
-from asyncsim.traces.trace_summary import warm_up_of
-from asyncsim.wording import counted
-
-if TYPE_CHECKING:
-    from asyncsim.traces.trace import Trace
+from asyncsim.theory.queueing import alike
+from asyncsim.traces.columns import TAKEN_UP
+from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace_summary import phases, warm_up_of
+from asyncsim.wording import counted, number_text
 
 #: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
 _BARS = 50
@@ -44,7 +40,7 @@ _FLATTENING = 2.5
 _TAIL = 0.003
 
 
-def staleness_histogram(axes: Axes, traces: "Trace | Sequence[Trace]", warm_up: int | None = None) -> None:
+def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: int | None = None) -> None:
     """Draw how often each staleness occurs, with the closed form over it where its assumptions hold.
 
     Elsewhere the conserved mean, with the standard deviation without a queue if that is known, or the bounds of the
@@ -93,7 +89,7 @@ def beyond(values: np.ndarray, end: float) -> str:
     return f"; {cut_off:,} of {counted(len(values), 'commit')} beyond \u2192" if cut_off else ""
 
 
-def timeline(axes: Axes, trace: "Trace", workers: int | Iterable[int] = 20, visits: float = 3) -> None:
+def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits: float = 3) -> None:
     """Draw what workers do until there have been so many visits per worker: computing, sending, waiting, served.
 
     ``workers`` are those that are drawn, or how many: the first ones, or some from the first to the last if they are
@@ -147,7 +143,7 @@ def timeline(axes: Axes, trace: "Trace", workers: int | Iterable[int] = 20, visi
     )
 
 
-def queue_length(axes: Axes, trace: "Trace") -> None:
+def queue_length(axes: Axes, trace: Trace) -> None:
     """Draw the visits at the server, waiting or in service, over time, with what theory says of their mean.
 
     A long trace is drawn as means over short intervals, with a band from the least to the most in each unless it would
@@ -217,14 +213,14 @@ def _draw_staleness_theory(
         bar.set_label(f"\u00b11 std, long-run {law}: std {number_text(theory.std)}")
 
 
-def _origin(trace: "Trace") -> str:
+def _origin(trace: Trace) -> str:
     """Return where a trace comes from, as a word."""
     if trace.protocol == "prescribed":
         return "prescribed"
     return "recorded" if trace.cluster is None else "simulated"
 
 
-def _time_label(trace: "Trace") -> str:
+def _time_label(trace: Trace) -> str:
     """Return the label of the time axis; the clock of a prescribed trace is called simulated, as in all figures."""
     return "recorded time (s)" if _origin(trace) == "recorded" else "simulated time (s)"
 
@@ -252,7 +248,7 @@ def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str
     return float(most.max() if drawn else means.max())
 
 
-def _shown(trace: "Trace", workers: int | Iterable[int]) -> list[int]:
+def _shown(trace: Trace, workers: int | Iterable[int]) -> list[int]:
     """Return the workers that a timeline has, in its order."""
     if isinstance(workers, Iterable) and not isinstance(workers, str):
         shown = [require_count(f"workers[{i}]", worker, minimum=0) for i, worker in enumerate(workers)]

@@ -1,8 +1,11 @@
-"""How counts are said, in messages, tables and titles, where their lines break, and how lists of names are read."""
+"""Text for people: notices on standard error that stop nothing, counts, numbers, tables, and where lines break."""
 
+import contextlib
 import re
+import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 #: Between a number and its noun while lines are broken, which is done at plain spaces only.
@@ -59,3 +62,60 @@ def _lines(text: str, width: int) -> list[str]:
 def tensor_label(name: str) -> str:
     """Return a tensor's path in the parameters with dots in place of brackets and quotes; the only one has none."""
     return ".".join(re.findall(r"[^][.'\"]+", name)) or "all"
+
+
+#: Numbers from here on are told with an exponent.
+_LARGE = 1e7
+#: Parts of a whole that are smaller are next to nothing: tables leave them out.
+LEAST_SHARE = 0.0005
+
+
+def number_text(value: float, digits: int = 3) -> str:
+    """Return a number with so many significant digits, or with all of those before the point and thousands apart."""
+    if value == 0:
+        return "0"
+    if 10 ** (digits - 1) <= float(f"{abs(value):.{digits}g}") < _LARGE:
+        return f"{value:,.0f}"
+    return f"{value:#.{digits}g}"
+
+
+def table_text(table: Any, digits: int = 3) -> str:
+    """Return the rows of a DataFrame: floats as `number_text` has them, and a dash for those that are missing."""
+    return table.to_string(index=False, float_format=lambda value: number_text(value, digits), na_rep="-")
+
+
+#: The notes that were told, where each is told once.
+_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
+
+
+def on_a_terminal() -> bool:
+    """Return whether somebody may look at standard error; a process can be without one."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def tell(text: str) -> None:
+    """Print to standard error, above the progress bars of runs that go on; if nobody can hear it, they go on."""
+    from tqdm import tqdm
+
+    with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
+        print(text, file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Tell the user something that ends nothing; in `each_note_once` not again."""
+    told = _TOLD.get()
+    if told is None or text not in told:
+        tell(f"note: {text}")
+    if told is not None:
+        told.add(text)
+
+
+@contextlib.contextmanager
+def each_note_once() -> Iterator[None]:
+    """Tell each note only once inside, as of the many cells of a study; inside another one, once in that."""
+    told = _TOLD.get()
+    token = _TOLD.set(set() if told is None else told)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)

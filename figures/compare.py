@@ -17,11 +17,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, evaluation_curve
-from asyncsim.drawing.curves_drawn import (
+from asyncsim.drawing.curves import (
     DIVERGED,
+    Curve,
     draw_curves,
     draw_target,
+    evaluation_curve,
     loss_axis,
     mark_after,
     mark_below,

@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves_drawn import DIVERGED
+from asyncsim.drawing.curves import DIVERGED
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.errors import InputError

@@ -19,12 +19,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, evaluation_curve
-from asyncsim.drawing.curves_drawn import DIVERGED, draw_curves, draw_target, loss_axis, mark_beyond
+from asyncsim.drawing.curves import DIVERGED, Curve, draw_curves, draw_target, evaluation_curve, loss_axis, mark_beyond
 from asyncsim.study.finished import Finished, read
-from asyncsim.table_text import LEAST_SHARE, number_text
-from asyncsim.traces.phases import IN_WORDS, Phases
-from asyncsim.wording import counted, over_seeds
+from asyncsim.traces.trace_summary import IN_WORDS, Phases
+from asyncsim.wording import LEAST_SHARE, counted, number_text, over_seeds
 
 _COLUMNS = ("workers", "policy", *Phases._fields, "in_vain", "throughput")
 

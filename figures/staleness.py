@@ -25,16 +25,19 @@ from asyncsim import plots
 from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import bins, curve_of, steady_time, trace_length
-from asyncsim.drawing.curves_drawn import (
+from asyncsim.drawing.curves import (
     DIVERGED,
     axis_along,
+    bins,
+    curve_of,
     draw_curves,
     log_limits,
     loss_axis,
     mark_after,
     mark_below,
     mark_beyond,
+    steady_time,
+    trace_length,
 )
 from asyncsim.replays.run import Run
 from asyncsim.study import finished

@@ -24,8 +24,7 @@ from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw, say_written
 from asyncsim.study.sweep import Result, SweepConfig, sweep
 from asyncsim.study.tabulation import Job, tabulated
-from asyncsim.table_text import table_text
-from asyncsim.wording import counted, over_seeds
+from asyncsim.wording import counted, over_seeds, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Literal
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.errors import InputError, require_choice, require_positive
 from asyncsim.files import write_csv
-from asyncsim.notes import note
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read, say_written
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, until_target
-from asyncsim.table_text import table_text
+from asyncsim.wording import note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

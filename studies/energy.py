@@ -20,7 +20,7 @@ from asyncsim.study import results
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import draw, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.table_text import table_text
+from asyncsim.wording import table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,8 +19,7 @@ from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, say_written
 from asyncsim.study.sweep import Result, sweep
 from asyncsim.study.tabulation import Job, tabulated
-from asyncsim.table_text import table_text
-from asyncsim.wording import over_seeds, split_names
+from asyncsim.wording import over_seeds, split_names, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.files import write_csv, write_json
-from asyncsim.notes import note, tell
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.study.finished import figures, say_written
 from asyncsim.study.sweep import Result
-from asyncsim.table_text import table_text
+from asyncsim.wording import note, table_text, tell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
 from asyncsim.files import write_csv
-from asyncsim.notes import each_note_once, note
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, draw, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.table_text import table_text
+from asyncsim.wording import each_note_once, note, table_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -368,6 +368,6 @@ def _steps_plainly(method: "Method") -> bool:
 
 
 def _assumptions_hold(cell: "Cell") -> bool:
-    from asyncsim.theory.cluster_means import memoryless
+    from asyncsim.theory.queueing import memoryless
 
     return memoryless(cell.cluster) and cell.cluster.service.mean == 0

@@ -22,8 +22,7 @@ from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, figures, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target, until_target
-from asyncsim.table_text import LEAST_SHARE, table_text
-from asyncsim.wording import counted
+from asyncsim.wording import LEAST_SHARE, counted, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,7 +131,7 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
     import pandas as pd
 
     from asyncsim.theory import throughput_theory
-    from asyncsim.traces.phases import Phases
+    from asyncsim.traces.trace_summary import Phases
 
     rows = []
     traces = summary.drop_duplicates(["workers", "policy", "trace_file"])
@@ -206,7 +205,7 @@ def _conclude(
 
 
 def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
-    from asyncsim.traces.phases import Phases
+    from asyncsim.traces.trace_summary import Phases
 
     shown = policies.drop(columns=["theory", "theory_name", "exact", "steps", "least", "most"])
     shown = shown.drop(columns=[phase for phase in Phases._fields if shown[phase].max() < LEAST_SHARE])

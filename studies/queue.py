@@ -15,7 +15,7 @@ from asyncsim.files import write_csv
 from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.table_text import table_text
+from asyncsim.wording import table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, ClassVar
 from asyncsim.clusters.laws import as_law, scaled
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.files import write_csv
-from asyncsim.notes import note
 from asyncsim.study.config import LawLike, MethodLike
 from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.table_text import table_text
+from asyncsim.wording import note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

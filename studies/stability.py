@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.notes import note
 from asyncsim.study.finished import read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.wording import note
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,8 +16,7 @@ from asyncsim.study.beside_theory import Known, beside, trace_means
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import figures, say_written
 from asyncsim.study.sweep import Result, run_cells, sweep
-from asyncsim.table_text import LEAST_SHARE
-from asyncsim.wording import counted
+from asyncsim.wording import LEAST_SHARE, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +107,7 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
 
 def _other_shares(mean: "pd.Series") -> list[tuple[str, str, str]]:
     """Return what workers do beside computing, and in which part of their time, where that is not next to nothing."""
-    from asyncsim.traces.phases import IN_WORDS
+    from asyncsim.traces.trace_summary import IN_WORDS
 
     shares = ((doing, mean[f"{phase}_share"]) for phase, doing in IN_WORDS.items() if phase != "computing")
     return [(f"  {doing}", f"{share:.3f}", "") for doing, share in shares if share >= LEAST_SHARE]

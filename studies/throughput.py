@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING
 
 from asyncsim.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.files import write_csv, write_json
-from asyncsim.notes import note, tell
 from asyncsim.study import results
 from asyncsim.study.finished import figures, say_written
-from asyncsim.table_text import number_text, table_text
-from asyncsim.wording import split_names
+from asyncsim.wording import note, number_text, split_names, table_text, tell
 
 if TYPE_CHECKING:
     import pandas as pd

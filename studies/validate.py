@@ -21,13 +21,13 @@ import tyro
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.files import alone_in, write_csv, write_json
-from asyncsim.notes import note, tell
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, MethodLike
 from asyncsim.study.finished import figures, say_written
 from asyncsim.study.own_file import require_as_they_were
 from asyncsim.study.sweep import Result
+from asyncsim.wording import note, tell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,12 +27,11 @@ import numpy as np
 
 from asyncsim.errors import InputError, require_positive
 from asyncsim.files import read_table, write_csv
-from asyncsim.notes import note
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import Finished, draw, read, say_written
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
-from asyncsim.wording import counted
+from asyncsim.wording import counted, note
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from asyncsim.clusters.cluster import Cluster, Policy, asynchronous
-from asyncsim.clusters.cluster_fields import HeterogeneityWarning
+from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, Policy, asynchronous
 from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture, Uniform
 from asyncsim.clusters.policy import barrier
 from asyncsim.errors import InputError

@@ -13,12 +13,19 @@ from matplotlib.collections import LineCollection
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate, study
 from asyncsim.drawing import command, layout, look
-from asyncsim.drawing.curves import curve_of, curve_over_seeds, evaluation_curve
-from asyncsim.drawing.curves_drawn import draw_curves, loss_axis, mark_below, mark_beyond
+from asyncsim.drawing.curves import (
+    curve_of,
+    curve_over_seeds,
+    draw_curves,
+    evaluation_curve,
+    loss_axis,
+    mark_below,
+    mark_beyond,
+)
 from asyncsim.methods import METHODS
 from asyncsim.study import finished, load_file, shipped
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
-from asyncsim.traces.trace import OUTCOMES, Source
+from asyncsim.traces.columns import OUTCOMES, Source
 from asyncsim.wording import wrapped
 
 figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py")

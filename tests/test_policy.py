@@ -29,10 +29,10 @@ from asyncsim import (
 from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
-from asyncsim.simulation import environment
+from asyncsim.simulation import engine
 from asyncsim.theory import queue_theory, staleness_theory
-from asyncsim.traces.phases import phases
-from asyncsim.traces.trace import TAKEN_UP
+from asyncsim.traces.columns import TAKEN_UP
+from asyncsim.traces.trace_summary import phases
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0
@@ -178,7 +178,7 @@ def test_a_longer_trace_starts_like_a_shorter_one(cluster, commits, seed):
 def test_many_workers_have_the_same_events(cluster, commits, seed):
     few = simulate(cluster, commits, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "_FEW", 0)
+        patch.setattr(engine, "_FEW", 0)
         assert simulate(cluster, commits, seed).frame.equals(few.frame)
 
 

@@ -95,6 +95,8 @@ def numpy_loop(trace, rule, start, gradient):
     frame = trace.frame[trace.frame["outcome"].isin(["applied", "buffered"])]
     workers, server = [types.SimpleNamespace() for _ in range(trace.workers)], types.SimpleNamespace()
     x, version, versions = start, 0, {0: start}
+    # A pull of its own sees a whole version; within a visit the message meets what is there, buffered or not.
+    pulls = trace.protocol == "read_then_write" and trace.source.separate_reads
     for row in frame.itertuples():
         w, read = workers[row.worker], versions[row.read_version]
         end = begin = getattr(w, "replica", start) if rule is aeasgd else read
@@ -104,7 +106,7 @@ def numpy_loop(trace, rule, start, gradient):
             update=end - begin,
             start=begin,
             read=read,
-            form=x if row.form_version == version else versions[row.form_version],
+            form=versions[row.form_version] if pulls else x,
             first=start,
             tau=row.staleness,
             steps=row.local_steps,

@@ -14,11 +14,11 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
 from asyncsim.clusters.policy import barrier, discard_stale
 from asyncsim.errors import InputError
-from asyncsim.simulation import environment
+from asyncsim.simulation import engine
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.simulate import simulate
 from asyncsim.streams import Streams
-from asyncsim.traces.phases import IN_WORDS
+from asyncsim.traces.trace_summary import IN_WORDS
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0
@@ -244,7 +244,7 @@ def test_many_workers_have_the_same_events(cluster, commits, seed):
     # The environment for many workers, with periods of any length against the times.
     few = simulate(cluster, commits, seed)
     for per_period in (0.1, 3, 1000):
-        with mock.patch.multiple(environment, _FEW=0, _PER_PERIOD=per_period):
+        with mock.patch.multiple(engine, _FEW=0, _PER_PERIOD=per_period):
             many = simulate(cluster, commits, seed)
         assert many.frame.equals(few.frame)
         assert many.present.equals(few.present)

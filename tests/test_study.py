@@ -25,7 +25,7 @@ from asyncsim.problems import PROBLEMS
 from asyncsim.study.beside_theory import Known, beside
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
-from asyncsim.traces.phases import Phases
+from asyncsim.traces.trace_summary import Phases
 
 ROOT = study.shipped("studies").parent
 HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "simpy", "sklearn")

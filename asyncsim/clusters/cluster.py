@@ -1,14 +1,18 @@
 """What a cluster is: how long things take, who queues where, and what the server admits."""
 
 import itertools
-from collections.abc import Mapping
+import math
+import numbers
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from asyncsim.clusters.cluster_fields import as_compute, as_latency, as_message_bytes, as_policy, as_window, with_mean
-from asyncsim.clusters.laws import Constant, Law, as_law
-from asyncsim.clusters.policy import Policy, asynchronous, form_of
-from asyncsim.errors import InputError, require_choice, require_count, require_positive, require_switch
+import numpy as np
+
+from asyncsim.clusters.laws import Constant, Law, as_law, parse
+from asyncsim.clusters.policy import POLICIES, Policy, asynchronous, form_of, parse_policy
+from asyncsim.errors import InputError, require_choice, require_count, require_list, require_positive, require_switch
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
@@ -16,6 +20,8 @@ _NO_TIME = Constant(0.0)
 #: Runs of equal laws that are written as a sum; Python reads no sum of thousands.
 _MOST_SUMMANDS = 100
 _ASYNCHRONOUS = asynchronous()
+#: Most local steps between two visits.
+_LONGEST_WINDOW = 100_000
 
 
 @dataclass(frozen=True)
@@ -252,3 +258,154 @@ def _as_text(laws: Law | tuple[Law, ...]) -> str:
     if len(runs) > _MOST_SUMMANDS:
         return f"[{', '.join(texts)}]"
     return " + ".join(f"[{text}]*{count}" for text, count in runs)
+
+
+class HeterogeneityWarning(UserWarning):
+    """Different speeds were asked for, but all of them are equal."""
+
+
+def _read(argument: str, value: Any) -> Any:
+    """Return the law or the laws of a text, the list of an array, and anything else as it is."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except InputError as error:
+        raise InputError(f"{argument}: {error}") from None
+
+
+def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:
+    """Return one law of computing for all workers, or one for each."""
+    value = _read("compute", value)
+    if not isinstance(value, list | tuple):
+        return _lasting("compute", as_law("compute", value))
+    laws = tuple(_lasting(f"compute[{i}]", as_law(f"compute[{i}]", law)) for i, law in enumerate(value))
+    if len(laws) != workers:
+        raise InputError(
+            f"compute = a list of {len(laws)} laws: must hold one law per worker, and there are {workers}; "
+            "give one law for all, or as many as workers"
+        )
+    if all(law == laws[0] for law in laws[1:]):
+        if workers > 1:
+            warnings.warn(
+                f"compute: one law per worker was given and all {workers} are {laws[0]}, which changes "
+                "nothing; give one law for all, or different ones",
+                HeterogeneityWarning,
+                stacklevel=4,
+            )
+        return laws[0]
+    return laws
+
+
+def as_window(value: Any, workers: int) -> int | tuple[int, ...]:
+    """Return one window for all workers, or one for each."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(value, list | tuple):
+        return _window("window", value)
+    windows = tuple(_window(f"window[{i}]", one) for i, one in enumerate(value))
+    if len(windows) != workers:
+        raise InputError(
+            f"window = a list of {len(windows)}: must hold one per worker, and there are {workers}; give one for all, "
+            "or as many as workers"
+        )
+    return windows[0] if len(set(windows)) == 1 else windows
+
+
+def _window(argument: str, value: Any) -> int:
+    if require_count(argument, value) > _LONGEST_WINDOW:  # all times of a window are drawn at once
+        raise InputError(f"{argument} = {value}: must be at most {_LONGEST_WINDOW:,}; give fewer local steps")
+    return int(value)
+
+
+def as_latency(value: Any) -> Law | tuple[Law, Law]:
+    """Return one law for both ways, or that of the way up and that of the way down."""
+    value = _read("latency", value)
+    if not isinstance(value, list | tuple):
+        return with_mean("latency", as_law("latency", value))
+    if len(value) != 2:
+        raise InputError(
+            f"latency = a list of {len(value)} laws: must be one law, or a pair: the way up and the way down"
+        )
+    up, down = (with_mean(f"latency[{i}]", as_law(f"latency[{i}]", law)) for i, law in enumerate(value))
+    return up if up == down else (up, down)
+
+
+def as_message_bytes(value: Any) -> float | tuple[float, float]:
+    """Return one size for both ways, or that of messages on the way up and on the way down."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return require_positive("message_bytes", value, "bytes")
+    if len(value) != 2:
+        raise InputError(
+            f"message_bytes = {value!r}: must be one number, or a pair: of messages on the way up and on the way down"
+        )
+    up, down = (require_positive(f"message_bytes[{i}]", size, "bytes") for i, size in enumerate(value))
+    return up if up == down else (up, down)
+
+
+def as_policy(value: Any) -> Policy:
+    """Return a policy from itself or its text."""
+    if isinstance(value, str):
+        return parse_policy(value)
+    if not isinstance(value, Policy):
+        called = any(value is one for one in POLICIES.values())
+        instead = f"call it, as in asyncsim.{form_of(value.__name__)}" if called else "write asyncsim.asynchronous()"
+        raise InputError(f"policy = {value!r}: must be a policy; {instead}")
+    return value
+
+
+def with_mean(argument: str, law: Law) -> Law:
+    """Return a law that has a mean."""
+    if not math.isfinite(law.mean):
+        raise InputError(f"{argument} = {law}: its mean is infinite; choose a law with a finite mean")
+    return law
+
+
+def _lasting(argument: str, law: Law) -> Law:
+    if with_mean(argument, law).mean <= 0:
+        raise InputError(f"{argument} = {law}: a local step must take some time; give a mean above zero")
+    return law
+
+
+#: Guards the floor against quotients such as 3 * (1 / 3).
+_ROUND_OFF = 1e-9
+
+
+def proportional_windows(compute: Sequence[Law | float | str] | str, window: int) -> tuple[int, ...]:
+    """Return a window for each worker, in proportion to its speed, so that all communicate about as often.
+
+    ::
+
+        window of worker i = floor(window * speed of i / speed of the fastest), at least 1
+
+    Parameters
+    ----------
+    compute : sequence of Law, or text
+        Of the time of a local step, one per worker; the speed is the inverse of its mean.
+    window : int
+        Of the fastest workers.
+
+    Returns
+    -------
+    tuple of int
+        For ``Cluster(window=...)``.
+
+    Raises
+    ------
+    InputError
+        For a window that is no count, or laws that cannot be used.
+
+    References
+    ----------
+    Liu et al. 2024, "Asynchronous local-SGD training for language modeling", arXiv 2401.09135 (DyLU).
+    """
+    require_count("window", window)
+    laws = parse(compute) if isinstance(compute, str) else compute
+    if isinstance(laws, Law | numbers.Real):
+        raise InputError(f"compute = {compute!r}: must be a list of laws; with one for all, give one window")
+    means = [as_law(f"compute[{i}]", law).mean for i, law in enumerate(require_list("compute", laws))]
+    if not all(0 < mean < math.inf for mean in means):
+        raise InputError(f"compute = {compute!r}: must be one law per worker, each with a mean above zero and finite")
+    fastest = min(means)
+    return tuple(max(1, math.floor(window * fastest / mean + _ROUND_OFF)) for mean in means)

@@ -1,7 +1,7 @@
 """All laws of random durations, and how they are read.
 
-A law is one value: ``gamma(mean=1, cv=0.2)`` on the command line, ``Gamma(mean=1, cv=0.2)`` in Python. Here are those
-that are made of samples or of other laws; those with a formula are in `asyncsim.clusters.law_formulas`.
+A law is one value: ``gamma(mean=1, cv=0.2)`` on the command line, ``Gamma(mean=1, cv=0.2)`` in Python. Here are the
+laws made of samples or of other laws; those with a formula are in `asyncsim.clusters.law`.
 """
 
 import functools
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncsim.clusters.law import Law
-from asyncsim.clusters.law_formulas import Constant, Exponential, Gamma, LogNormal, Pareto, Uniform, Weibull
+from asyncsim.clusters.law import Constant, Exponential, Gamma, Law, LogNormal, Pareto, Uniform, Weibull
 from asyncsim.clusters.law_text import read, write
 from asyncsim.errors import InputError, require_nonnegative, require_positive, shown
 

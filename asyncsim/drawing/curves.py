@@ -1,13 +1,16 @@
-"""Curves of runs: a quantity of every commit, binned and averaged over the seeds, with its range."""
+"""Curves of runs: quantities binned and averaged over the seeds, and their lines, ranges and limits on axes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
+from asyncsim.drawing import layout, look
 from asyncsim.replays.run import Run
+from asyncsim.wording import number_text
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
 _BINS = 100
@@ -174,3 +177,199 @@ def _end(run: Run, binned: pd.DataFrame, workers: int) -> tuple[float, float, fl
     known = binned["value"].dropna()
     time = float(run.commits["commit_time"].iloc[-1])
     return time, len(run.commits) / workers, float(known.iloc[-1]) if len(known) else np.inf
+
+
+#: Losses above so many times the first are cut off: a run that diverges would flatten all others.
+_CUT = 100.0
+#: On a linear axis fewer times the first, or the depth below zero: all that is less becomes one line beside them.
+_LINEAR_CUT = 3.0
+#: A logarithmic axis shows bands down to such a part of the least mean; one seed that collapses would flatten the rest.
+_DEPTH = 1e-3
+#: The smallest and the largest value that a logarithmic axis shows: its ticks lie outside, and must be numbers, too.
+_SMALLEST, _LARGEST = 1e-280, 1e280
+#: What a horizontal axis shows, in words.
+ALONG = {"time": "simulated time (s)", "step": "worker steps (commits per worker)"}
+#: The mark where a run diverged.
+DIVERGED: dict[str, Any] = {"marker": "x", "markersize": 5, "linestyle": "none"}
+
+
+def draw_curves(
+    axes: Axes,
+    curves: Mapping[str, Curve],
+    labels: Mapping[str, str],
+    against: str,
+    until: float | None = None,
+    looks: Mapping[str, look.Look] | None = None,
+) -> None:
+    """Draw mean and range of each method, and a cross where a run diverged.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        With its final limits of the vertical axis: a cross beyond them is drawn at their edge.
+    curves, labels : mapping
+        By the names of the methods.
+    against : {"time", "step"}
+        What the horizontal axis shows.
+    until : float, optional
+        Where it ends; a cross beyond that is not drawn.
+    looks : mapping, optional
+        By the names of the curves, if these are no methods.
+    """
+    for name, one in (looks or look.looks(curves)).items():
+        draw_curve(axes, curves[name], one._replace(label=labels[name]), against, until)
+    axes.set_xlim(0, until)
+    axis_along(axes, against)
+
+
+def axis_along(axes: Any, against: str) -> None:
+    """Label the horizontal axis (a second one as well), and put ticks at whole worker steps only."""
+    axes.set_xlabel(ALONG[against])
+    if against == "step":
+        layout.whole_ticks(axes.xaxis, "auto")
+
+
+def draw_curve(
+    axes: Axes,
+    curve: Curve,
+    one: look.Look,
+    against: str,
+    until: float | None = None,
+    marks: Mapping[str, Any] | None = None,
+) -> None:
+    """Draw mean and range of a curve, and a cross where a run diverged.
+
+    Parameters
+    ----------
+    axes, against, until
+        As `draw_curves` has them.
+    curve : Curve
+    one : look.Look
+    marks : mapping, optional
+        The line's markers, as matplotlib has them; by default none.
+    """
+    # Only where there is something: a line would break at every bin that is empty.
+    known = np.isfinite(curve.mean)
+    x = _along(curve, against)[known]
+    axes.fill_between(x, curve.low[known], curve.high[known], color=one.color, alpha=0.2, linewidth=0)
+    if marks is None:
+        marks = {"marker": "." if len(x) == 1 else ""}  # a line of one point is none
+    axes.plot(x, curve.mean[known], color=one.color, linestyle=one.line, label=one.label, **marks)
+    for time, step, value in curve.ends:
+        end, height = time if against == "time" else step, np.clip(value, *axes.get_ylim())
+        if until is None or end <= until:
+            axes.plot(end, height, color=one.color, clip_on=False, zorder=4, **DIVERGED)
+
+
+def draw_target(axes: Axes, options: Mapping[str, Any]) -> None:
+    """Draw what is to be reached by the options of a study, if that is a loss on the training data and in view."""
+    loss, (low, high) = options["target"], axes.get_ylim()
+    if options.get("target_of") in (None, "train_loss") and low <= loss <= high:
+        axes.axhline(loss, color=look.BLACK, linewidth=0.6, zorder=0, label="target")
+
+
+def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
+    """Return scale and limits of losses, cut off far above the first: logarithmic unless a mean is not above zero.
+
+    Bands are in view as far as they are not much lower than the means; `mark_below` tells how far others go.
+    """
+    curves = list(curves)
+    means = np.concatenate([curve.mean[np.isfinite(curve.mean)] for curve in curves])
+    if not len(means):
+        return "linear", 0.0, 1.0
+    first = [abs(curve.mean[0]) for curve in curves if np.isfinite(curve.mean[0]) and curve.mean[0] != 0]
+    least = means.min()
+    if least > 0:
+        low, high = log_limits(curves, room=1.3)
+        most = min(means.max(), _CUT * min(first, default=np.inf))
+        return "log", low, min(high, max(most, least, low) * 1.3)
+    most = min(means.max(), _LINEAR_CUT * (max([*first, -least]) or np.inf))
+    height = (most - least) or 1.0
+    lowest = max(min(curve.low[np.isfinite(curve.low)].min(initial=least) for curve in curves), least - height)
+    return "linear", lowest - 0.05 * height, most + 0.05 * height
+
+
+def log_limits(curves: Iterable[Curve], among: Sequence[float] = (), room: float = 1.0) -> tuple[float, float]:
+    """Return the limits of a logarithmic axis that shows the means of some curves, and their bands below them.
+
+    Parameters
+    ----------
+    curves : iterable of Curve
+        Their means above zero are in view, and their bands as far as they are not much lower; `mark_below` tells how
+        far others go.
+    among : sequence of float
+        Further values to be shown; one at least, if no mean may be above zero.
+    room : float
+        How many times further the axis goes.
+    """
+    curves = list(curves)
+    means = _above_zero([np.asarray(among), *(curve.mean for curve in curves)])
+    low = max(_above_zero([means, *(curve.low for curve in curves)]).min(), _DEPTH * means.min())
+    bottom = max(low / room, _SMALLEST)
+    return bottom, max(min(means.max() * room, _LARGEST), 1.1 * bottom)
+
+
+def mark_beyond(
+    axes: Axes,
+    curves: Mapping[str, Curve],
+    labels: Mapping[str, str],
+    against: str,
+    looks: Mapping[str, look.Look] | None = None,
+) -> None:
+    """Say of each curve that leaves the axes at the top how far it goes, as far as it is between their sides.
+
+    ``looks`` as in `draw_curves`.
+    """
+    (begin, end), top, told = axes.get_xlim(), axes.get_ylim()[1], 0
+    for name, one in (looks or look.looks(curves)).items():
+        x, mean = _along(curves[name], against), curves[name].mean
+        beyond = (mean > top) & (begin <= x) & (x <= end)
+        if not beyond.any():
+            continue
+        text, last = f"\u2191 {labels[name]} up to {mean[beyond].max():.0e}", x[beyond][-1]
+        # Towards the middle, so that the text stays inside.
+        side, aside = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
+        style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": one.color}
+        axes.annotate(text, (last, top), (aside, -4 - 9 * told), textcoords="offset points", **style)
+        told += 1
+
+
+def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
+    """Say of each band that leaves the axes at the bottom how far it goes; to zero on a logarithmic axis, say.
+
+    As `mark_beyond` it looks only between the sides of the axes.
+    """
+    (begin, end), bottom, told = axes.get_xlim(), axes.get_ylim()[0], 0
+    for name, one in look.looks(curves).items():
+        x = _along(curves[name], against)
+        least = np.nanmin(curves[name].low[(begin <= x) & (x <= end)], initial=np.inf)
+        if least >= bottom:
+            continue
+        text = f"\u2193 {labels[name]}, some seed down to {least:.0e}".replace(" 0e+00", " 0")
+        style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": one.color}
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        axes.annotate(text, (0, 0), (3, 2 + 9 * told), **place, **style)
+        told += 1
+
+
+def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str]) -> None:
+    """Say of each curve that goes on beyond the right side of an axis of time how long it takes."""
+    end, told = axes.get_xlim()[1], 0
+    for name, one in look.looks(curves).items():
+        last = float(np.nanmax(curves[name].time, initial=0.0))
+        if last <= 1.001 * end:
+            continue
+        style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": one.color}
+        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+        axes.annotate(f"{labels[name]} \u2192 {number_text(last)} s", (1, 1), (-3, -4 - 9 * told), **place, **style)
+        told += 1
+
+
+def _along(curve: Curve, against: str) -> np.ndarray:
+    """Return what the horizontal axis shows of a curve, ``against`` time or worker steps."""
+    return curve.time if against == "time" else curve.step
+
+
+def _above_zero(values: Sequence[np.ndarray]) -> np.ndarray:
+    together = np.concatenate(values)
+    return together[np.isfinite(together) & (together > 0)]

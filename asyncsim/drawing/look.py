@@ -33,7 +33,7 @@ SINGLE, DOUBLE = 3.4, 7.0
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 
-#: What workers do, by the phases of `asyncsim.traces.phases.Phases`; the reply that travels is paler than what is done.
+#: Colours of what workers do, by the fields of `asyncsim.traces.trace_summary.Phases`; a reply on its way is pale.
 PHASES = {
     "computing": SKY,
     "sending": BLUE,

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncsim.drawing import look
 from asyncsim.drawing.command import told
 from asyncsim.errors import InputError, require_choice
-from asyncsim.notes import note
 from asyncsim.study.finished import Finished, read
-from asyncsim.wording import split_names
+from asyncsim.wording import note, split_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from asyncsim.methods.adag import adag
-from asyncsim.methods.adaptive_staleness import adaptive_staleness
+from asyncsim.methods.adaptive_staleness import adaptive_staleness, dynsgd
 from asyncsim.methods.agn import agn
 from asyncsim.methods.async_local_sgd import async_local_sgd, delayed_nesterov
 from asyncsim.methods.averaging import averaging
@@ -11,14 +11,12 @@ from asyncsim.methods.damping import damping
 from asyncsim.methods.dana import dana_slim, dana_zero
 from asyncsim.methods.dc_asgd import dc_asgd
 from asyncsim.methods.delay_adaptive import delay_adaptive
-from asyncsim.methods.downpour import downpour
-from asyncsim.methods.dynsgd import dynsgd
+from asyncsim.methods.downpour import downpour, hogwild
 from asyncsim.methods.elastic import aeasgd, eamsgd, easgd
 from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
-from asyncsim.methods.hogwild import hogwild
 from asyncsim.methods.leader import lgd, lsgd
 from asyncsim.methods.mem_sgd import mem_sgd
 from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update

@@ -1,4 +1,4 @@
-"""Adaptive staleness: an update counts less the staler it is."""
+"""Adaptive staleness, and the same rule as dist-keras' DynSGD: an update counts less the staler it is."""
 
 import optax
 
@@ -29,7 +29,7 @@ def adaptive_staleness(
     Notes
     -----
     Counted from zero: a fresh update is taken whole. Zhang et al. divide by the staleness itself, and leave
-    a fresh update alone (`asyncsim.methods.softsync`). The rule of dist-keras' DynSGD (`asyncsim.methods.dynsgd`).
+    a fresh update alone (`asyncsim.methods.softsync`). The rule of dist-keras' DynSGD (`dynsgd`).
 
     References
     ----------
@@ -47,3 +47,40 @@ def adaptive_staleness(
         apply=apply,
         elementwise=True,
     )
+
+
+def dynsgd(
+    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+) -> Method:
+    """Return DynSGD: the whole difference of a window, divided by its staleness plus one.
+
+    ::
+
+        central <- central + sent / (staleness + 1)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps; the thesis' runs use Adam.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or one beside an optimizer.
+
+    Notes
+    -----
+    The same rule as `asyncsim.methods.adaptive_staleness`, which the paper on energy matching calls by that name; here
+    under the name by which dist-keras' users look for it. The message is not divided by the window. dist-keras counts
+    the staleness outside of its lock, so that under contention it can be too small by the commits that wait; here it is
+    counted when the message is applied. Jiang et al. keep several versions of the parameters on the server and divide
+    by the number of workers that push to a version: another method, known to us only from memory, which is not here.
+
+    References
+    ----------
+    Hermans 2017, "On scalable deep learning and parallelizing gradient descent", master thesis, Maastricht University;
+    after Jiang, Cui, Zhang and Yu 2017, "Heterogeneity-aware distributed parameter servers".
+    """
+    return adaptive_staleness(learning_rate, optimizer)._replace(name="dynsgd")

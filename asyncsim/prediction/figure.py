@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from asyncsim.clusters.laws import Constant, Law
 from asyncsim.drawing import layout, look
 from asyncsim.plots import beyond
-from asyncsim.table_text import number_text
+from asyncsim.wording import number_text
 
 if TYPE_CHECKING:
     from asyncsim.prediction import Prediction

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import pooch
 
 from asyncsim.errors import InputError, require_path
 
@@ -140,8 +141,6 @@ def _read_cifar10_files(folder: Path) -> dict[str, np.ndarray]:
 
 def _cached_cifar10_archive() -> Path:
     """Return the path of the archive in the user's cache, downloading it if need be."""
-    import pooch
-
     folder = Path(pooch.os_cache("asyncsim")) / "cifar10"
     failures = []
     for mirror in CIFAR10_MIRRORS:
@@ -185,8 +184,6 @@ def _read_given(folder: Path, name: str, sha256: str) -> tuple[Path, bytes]:
 
 def _read_cached(data_set: str, name: str, sha256: str) -> tuple[Path, bytes]:
     """Return the path and the contents of a file in the user's cache, downloading it if need be."""
-    import pooch
-
     path = Path(pooch.os_cache("asyncsim")) / data_set / name
     if path.is_file():
         with contextlib.suppress(InputError):  # a damaged cache mends itself
@@ -205,8 +202,6 @@ def _read_cached(data_set: str, name: str, sha256: str) -> tuple[Path, bytes]:
 
 def _download(name: str, sha256: str, scratch: str) -> bytes:
     """Return the checked contents of a file from the first mirror that gives them."""
-    import pooch
-
     failures = []
     for mirror in MNIST_MIRRORS:
         fetch = pooch.HTTPDownloader(progressbar=True, timeout=_TIMEOUT)

@@ -5,9 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit, ndtr
 
 from asyncsim.errors import require_positive
-from asyncsim.problems.heterogeneous import make_shards
+from asyncsim.problems.least_squares import make_shards
 from asyncsim.problems.problem import Problem
 
 _SOLVED = 1e-10  # norm of the gradient at which the minimum is known to its last digit
@@ -87,16 +89,11 @@ def logistic(
 
 def _labels(response: np.ndarray, draw: np.ndarray) -> np.ndarray:
     """Return 1 with probability ``1 / (1 + exp(-response))``, else -1, from standard normal draws."""
-    from scipy.special import expit, ndtr
-
     return np.where(ndtr(draw) < expit(response), 1.0, -1.0)
 
 
 def _minimum(features: np.ndarray, label: np.ndarray, regularisation: float) -> float:
     """Return the minimum of the objective, by Newton's method in a trust region."""
-    from scipy.optimize import minimize
-    from scipy.special import expit
-
     examples, dimension = features.shape
     signed = label[:, None] * features
 

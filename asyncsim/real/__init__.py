@@ -8,8 +8,21 @@ recording can be replayed, and must give the same parameters.
 Ray runs the processes (``pip install "asyncsim[ray]"``); nothing else of asyncsim needs it.
 """
 
-from asyncsim.real.folder import Recorded, load
-from asyncsim.real.processes import Processes
-from asyncsim.real.recorder import record
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncsim.real.folder import Recorded, load
+    from asyncsim.real.processes import Processes
+    from asyncsim.real.recorder import record
 
 __all__ = ["Processes", "Recorded", "load", "record"]
+
+#: The modules of the names, which are imported when first used: the options of studies need no traces.
+_HOME = {"Processes": "processes", "Recorded": "folder", "load": "folder", "record": "recorder"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'asyncsim.real' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"asyncsim.real.{_HOME[name]}"), name)

@@ -23,7 +23,8 @@ import numpy as np
 
 from asyncsim.real.log import Event
 from asyncsim.real.processes import Processes
-from asyncsim.traces.trace import COLUMNS, OUTCOMES, Source, Trace
+from asyncsim.traces.columns import COLUMNS, OUTCOMES, Source
+from asyncsim.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd

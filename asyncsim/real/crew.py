@@ -10,9 +10,9 @@ from typing import Any
 from tqdm import tqdm
 
 from asyncsim.errors import InputError
-from asyncsim.notes import note, on_a_terminal
 from asyncsim.real.cluster import actor, share, shared, started
 from asyncsim.real.folder import Header
+from asyncsim.wording import note, on_a_terminal
 
 #: Seconds between two looks at how far the processes are.
 _LOOK = 0.2

@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from asyncsim.errors import InputError, require_choice, require_count, require_switch
 from asyncsim.methods.method import Method
-from asyncsim.notes import on_a_terminal
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
@@ -25,6 +24,7 @@ from asyncsim.replays.ways import default_devices, way_of
 from asyncsim.threads import has_one_core
 from asyncsim.traces.trace import Trace
 from asyncsim.tracing import forget_other_precision
+from asyncsim.wording import on_a_terminal
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20

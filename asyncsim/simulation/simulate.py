@@ -7,28 +7,25 @@ The events are `asyncsim.simulation.engine`'s, under a timing policy `asyncsim.s
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
+from tqdm import tqdm
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError, require_count, require_memory
-from asyncsim.notes import on_a_terminal
 from asyncsim.simulation.engine import Simulation
 from asyncsim.simulation.policy_engine import PolicySimulation
 from asyncsim.threads import require_wanted
 from asyncsim.traces.bookkeeping import READ_RECORD, trace_of
-
-if TYPE_CHECKING:
-    from asyncsim.traces.trace import Trace
-
+from asyncsim.traces.trace import Trace
+from asyncsim.wording import on_a_terminal
 
 #: Memory (bytes) that a commit and a worker take at the least: the record and the columns; the durations drawn ahead.
 _BYTES = {"commit": 400, "worker": 1_000}
 
 
-def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> "Trace":
+def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> Trace:
     """Run a cluster until the server has taken up so many messages.
 
     Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
@@ -94,7 +91,6 @@ def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]
     if not (on_a_terminal() if show is None else show):
         yield lambda done: require_wanted()
         return
-    from tqdm import tqdm
 
     def told(done: int) -> None:
         require_wanted()

@@ -22,12 +22,12 @@ from typing import Any
 from asyncsim import __version__
 from asyncsim.errors import InputError, require_path, shown
 from asyncsim.interruption import interruptible
-from asyncsim.notes import note, tell
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, StudyOptions
 from asyncsim.study.loading import hidden, load, sha256, shipped, studies, told_in_a_line
 from asyncsim.study.own_file import require_as_they_were
 from asyncsim.study.typed import fields_of, split_numbers, value_of, without
+from asyncsim.wording import note, tell
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study of which some runs failed.

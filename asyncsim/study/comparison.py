@@ -13,7 +13,6 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.errors import InputError
 from asyncsim.files import plain, write_csv
 from asyncsim.methods import Method, Timing
-from asyncsim.notes import each_note_once, note, tell
 from asyncsim.problems import Problem
 from asyncsim.replays.method_check import require_replies
 from asyncsim.replays.replay import replay
@@ -27,6 +26,7 @@ from asyncsim.study.executor import Executor, Failure, Failures
 from asyncsim.study.outcome import outcome
 from asyncsim.threads import cached
 from asyncsim.traces.trace import Trace
+from asyncsim.wording import each_note_once, note, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,17 +12,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.cluster_fields import HeterogeneityWarning
+from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, proportional_windows
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
-from asyncsim.clusters.windows import proportional_windows
 from asyncsim.errors import InputError, require_count, require_fraction, require_positive, shown
 from asyncsim.files import plain
-from asyncsim.notes import note
 from asyncsim.study import executor, results
 from asyncsim.study.device import computing_device
 from asyncsim.study.typed import fields_of
+from asyncsim.wording import note
 
 if TYPE_CHECKING:
     from asyncsim.methods import Method
@@ -277,7 +275,7 @@ waits.
 
         from asyncsim.study.factories import factory_options
         from asyncsim.study.own_file import files_of, recognised
-        from asyncsim.traces.trace import package_versions
+        from asyncsim.traces.columns import package_versions
 
         # A study's own option may be called as an argument of some factory, which does not get it.
         elsewhere = set.union(*factory_options()) & {field.name for field in dataclasses.fields(StudyOptions)}

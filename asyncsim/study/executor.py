@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
 from asyncsim.files import write_json
-from asyncsim.notes import tell
 from asyncsim.threads import one_core_each, work_until
+from asyncsim.wording import tell
 
 if TYPE_CHECKING:
     from asyncsim.problems.problem import Problem

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from asyncsim.errors import InputError, require_choice
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.named import optimizers
-from asyncsim.notes import note
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.replays.method_check import check_fields
 from asyncsim.study import own_file
-from asyncsim.wording import split_names
+from asyncsim.wording import note, split_names
 
 if TYPE_CHECKING:
     from asyncsim.study.config import StudyOptions

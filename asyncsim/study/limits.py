@@ -8,13 +8,11 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.clusters.law_text import write
-from asyncsim.notes import tell
 from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.outcome import FINAL_SHARE
 from asyncsim.study.tabulation import Job, Tables, collect, say_failed
-from asyncsim.table_text import number_text
-from asyncsim.wording import counted
+from asyncsim.wording import counted, number_text, tell
 
 if TYPE_CHECKING:
     from asyncsim.replays.run import Run

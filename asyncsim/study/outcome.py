@@ -8,9 +8,8 @@ import pandas as pd
 
 from asyncsim.replays.run import Run
 from asyncsim.study.results import SUMMARY
-from asyncsim.table_text import table_text
 from asyncsim.traces.trace import Trace
-from asyncsim.wording import over_seeds
+from asyncsim.wording import over_seeds, table_text
 
 #: Share of the commits, at the end, over which "final" minibatch losses and energy ratios are taken.
 FINAL_SHARE = 0.1

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncsim.errors import InputError
-from asyncsim.notes import note
 from asyncsim.study import results
 from asyncsim.study.loading import load_file, sha256, told_in_a_line
-from asyncsim.wording import split_names
+from asyncsim.wording import note, split_names
 
 Made = TypeVar("Made")
 

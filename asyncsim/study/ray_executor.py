@@ -27,8 +27,8 @@ from ray.exceptions import RayError, RayTaskError
 import asyncsim
 from asyncsim.errors import InputError
 from asyncsim.interruption import handlers_kept
-from asyncsim.notes import note
 from asyncsim.study.executor import Done, Failure, attempt
+from asyncsim.wording import note
 
 #: Environment variable of Ray: ``token`` or ``disabled``.
 _AUTH_MODE = "RAY_AUTH_MODE"

@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_json
-from asyncsim.notes import each_note_once, note, tell
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig, StudyOptions
 from asyncsim.study.executor import opened
-from asyncsim.wording import counted
+from asyncsim.wording import counted, each_note_once, note, tell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.errors import InputError
 from asyncsim.files import write_csv, write_json
-from asyncsim.notes import note, tell
 from asyncsim.study import results
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Failure, Failures, map_kept, opened
 from asyncsim.study.sweep import study_folder
+from asyncsim.wording import note, tell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,15 +5,7 @@ are in the unit of the laws (seconds); staleness is counted in versions between 
 worker alone has staleness 0.
 """
 
-from asyncsim.theory.barriers import barrier_time, batch_time, sum_law
-from asyncsim.theory.bounds import BoundedClocks, bounded_clocks
-from asyncsim.theory.cluster_means import think_time
-from asyncsim.theory.elastic import (
-    elastic_round_robin,
-    elastic_stable_alpha,
-    elastic_stable_beta,
-    elastic_synchronous,
-)
+from asyncsim.theory.barriers import BoundedClocks, barrier_time, batch_time, bounded_clocks, sum_law
 from asyncsim.theory.expected_staleness import StalenessTheory, staleness_theory
 from asyncsim.theory.expected_throughput import (
     QueueTheory,
@@ -25,12 +17,16 @@ from asyncsim.theory.expected_throughput import (
 from asyncsim.theory.momentum import (
     critical_step,
     elastic_path,
+    elastic_round_robin,
+    elastic_stable_alpha,
+    elastic_stable_beta,
+    elastic_synchronous,
     implicit_momentum,
     implicit_momentum_path,
     stable_step,
     window_step,
 )
-from asyncsim.theory.queueing import Repairman, knee, repairman, repairman_probabilities, saturation_bound
+from asyncsim.theory.queueing import Repairman, knee, repairman, repairman_probabilities, saturation_bound, think_time
 from asyncsim.theory.staleness import (
     GeometricStaleness,
     batch_staleness,

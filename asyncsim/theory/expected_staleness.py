@@ -15,9 +15,8 @@ from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixtur
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError, require_positive
 from asyncsim.theory.barriers import sum_law
-from asyncsim.theory.cluster_means import alike, journeys, require_cluster
 from asyncsim.theory.expected_throughput import memoryless_clocks
-from asyncsim.theory.queueing import knee
+from asyncsim.theory.queueing import alike, journeys, knee, require_cluster
 from asyncsim.theory.staleness import (
     first_staleness,
     geometric_staleness,

@@ -10,20 +10,21 @@ from typing import NamedTuple
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Exponential
 from asyncsim.errors import InputError
-from asyncsim.theory.barriers import barrier_time, sum_law
-from asyncsim.theory.bounds import BoundedClocks, bounded_clocks
-from asyncsim.theory.cluster_means import (
+from asyncsim.theory.barriers import BoundedClocks, barrier_time, bounded_clocks, sum_law
+from asyncsim.theory.queueing import (
     alike,
     away,
     computing,
     demand,
     journeys,
+    knee,
     memoryless,
     queues,
+    repairman,
     require_cluster,
+    saturation_bound,
     think_time,
 )
-from asyncsim.theory.queueing import knee, repairman, saturation_bound
 
 
 class ThroughputTheory(NamedTuple):

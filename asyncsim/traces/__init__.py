@@ -1,5 +1,5 @@
 """The order and the times of all visits to a server, however they came about.
 
 A `trace` comes from a simulation, from a stated staleness (`prescription`) or from a recording (`visits`); the rows of
-the first and the last are made by the same rules (`bookkeeping`).
+the first and the last are made by the same rules (`bookkeeping`). Its `columns` are below all of these.
 """

@@ -6,9 +6,11 @@ worker, tells all staleness.
 """
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.trace import APPLIED, OUTCOMES, Source, Trace
+from asyncsim.traces.columns import APPLIED, OUTCOMES, Source
+from asyncsim.traces.trace import Trace
 
 Columns = dict[str, np.ndarray]
 
@@ -37,8 +39,6 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
     -------
     Trace
     """
-    import pandas as pd
-
     if "outcome" not in commits:
         reads = reads if cluster.separate_reads else _reads_of_commits(cluster, commits)
         commits = {**commits, "outcome": np.full(len(commits["worker"]), APPLIED)}

@@ -1,17 +1,15 @@
 """What a trace says about how long things took: the durations between its columns, and the order of service."""
 
 import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Of the services that overlap with the one before, at most this share is a matter of clocks.
 _OVERLAPS = 0.01
@@ -229,15 +227,13 @@ def choices(trace: Trace) -> Choices:
     return Choices(*counts.tolist())
 
 
-def _visits(trace: Trace) -> "pd.DataFrame":
+def _visits(trace: Trace) -> pd.DataFrame:
     """Return all visits in the order of service: `Trace.visits`, and those that wait, which have no end yet."""
-    import pandas as pd
-
     waiting = trace.present.set_axis(["worker", "arrive"], axis=1).assign(serve=np.inf, end=np.inf)
     return pd.concat([trace.visits, waiting], ignore_index=True).sort_values(["serve", "end"], kind="stable")
 
 
-def _check_times(frame: "pd.DataFrame") -> None:
+def _check_times(frame: pd.DataFrame) -> None:
     tells = not frame["send_time"].isna().all()
     for (earlier, later), what in _ORDER.items():
         if "send_time" in (earlier, later) and not tells:
@@ -265,8 +261,6 @@ def _check_services(trace: Trace) -> None:
 
 def _pull_arrivals(trace: Trace) -> np.ndarray:
     """Return when the read visit of each commit arrived: that of the worker's next job; nan if the trace lacks it."""
-    import pandas as pd
-
     reads = pd.concat([table[["worker", "job", "read_arrive_time"]] for table in (trace.frame, trace.open_reads)])
     arrived = reads.set_index(["worker", "job"])["read_arrive_time"]
     wanted = pd.MultiIndex.from_arrays([trace.frame["worker"], trace.frame["job"] + 1])

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.clusters.laws import Constant, Law, as_law
 from asyncsim.errors import InputError, require_count, require_memory
 from asyncsim.streams import Streams
-from asyncsim.traces.trace import OUTCOMES, Source, Trace
+from asyncsim.traces.columns import OUTCOMES, Source
+from asyncsim.traces.trace import Trace
 
 #: Draws made at once, so that a longer trace starts like a shorter one under every law.
 _BLOCK = 1024
@@ -62,8 +64,6 @@ def prescribed(
     InputError
         A value that cannot be used; a sequence of another length; more commits than the machine's memory can hold.
     """
-    import pandas as pd
-
     commits = require_count("commits", commits)
     workers = require_count("workers", workers)
     window = require_count("window", window)

@@ -2,105 +2,18 @@
 
 import functools
 import os
-import platform
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.errors import InputError
+from asyncsim.traces import trace_file, trace_summary
+from asyncsim.traces.columns import COLUMNS, TAKEN_UP, Source, no_open_reads, nobody_present
 from asyncsim.wording import counted
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-#: What can become of a message.
-OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
-#: Their positions, for records that are not yet rows.
-APPLIED, BUFFERED, DISCARDED, CANCELLED = range(len(OUTCOMES))
-#: The outcomes of messages that the server takes up.
-TAKEN_UP = ("applied", "buffered")
-#: The columns of a trace and their units.
-COLUMNS = {
-    "commit": "",
-    "worker": "",
-    "job": "",
-    "local_steps": "",
-    "read_version": "versions",
-    "read_arrive_time": "s",
-    "read_serve_time": "s",
-    "read_time": "s",
-    "start_time": "s",
-    "send_time": "s",
-    "form_version": "versions",
-    "form_time": "s",
-    "arrive_time": "s",
-    "serve_time": "s",
-    "commit_time": "s",
-    "staleness": "versions",
-    "version": "versions",
-    "outcome": "",
-}
-
-
-@functools.cache
-def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that make traces."""
-    from asyncsim import __version__
-
-    packages = {name: metadata.version(name) for name in ("numpy", "pandas", "pyarrow", "simpy")}
-    return {"asyncsim": __version__, "python": platform.python_version(), **packages}
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a trace comes from.
-
-    Attributes
-    ----------
-    workers : int
-        How many took part, also those without a commit.
-    protocol : str
-        The protocol of the visits, or ``"prescribed"``.
-    window : int
-        Local steps per commit; the most of a worker's where they differ.
-    separate_reads : bool
-        Whether reads are server visits of their own.
-    seed : int
-        The seed of the random numbers.
-    cluster : Cluster or None
-        What was simulated; None if the trace was prescribed or recorded.
-    versions : dict
-        Versions of the packages that made it.
-    """
-
-    workers: int
-    protocol: str
-    window: int = 1
-    separate_reads: bool = False
-    seed: int = 0
-    cluster: Cluster | None = None
-    versions: dict[str, str] = field(default_factory=lambda: dict(package_versions()))
-
-
-def no_open_reads() -> "pd.DataFrame":
-    """Return an empty table of open reads."""
-    import pandas as pd
-
-    counts = {name: np.zeros(0, np.int64) for name in ("worker", "job", "read_version")}
-    times = {name: np.zeros(0) for name in ("read_arrive_time", "read_serve_time", "read_time")}
-    return pd.DataFrame({**counts, **times})
-
-
-def nobody_present() -> "pd.DataFrame":
-    """Return an empty table of visits present at the end."""
-    import pandas as pd
-
-    return pd.DataFrame({"worker": np.zeros(0, np.int64), "arrive_time": np.zeros(0)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,10 +67,10 @@ class Trace:
         policy lets wait after their visit are not among them.
     """
 
-    frame: "pd.DataFrame"
+    frame: pd.DataFrame
     source: Source
-    open_reads: "pd.DataFrame" = field(default_factory=no_open_reads)
-    present: "pd.DataFrame" = field(default_factory=nobody_present)
+    open_reads: pd.DataFrame = field(default_factory=no_open_reads)
+    present: pd.DataFrame = field(default_factory=nobody_present)
 
     def __post_init__(self) -> None:
         missing = [name for name in COLUMNS if name not in self.frame]
@@ -186,23 +99,19 @@ class Trace:
         return Trace(frame.assign(commit=np.arange(len(frame))), self.source, self.open_reads, self.present)
 
     @property
-    def read_visits(self) -> "pd.DataFrame":
+    def read_visits(self) -> pd.DataFrame:
         """The reads that were visits of their own: their columns of ``frame``, also of those not yet consumed.
 
         None of exchanges, and not the first of a worker, which no server served.
         """
-        import pandas as pd
-
         columns = list(self.open_reads.columns)
         tables = [self.frame, self.open_reads] if self.source.separate_reads else []
         reads = [table.loc[table["job"] > 0, columns] for table in tables]
         return pd.concat(reads, ignore_index=True) if reads else self.open_reads.head(0)
 
     @property
-    def visits(self) -> "pd.DataFrame":
+    def visits(self) -> pd.DataFrame:
         """The server visits that are over: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads."""
-        import pandas as pd
-
         names = ["worker", "arrive", "serve", "end"]
         commits = self.frame[self.frame["outcome"] != "cancelled"]
         parts = [
@@ -267,28 +176,47 @@ class Trace:
         return self.source.versions
 
     def block_versions(self) -> np.ndarray:
-        """Return the version of each block of each row's read; see `asyncsim.traces.torn.block_versions`."""
-        from asyncsim.traces.torn import block_versions
+        """Return the version that each block of each row's read is of: torn reads are of several.
 
-        return block_versions(self)
+        Without locks a read takes time. One that is made in ``read_blocks`` is spread evenly over its service: block
+        ``b`` is read once ``(b + 1) / read_blocks`` of the service's time have passed, the last one at its end. A block
+        shows what was committed by then. The blocks are of consecutive parameters, as many in each; the last ones have
+        what is left.
+
+        Returns
+        -------
+        int array, shape ``[rows, blocks]``
+            Never decreasing along a row; the last column is ``read_version``, and the only one where reads are whole.
+
+        Notes
+        -----
+        What is committed in the very instant in which a block is read is seen, unless the end of the read came before
+        it in the trace. Messages are written at one instant, the end of their visit: a write that is spread over the
+        same blocks as slowly as the reads would be seen by none of them in part, as neither overtakes the other.
+
+        References
+        ----------
+        Recht, Re, Wright and Niu 2011, "Hogwild!", arXiv 1106.5730: components are read and written without locks.
+        """
+        column = {name: self.frame[name].to_numpy() for name in ("read_serve_time", "read_time", "read_version")}
+        begin, end, last = (values[:, None] for values in column.values())
+        parts = np.arange(1, self.read_blocks + 1) / self.read_blocks
+        made = np.searchsorted(self.frame["commit_time"].to_numpy(), begin + parts * (end - begin), side="right")
+        seen = np.minimum(np.r_[0, self.frame["version"].to_numpy()][made], last)
+        seen[:, -1] = column["read_version"]
+        return seen
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
         """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`."""
-        from asyncsim.traces.trace_summary import summary
+        return trace_summary.summary(self, warm_up)
 
-        return summary(self, warm_up)
-
-    def per_worker(self, warm_up: int | None = None) -> "pd.DataFrame":
+    def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:
         """Return one row per worker; see `asyncsim.traces.trace_summary.per_worker`."""
-        from asyncsim.traces.trace_summary import per_worker
+        return trace_summary.per_worker(self, warm_up)
 
-        return per_worker(self, warm_up)
-
-    def queue(self) -> "pd.DataFrame":
+    def queue(self) -> pd.DataFrame:
         """Return how many visits are at the server over time; see `asyncsim.traces.trace_summary.queue`."""
-        from asyncsim.traces.trace_summary import queue
-
-        return queue(self)
+        return trace_summary.queue(self)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write one parquet file with everything inside; the whole file or, on failure, nothing.
@@ -305,12 +233,10 @@ class Trace:
         InputError
             There is such a file already, or it cannot be written.
         """
-        from asyncsim.traces.trace_file import save
+        return trace_file.save(self, path)
 
-        return save(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike) -> "Trace":
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Trace":
         """Read a trace that `save` wrote.
 
         Raises
@@ -318,15 +244,13 @@ class Trace:
         InputError
             No such file; a truncated or damaged one; not a trace; or a trace of another format.
         """
-        from asyncsim.traces.trace_file import load
-
-        return load(path)
+        return trace_file.load(cls, path)
 
 
 _WHEN_ARRIVED = "must not be before 0, nor after its serve_time"
 
 
-def _rules(frame: "pd.DataFrame", workers: int) -> list[tuple[str, np.ndarray, str]]:
+def _rules(frame: pd.DataFrame, workers: int) -> list[tuple[str, np.ndarray, str]]:
     """Return what must hold in every row of a trace: the column, where it holds, and the rule in words."""
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
     before = np.concatenate([[0], column["version"][:-1]])

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.errors import InputError, require_free, require_path
 from asyncsim.files import write_whole
-from asyncsim.traces.trace import COLUMNS, OUTCOMES, Source, Trace, no_open_reads, nobody_present
+from asyncsim.traces.columns import COLUMNS, OUTCOMES, Source, no_open_reads, nobody_present
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from asyncsim.traces.trace import Trace
 
 #: Raised by one whenever the files change.
 FORMAT = 2
@@ -25,11 +28,8 @@ _METADATA = b"asyncsim"
 _SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present}
 
 
-def save(trace: Trace, path: str | os.PathLike) -> Path:
+def save(trace: "Trace", path: str | os.PathLike) -> Path:
     """Write a trace; see `Trace.save`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = require_free("path", path)
     table = pa.Table.from_pandas(trace.frame[list(COLUMNS)], preserve_index=False)
     header = json.dumps(_header(trace), sort_keys=True).encode()
@@ -37,10 +37,8 @@ def save(trace: Trace, path: str | os.PathLike) -> Path:
     return write_whole(path, lambda partial: pq.write_table(table, partial, write_page_checksum=True))
 
 
-def load(path: str | os.PathLike) -> Trace:
+def load(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
     """Read a trace; see `Trace.load`."""
-    import pandas as pd
-
     path = require_path("path", path)
     table = _read_table(path)
     header = _read_header(path, table.schema.metadata)
@@ -52,12 +50,12 @@ def load(path: str | os.PathLike) -> Trace:
         cluster = header["source"].pop("cluster")
         source = Source(**header["source"], cluster=None if cluster is None else Cluster.from_dict(cluster))
         rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items()}
-        return Trace(frame, source, **rest)
+        return kind(frame, source, **rest)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"path = {str(path)!r}: a damaged trace ({error}); copy it again or make it again") from error
 
 
-def _header(trace: Trace) -> dict[str, Any]:
+def _header(trace: "Trace") -> dict[str, Any]:
     """Return what the file holds besides the rows: plain values."""
     source = {entry.name: getattr(trace.source, entry.name) for entry in fields(Source)}
     if trace.cluster is not None:
@@ -66,17 +64,12 @@ def _header(trace: Trace) -> dict[str, Any]:
     return {"kind": "trace", "format": FORMAT, "units": COLUMNS, "source": source, **sides}
 
 
-def _unpack(columns: dict[str, list], empty: "pd.DataFrame") -> "pd.DataFrame":
+def _unpack(columns: dict[str, list], empty: pd.DataFrame) -> pd.DataFrame:
     """Return a side table with the types it had."""
-    import pandas as pd
-
     return pd.DataFrame({name: np.asarray(columns[name], empty[name].dtype) for name in empty})
 
 
 def _read_table(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not path.exists():
         raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
     try:

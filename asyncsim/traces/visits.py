@@ -3,20 +3,19 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
 from asyncsim.errors import InputError, require_count, require_number
 from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of
-from asyncsim.traces.trace import APPLIED, CANCELLED, COLUMNS, Trace
+from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS
+from asyncsim.traces.trace import Trace
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 #: The times of a visit in the order in which they pass; all but these are needed.
 _COMMIT_TIMES = ("start_time", "send_time", "arrive_time", "serve_time", "commit_time")
@@ -29,16 +28,16 @@ _CLOCK = "record all times on one clock, such as the server's time.monotonic()"
 
 
 def recorded(
-    visits: "Table",
+    visits: Table,
     *,
     workers: int | None = None,
-    reads: "Table | None" = None,
+    reads: Table | None = None,
     protocol: str = "exchange",
     exclusive: bool = True,
     window: int = 1,
     begin: float | None = None,
     seed: int = 0,
-    present: "Table | None" = None,
+    present: Table | None = None,
 ) -> Trace:
     """Return the trace of a real run, from what its server recorded of each visit.
 
@@ -162,10 +161,8 @@ def _count_workers(worker: np.ndarray) -> int:
     return count
 
 
-def _table(argument: str, rows: Any, needed: tuple[str, ...]) -> "pd.DataFrame":
+def _table(argument: str, rows: Any, needed: tuple[str, ...]) -> pd.DataFrame:
     """Return a table with the columns that it needs, and with each row's number as it was given, ``row``."""
-    import pandas as pd
-
     try:
         table = pd.DataFrame(rows).reset_index(drop=True)
     except (TypeError, ValueError) as error:
@@ -178,15 +175,13 @@ def _table(argument: str, rows: Any, needed: tuple[str, ...]) -> "pd.DataFrame":
     return table.assign(row=np.arange(len(table)))
 
 
-def _side_table(argument: str, rows: Any, needed: tuple[str, ...], begin: float, workers: int) -> "pd.DataFrame":
+def _side_table(argument: str, rows: Any, needed: tuple[str, ...], begin: float, workers: int) -> pd.DataFrame:
     """Return a table that may be left out, in order."""
     table = _table(argument, {name: [] for name in needed} if rows is None else rows, needed)
     return _in_order(argument, table, needed[1:], begin, workers)
 
 
-def _in_order(
-    argument: str, table: "pd.DataFrame", times: tuple[str, ...], begin: float, workers: int
-) -> "pd.DataFrame":
+def _in_order(argument: str, table: pd.DataFrame, times: tuple[str, ...], begin: float, workers: int) -> pd.DataFrame:
     """Return the rows in the order in which they were served, their times counted from the begin."""
     there = [name for name in times if name in table]
     table = table.assign(worker=_numbers(argument, table, "worker"))
@@ -202,13 +197,11 @@ def _in_order(
     return table.astype({"worker": np.int64}).sort_values(there[-1], kind="stable").reset_index(drop=True)
 
 
-def _columns(table: "pd.DataFrame", names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def _columns(table: pd.DataFrame, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy(np.float64) for name in names if name in table}
 
 
-def _numbers(argument: str, table: "pd.DataFrame", name: str) -> np.ndarray:
-    import pandas as pd
-
+def _numbers(argument: str, table: pd.DataFrame, name: str) -> np.ndarray:
     if table[name].dtype.kind in "mM":  # whose numbers are of any unit
         raise InputError(
             f"{argument}: {name} holds dates; give seconds, (dates - dates.min()).dt.total_seconds() with one minimum "
@@ -219,14 +212,14 @@ def _numbers(argument: str, table: "pd.DataFrame", name: str) -> np.ndarray:
     return values
 
 
-def _require(argument: str, table: "pd.DataFrame", name: str, holds: np.ndarray, rule: str) -> None:
+def _require(argument: str, table: pd.DataFrame, name: str, holds: np.ndarray, rule: str) -> None:
     if not holds.all():
         first = int(np.argmin(holds))
         row, value = int(table["row"].iloc[first]), table[name].iloc[first]
         raise InputError(f"{argument}: {name} of row {row} is {value!s}; it {rule}")
 
 
-def _applied(commits: "pd.DataFrame") -> np.ndarray:
+def _applied(commits: pd.DataFrame) -> np.ndarray:
     """Return which rows were applied and not cancelled, ``[rows]``."""
     if "outcome" not in commits:
         return np.ones(len(commits), bool)
@@ -236,7 +229,7 @@ def _applied(commits: "pd.DataFrame") -> np.ndarray:
     return (given == "applied").to_numpy()
 
 
-def _read_versions(form: Cluster, reads: "pd.DataFrame", made: "pd.DataFrame") -> np.ndarray:
+def _read_versions(form: Cluster, reads: pd.DataFrame, made: pd.DataFrame) -> np.ndarray:
     """Return the versions read, counted by the times of the commits that ``made`` them, ``[reads]``.
 
     Where a read and a commit share a clock's reading, what is given says which came first; else the commit did, or in
@@ -275,7 +268,7 @@ def _check_reads(form: Cluster, worker: np.ndarray, reader: np.ndarray) -> None:
         )
 
 
-def _check_counted(given: "pd.DataFrame", frame: "pd.DataFrame") -> None:
+def _check_counted(given: pd.DataFrame, frame: pd.DataFrame) -> None:
     """Raise InputError if a computation begins before its read, or a given column says something else."""
     late = (frame["start_time"] >= frame["read_time"]).to_numpy()
     rule = f"must not be before its read was served: a worker has one computation in flight; {_CLOCK}"

@@ -11,8 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import curve_of, diagnostic_curve, trace_length
-from asyncsim.drawing.curves_drawn import DIVERGED
+from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
 from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished

@@ -9,8 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, curve_of, diagnostic_curve, trace_length
-from asyncsim.drawing.curves_drawn import ALONG, DIVERGED, axis_along, draw_curve
+from asyncsim.drawing.curves import (
+    ALONG,
+    DIVERGED,
+    Curve,
+    axis_along,
+    curve_of,
+    diagnostic_curve,
+    draw_curve,
+    trace_length,
+)
 from asyncsim.errors import InputError
 from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve
-from asyncsim.drawing.curves_drawn import draw_curves
+from asyncsim.drawing.curves import Curve, draw_curves
 from asyncsim.study.finished import Finished
 from asyncsim.wording import counted
 
