@@ -1,6 +1,7 @@
 """Files that are whole or not there, and tables that keep every digit."""
 
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -13,10 +14,58 @@ from asyncsim.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
+#: The entry of a JSON file that has the SHA-256 of the others.
+CHECKSUM = "sha256"
+
+
+class Held:
+    """A folder that this process has to itself, and what was written there.
+
+    Parameters
+    ----------
+    folder : Path
+    argument : str
+        What named it.
+    """
+
+    def __init__(self, folder: Path, argument: str):
+        self._folder, self._argument, self._identity = folder.absolute(), argument, _identity(folder)
+        #: Files and folders in the order in which they were made.
+        self.written: dict[Path, None] = {}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its path still leads to it: somebody may have removed it, and others made it again."""
+        return _identity(self._folder) == self._identity
+
+    def has(self, path: Path) -> bool:
+        """Return whether a path lies inside."""
+        return path.is_relative_to(self._folder)
+
+    def require_there(self) -> None:
+        """Raise InputError if its path leads to nothing, or to another folder."""
+        if not self.is_there:
+            raise InputError(
+                f"{self._argument} = {str(self._folder)!r}: was removed, or replaced by another folder, while this "
+                "ran; nothing more is written; start again with a folder that stays"
+            )
+
+    def remove_written(self) -> None:
+        """Remove what was written, and nothing else: no file that others have put there, nor the folder around it."""
+        for path in reversed(self.written) if self.is_there else ():
+            with contextlib.suppress(OSError):  # of folders in which others have something
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+#: The folders that this process has to itself.
+_held: list[Held] = []
+
 
 @contextlib.contextmanager
-def alone_in(folder: Path, argument: str) -> Iterator[None]:
+def alone_in(folder: Path, argument: str) -> Iterator[Held]:
     """Let no other process, nor another thread, do the same in a folder meanwhile; ``argument`` is what named it.
+
+    What this module writes there is listed, and is an InputError once the folder was removed or replaced.
 
     Raises
     ------
@@ -25,6 +74,7 @@ def alone_in(folder: Path, argument: str) -> Iterator[None]:
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None  # which opens no folders
+        held = Held(folder, argument)
     except OSError as error:
         raise InputError(f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another") from error
     try:
@@ -32,10 +82,21 @@ def alone_in(folder: Path, argument: str) -> Iterator[None]:
             raise InputError(
                 f"{argument} = {str(folder)!r}: another process writes there; wait for its end, or give another folder"
             )
-        yield
+        _held.append(held)
+        yield held
     finally:
+        if held in _held:
+            _held.remove(held)
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def lock(descriptor: int) -> bool:
@@ -58,18 +119,19 @@ def lock(descriptor: int) -> bool:
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
-    """Write a file under a temporary name and rename it when it is whole; create its folder if needed.
+    """Write a file under a temporary name, and rename it when it is whole and on disk; make its folder if needed.
 
     Raises
     ------
     InputError
-        It cannot be written (a full disk, a missing permission); nothing is left behind then.
+        It cannot be written (a full disk, a missing permission); nothing is left behind then. Or it lies in a folder
+        that this process had to itself, and that was removed meanwhile.
     """
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write(partial)
-        os.replace(partial, path)
+        put_in_place(partial, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -77,6 +139,67 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
             raise InputError(f"{str(path)!r}: cannot be written: {error.strerror or error}") from error
         raise
     return path
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, unless it is there.
+
+    Raises
+    ------
+    InputError
+        It lies in a folder that this process had to itself, and that was removed meanwhile.
+    """
+    _holders(folder)
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        _list(folder)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Rename a file, or a folder of files, that is whole: after a loss of power either all of it is there or nothing.
+
+    Raises
+    ------
+    InputError
+        As `make_folder`.
+    """
+    inside = sorted(partial.iterdir()) if partial.is_dir() else []
+    for written in (*inside, partial):
+        _sync(written)
+    _list(path, *(path / entry.name for entry in inside))
+    os.replace(partial, path)
+    _sync(path.parent)
+
+
+def _list(path: Path, *inside: Path) -> None:
+    """List what comes into a held folder; raise InputError if that is not there any more."""
+    for held in _holders(path):
+        held.written.update(dict.fromkeys(one.absolute() for one in (path, *inside)))
+
+
+def _holders(path: Path) -> list[Held]:
+    """Return the held folders in which a path lies; raise InputError if one of them is not there any more."""
+    found = [held for held in _held if held.has(path.absolute())]
+    for held in found:
+        held.require_there()
+    return found
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's contents, or the names in a folder, are on disk."""
+    folder = path.is_dir()
+    if folder and sys.platform == "win32":  # which opens no folders
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not folder:  # some file systems know this of files only
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def plain(value: Any) -> Any:
@@ -96,6 +219,44 @@ def write_json(path: Path, values: Any) -> Path:
     """Write plain values as an indented JSON file."""
     text = json.dumps(values, indent=1) + "\n"
     return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def sealed(values: Mapping[str, Any]) -> str:
+    """Return plain values as the text of a JSON file that ends with a checksum of the others; see `unsealed`."""
+    body = {name: value for name, value in values.items() if name != CHECKSUM}
+    checksum = hashlib.sha256(json.dumps(body, indent=1, default=str).encode()).hexdigest()
+    return json.dumps({**body, CHECKSUM: checksum}, indent=1, default=str) + "\n"
+
+
+def write_sealed(path: Path, values: Mapping[str, Any]) -> Path:
+    """Write plain values as a JSON file with a checksum."""
+    text = sealed(values)
+    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
+    """Return the values of a JSON file that has their checksum, and the ``format`` of this version if one is given.
+
+    Raises
+    ------
+    ValueError
+        It was changed, is of another format, or is no table in JSON.
+    OSError
+        It cannot be read.
+    """
+    text = file.read_text(encoding="utf-8")
+    try:
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("no table in JSON")
+        if version is not None and values.get("format") != version:
+            raise ValueError(f"of format {values.get('format')!r}, this asyncsim reads {version}; make it again")
+        if sealed(values) != text:
+            raise ValueError("its checksum is of other values: it was damaged, or changed by hand")
+    except RecursionError:
+        raise ValueError("no JSON that anybody wrote: nested too deeply") from None
+    del values[CHECKSUM]
+    return values
 
 
 def write_csv(path: Path, table: "pd.DataFrame") -> Path:

@@ -92,7 +92,7 @@ def run(config: Config) -> Result:
     """
     if config.resume is not None:
         begun = _begun(config, config.resume)
-        with alone_in(config.resume, "resume"), results.telling(config.resume):
+        with alone_in(config.resume, "resume") as held, results.telling(config.resume, held):
             return _run(begun, begun.make_methods(), config.resume)
     config.check()
     from asyncsim.real.recorder import require_timing

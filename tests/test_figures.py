@@ -62,8 +62,7 @@ def hand_made_trace(cluster: Cluster | None, workers: int = WORKERS, seed: int =
             "outcome": pd.Categorical(["applied"] * ROWS, OUTCOMES),
         }
     )
-    protocol = "exchange" if cluster is not None else "recorded"
-    return Trace(frame, Source(workers=workers, protocol=protocol, seed=seed, cluster=cluster))
+    return Trace(frame, Source(workers=workers, protocol="exchange", seed=seed, cluster=cluster))
 
 
 def hand_made_run(trace: Trace, method: str, diverged_at: int | None = None) -> Run:

@@ -1,5 +1,7 @@
 """The figures of the GEM paper from tiny results made by hand: labels, published curves, deviations and the bytes."""
 
+import dataclasses
+import shutil
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ from gem_results import make_run, ranks, write_all, write_study
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from asyncsim import InputError, prescribed
+from asyncsim import InputError, Run, prescribed
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve, curve_of, diagnostic_curve
 from asyncsim.study import load, load_file, shipped
@@ -25,6 +27,13 @@ PAPER = ["1a", "1b", "1c", "1d", "2", "3", "4", "5", "6a", "6b", "8a", "8b", "9"
 OWN = ["learning_rates", "misspecification", "speedup", "limits", "energy", "energy_time", "queue", "momentum"]
 OWN += ["forensics"]
 ROOT = shipped("figures").parent
+
+
+def rewrite(path, table) -> None:
+    """Save the run of a table's file again with another table."""
+    run = dataclasses.replace(Run.load(path.parent), **{path.stem: table})
+    shutil.rmtree(path.parent)
+    run.save(path.parent)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +215,7 @@ def test_energies_of_the_last_tenth_of_the_commits_are_those_of_the_summary(tmp_
     (path,) = folder.glob("runs/*/*/commits.parquet")
     commits = pd.read_parquet(path)
     commits.loc[commits["commit"] % 4 != 3, "central_energy"] = 0.0
-    commits.to_parquet(path, index=False)
+    rewrite(path, commits)
     found = read(folder, "energy")
     (run,) = found.runs()
     ended = outcome(run, prescribed(1, 60, 2))["energy_ratio"]
@@ -229,7 +238,7 @@ def test_a_map_of_one_tensor_and_one_worker_is_drawn(tmp_path):
     (path,) = folder.glob("runs/*/*/diagnostics.parquet")
     table = pd.read_parquet(path)
     table.loc[table["tensor"] == "dense", "tensor"] = ""
-    table[table["tensor"] == ""].to_parquet(path, index=False)
+    rewrite(path, table[table["tensor"] == ""])
     _, tensors, workers, _ = gem.FIGURES["energy_time"].draw(read(folder, "energy")).axes
     assert [text.get_text() for text in tensors.get_yticklabels()] == ["all"]
     assert tensors.collections[0].get_coordinates()[..., 0].max() == 5
@@ -246,7 +255,7 @@ def test_tensors_are_named_by_their_paths(tmp_path):
     folder = write_study(tmp_path, "tensors", [({"workers": 2}, "gem", {})], seeds=1)
     (path,) = folder.glob("runs/*/*/diagnostics.parquet")
     table = pd.read_parquet(path)
-    table.replace({"tensor": {"dense": "[0]['bias']"}}).to_parquet(path, index=False)
+    rewrite(path, table.replace({"tensor": {"dense": "[0]['bias']"}}))
     axes = gem.FIGURES["9"].draw(read(folder, "tensors")).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["conv_1", "conv_1_bias", "0.bias", "dense_bias"]
 
@@ -424,7 +433,7 @@ def paper(tmp_path_factory):
     for path in (folder / "stability" / "runs").glob("*/*/commits.parquet"):
         commits = pd.read_parquet(path)
         commits["loss"] = 1.1 * theirs.reindex(commits["commit"] // 100).to_numpy()
-        commits.to_parquet(path, index=False)
+        rewrite(path, commits)
     return folder
 
 

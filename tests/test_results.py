@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import InputError
-from asyncsim.files import read_table, write_csv, write_json, write_whole
+from asyncsim.files import read_table, write_csv, write_json, write_sealed, write_whole
 from asyncsim.study import results
 
 
@@ -144,7 +144,7 @@ def test_finished_results_are_kept_and_told(error):
 
 def test_interruptions_of_what_can_be_resumed_say_how():
     with pytest.raises(KeyboardInterrupt) as new, results.new_folder("my own", "toy", resumable=True) as folder:
-        write_json(folder / "config.json", {"study": "toy"})
+        write_sealed(folder / "config.json", {"study": "toy"})
         finish(folder)
         raise KeyboardInterrupt
     go_on = "what was finished is in my own; go on with the same options and --resume 'my own'"
@@ -152,7 +152,7 @@ def test_interruptions_of_what_can_be_resumed_say_how():
     with pytest.raises(KeyboardInterrupt) as old, results.old_folder("my own", {"study": "toy"}):
         raise KeyboardInterrupt
     assert str(old.value) == go_on
-    write_json(Path("my own/config.json"), {"study": "toy", "command": []})
+    write_sealed(Path("my own/config.json"), {"study": "toy", "command": []})
     with pytest.raises(KeyboardInterrupt) as typed, results.old_folder("my own", {"study": "toy"}):
         raise KeyboardInterrupt
     assert str(typed.value) == "what was finished is in my own; go on with --resume 'my own'"
@@ -170,7 +170,7 @@ def test_nobody_else_writes_there_meanwhile():
         for_long = {"study": "toy"}
         with pytest.raises(InputError, match=f"^out = {told}$"), results.new_folder("mine", "toy"):
             pytest.fail("was let in")
-        write_json(folder / results.CONFIG, for_long)
+        write_sealed(folder / results.CONFIG, for_long)
         with pytest.raises(InputError, match=f"^resume = {told}$"), results.old_folder("mine", for_long):
             pytest.fail("was let in")
     with results.old_folder("mine", for_long) as again:

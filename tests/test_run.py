@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Run, methods, prescribed, problems, replay, simulate
+from asyncsim.files import sealed
 from asyncsim.replays.run import FORMAT
 
 FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]
@@ -163,8 +164,8 @@ def test_headers_that_are_not_a_runs(tmp_path, header):
 
 def test_another_format_says_so(tmp_path):
     path = make_run().save(tmp_path / "run") / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": FORMAT + 1}))
-    with pytest.raises(InputError, match=rf"run of format {FORMAT + 1}, this asyncsim reads {FORMAT}"):
+    path.write_text(sealed({**json.loads(path.read_text()), "format": FORMAT + 1}))
+    with pytest.raises(InputError, match=rf"of format {FORMAT + 1}, this asyncsim reads {FORMAT}"):
         Run.load(tmp_path / "run")
 
 

@@ -96,7 +96,7 @@ def test_truncated_file(trace, tmp_path, keep):
     path = trace.save(tmp_path / "trace.parquet")
     content = path.read_bytes()
     path.write_bytes(content[: keep if isinstance(keep, int) else int(keep * len(content))])
-    with pytest.raises(InputError, match=r"trace.parquet': cannot be read as parquet .* may be truncated"):
+    with pytest.raises(InputError, match=r"trace.parquet': cannot be read as parquet .* may be damaged, truncated"):
         Trace.load(path)
 
 
@@ -129,7 +129,7 @@ def test_another_format(trace, tmp_path):
     path = trace.save(tmp_path / "trace.parquet")
     rewrite_header(path, lambda header: header.update(format=FORMAT + 1))
     with pytest.raises(
-        InputError, match=rf"format {FORMAT + 1}, made by asyncsim .* this one reads formats 1 and {FORMAT}"
+        InputError, match=rf"format {FORMAT + 1}, made by asyncsim .* this one reads formats 1 to {FORMAT}"
     ):
         Trace.load(path)
 

@@ -15,7 +15,7 @@ import pytest
 
 from asyncsim import InputError, methods, problems, study
 from asyncsim.__main__ import main
-from asyncsim.files import write_json
+from asyncsim.files import write_sealed
 from asyncsim.study.own_file import recognised
 
 TOY = ("staleness", "--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic")
@@ -56,7 +56,7 @@ def strange(**config) -> None:
     for file in ("t/evil.py", "t/evil/__init__.py", "studies/evil.py"):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_text(MINE)
-    write_json(Path("t/config.json"), config)
+    write_sealed(Path("t/config.json"), config)
     Path("t/summary.csv").write_text("method,seed,status\n")
 
 
@@ -235,7 +235,7 @@ def test_all_that_is_shipped_is_told_apart_in_every_process():
         (["study", *TOY, "--compute", f"[1]*{'9' * 4_000}"], "only a list can be repeated"),
         (["study", *TOY, "--policy", "x" * 9_000], "unknown; choose from asynchronous()"),
         (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),
-        (["study", "staleness", "--resume", "deep"], "no results of a study (maximum recursion depth exceeded"),
+        (["study", "staleness", "--resume", "deep"], "nested too deeply"),
         (["figures", "deep"], "no results of a study"),
     ],
 )

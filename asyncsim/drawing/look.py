@@ -9,6 +9,8 @@ those of a paper's columns, at which everything stays readable::
         look.save(figure, "staleness")
 """
 
+import functools
+import io
 import itertools
 import os
 import warnings
@@ -215,12 +217,10 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
     _without_empty_logarithms(figure)
     for kind, metadata in nothing.items():
         target = Path(path).with_name(f"{Path(path).name}.{kind}")
-
-        def write(partial: Path, kind: str = kind, metadata: dict[str, Any] = metadata) -> None:
-            with style():
-                figure.savefig(partial, format=kind, metadata=metadata)
-
-        written.append(write_whole(target, write))
+        drawn = io.BytesIO()  # as matplotlib, of a disk that is full, raises whatever comes after
+        with style():
+            figure.savefig(drawn, format=kind, metadata=metadata)
+        written.append(write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue())))
     return written
 
 

@@ -1,9 +1,8 @@
 """What a replay brings back: one row per commit, one per evaluation, and the final parameters."""
 
-import json
+import hashlib
 import os
 import shutil
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.errors import InputError, require_free, require_path
+from asyncsim.files import make_folder, put_in_place, sealed, unsealed
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: Raised by one whenever an older asyncsim could not read the files any more.
-FORMAT = 1
+FORMAT = 2
 _TABLES = ("commits", "evaluations", "diagnostics")
+_FILES = (*(f"{name}.parquet" for name in _TABLES), "params.npz")
 
 
 @dataclass(eq=False)
@@ -80,10 +81,11 @@ class Run:
         target = require_free("path", path)
         partial = target.with_name(f".{target.name}.partial")
         try:
+            make_folder(target.parent)
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            partial.mkdir()
             self._write(partial)
-            os.replace(partial, target)
+            put_in_place(partial, target)
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             if not isinstance(error, OSError):
@@ -93,7 +95,7 @@ class Run:
 
     def _write(self, folder: Path) -> None:
         for name in _TABLES:
-            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False, write_page_checksum=True)
+            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False)
         leaves: list[np.ndarray] = []
         structure = _describe(self.params, leaves)
         arrays: dict[str, Any] = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
@@ -103,8 +105,9 @@ class Run:
             "diverged_at": self.diverged_at,
             "config": self.config,
             "params": structure,
+            "files": {name: _checksum(folder / name) for name in _FILES},
         }
-        (folder / "run.json").write_text(json.dumps(header, indent=1, default=str) + "\n")
+        (folder / "run.json").write_text(sealed(header))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Run":
@@ -121,23 +124,23 @@ class Run:
 
         folder = require_path("path", path)
         try:
-            header = json.loads((folder / "run.json").read_text())
-            if header.get("format") != FORMAT:
-                raise InputError(
-                    f"path = {str(folder)!r}: run of format {header.get('format')!r}, this asyncsim reads {FORMAT}; "
-                    "make it again"
-                )
-            checked: Any = {"page_checksum_verification": True}
-            tables = {name: pd.read_parquet(folder / f"{name}.parquet", **checked) for name in _TABLES}
+            header = unsealed(folder / "run.json", FORMAT)
+            for name in _FILES:
+                if header["files"][name] != _checksum(folder / name):
+                    raise ValueError(f"{name} is not as it was written")
+            tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
             with np.load(folder / "params.npz") as arrays:
                 params = _rebuild(header["params"], arrays)
-            return cls(**tables, params=params, diverged_at=header["diverged_at"], config=header["config"])
-        except InputError:
-            raise
-        except (OSError, ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+            return cls(**tables, params=params, diverged_at=header["diverged_at"], config=dict(header["config"]))
+        except Exception as error:  # of whatever made the files
             raise InputError(
                 f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
             ) from error
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _describe(tree: Any, leaves: list[np.ndarray]) -> Any:

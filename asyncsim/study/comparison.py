@@ -163,13 +163,24 @@ class _Runs:
         """Add the row of a run that an earlier attempt has left in the folder."""
         job = self._jobs[place]
         run_folder, trace_file = self._folder / job.run_folder, self._folder / job.trace_file
+        for path, odd, what in (
+            (
+                run_folder,
+                run_folder.is_symlink() or (run_folder.exists() and not run_folder.is_dir()),
+                "folder of a run",
+            ),
+            (trace_file, trace_file.is_dir(), "file of a trace"),
+        ):
+            if odd:
+                raise InputError(f"{str(path)!r}: is in the place of the {what}; move it away, and go on with --resume")
         if not run_folder.exists():
             return
         try:
             trace = Trace.load(trace_file)
             of_trace = {"cluster": trace.cluster, "commits": len(trace.taken_up), "seed": trace.seed}
             _require_own("trace", of_trace, {"cluster": job.cluster, "commits": job.commits, "seed": job.seed})
-        except InputError:
+        except InputError as error:
+            note(f"{error}: made again")
             # Others read it, too; whichever comes first makes it again, the same.
             trace_file.unlink(missing_ok=True)
             trace = _trace(job.cluster, job.commits, job.seed)

@@ -27,7 +27,6 @@ machines and accelerators were not there to be tested.
 
 import contextlib
 import itertools
-import json
 import queue
 import threading
 import traceback
@@ -37,9 +36,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
-from asyncsim.files import write_json
+from asyncsim.files import unsealed, write_sealed
 from asyncsim.threads import one_core_each, work_until
-from asyncsim.wording import tell
+from asyncsim.wording import note, tell
 
 if TYPE_CHECKING:
     from asyncsim.problems.problem import Problem
@@ -173,7 +172,7 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
 def map_kept(
     executor: Executor, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], files: Sequence[Path]
 ) -> Iterator[Done]:
-    """Map as an executor does, and keep each value in a JSON file; values whose file is there already are read.
+    """Map as an executor does, and keep each value in a JSON file; those that are there already, and whole, are read.
 
     Parameters
     ----------
@@ -184,30 +183,21 @@ def map_kept(
         The arguments of each call.
     files : sequence of Path
         One for each job.
-
-    Raises
-    ------
-    InputError
-        For a file that holds no JSON.
     """
     missing = []
     for place, file in enumerate(files):
         if file.exists():
-            yield Done(place, _kept(file))
-        else:
-            missing.append(place)
+            try:
+                yield Done(place, unsealed(file)["value"])
+                continue
+            except (OSError, ValueError, KeyError) as error:
+                note(f"{file}: damaged ({error}): computed again")
+        missing.append(place)
     for done in executor.map(function, [jobs[place] for place in missing]):
         place = missing[done.place]
         if not isinstance(done.value, Failure):
-            write_json(files[place], done.value)
+            write_sealed(files[place], {"value": done.value})
         yield Done(place, done.value)
-
-
-def _kept(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except ValueError as error:
-        raise InputError(f"{file}: damaged ({error}); remove it, and it is computed again") from None
 
 
 def check(config: "StudyOptions") -> None:

@@ -6,13 +6,12 @@ import itertools
 import json
 import os
 import shlex
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_path
-from asyncsim.files import alone_in, read_table
+from asyncsim.files import Held, alone_in, read_table, unsealed, write_sealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,15 +62,18 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
     """
     folder, made = _default_folder(study) if out is None else _given_folder(require_path("out", out))
     instead = " instead of --out" if out is not None else ""
-    with alone_in(folder, "out"):
+    with alone_in(folder, "out") as held:
         if any(folder.iterdir()):  # meanwhile
             raise _taken(folder)
-        with telling(folder, resumable, instead):
+        with telling(folder, held, resumable, instead):
             try:
                 yield folder
             except BaseException:
-                if not (folder / SUMMARY).exists():
-                    _take_away(folder, made)
+                if held.is_there and not (folder / SUMMARY).exists():
+                    held.remove_written()
+                    with contextlib.suppress(OSError):  # others have put something there
+                        for path in made:
+                            path.rmdir()
                 raise
 
 
@@ -101,17 +103,20 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
     """
     folder = require_path("resume", folder)
     _require_same(folder, record, more_runs)
-    with alone_in(folder, "resume"), telling(folder):
+    with alone_in(folder, "resume") as held, telling(folder, held):
         yield folder
 
 
 def _require_same(folder: Path, record: Mapping[str, Any], more_runs: bool) -> None:
     """Raise InputError unless a folder holds results of a study whose record is the same."""
     try:
-        found = _of_results(json.loads((folder / CONFIG).read_text()))
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        found = _of_results(unsealed(folder / CONFIG))
+    except FileNotFoundError as error:
+        raise InputError(f"resume = {str(folder)!r}: no results of a study; give the folder of one") from error
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"resume = {str(folder)!r}: no results of a study ({_why(error)}); give the folder of one"
+            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({_why(error)}); give the folder of a study, or "
+            "begin anew with out"
         ) from error
     if "study" not in found:
         raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give the folder of one")
@@ -137,6 +142,11 @@ def _require_same(folder: Path, record: Mapping[str, Any], more_runs: bool) -> N
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return that of a configuration on which the results depend."""
     return {name: value for name, value in config.items() if name not in (INCOMPLETE, COMMAND, FILES)}
+
+
+def write_config(folder: Path, record: Mapping[str, Any], absent: Sequence[str], interrupted: bool = False) -> None:
+    """Write what the results depend on, and the names of what is missing, into a study's folder."""
+    write_sealed(folder / CONFIG, {**record, **({INCOMPLETE: list(absent)} if absent or interrupted else {})})
 
 
 def _follows_from_options(name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -192,16 +202,17 @@ def resume_option(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def telling(folder: Path, resumable: bool = True, instead: str = "") -> Iterator[None]:
+def telling(folder: Path, held: Held, resumable: bool = True, instead: str = "") -> Iterator[None]:
     """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
 
+    ``held``: the folder as `asyncsim.files.alone_in` gave it;
     ``resumable``: whether the study has the option ``--resume``; ``instead`` ends the advice to use it with the same
     options, if nobody knows what was typed, and says of which it takes the place.
     """
     try:
         yield
     except BaseException as error:
-        finished = (folder / SUMMARY).exists()
+        finished = held.is_there and (folder / SUMMARY).exists()
         if isinstance(error, KeyboardInterrupt):
             told = f"what was finished is in {folder}" if finished else "nothing was finished"
             if finished and resumable:
@@ -288,15 +299,3 @@ def _taken(folder: Path) -> InputError:
 
 def _unwritable(folder: Path, error: OSError) -> InputError:
     return InputError(f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a folder that can")
-
-
-def _take_away(folder: Path, made: list[Path]) -> None:
-    """Remove what was written to a folder that was new or empty, and the folders that were made for it."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
-        for path in made:
-            path.rmdir()

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from asyncsim.errors import InputError, require_count
-from asyncsim.files import write_json
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig, StudyOptions
 from asyncsim.study.executor import opened
@@ -202,15 +201,14 @@ def run_cells(
         """Let ``config.json`` name the runs that are missing; return the rows of the others."""
         ended = results.read_summary(folder)
         absent = [*missing(known, ended), *unmeasured]
-        lacks = {results.INCOMPLETE: absent} if absent or interrupted else {}
-        write_json(folder / results.CONFIG, {**record, **lacks})
+        results.write_config(folder, record, absent, interrupted)
         return ended
 
     replays = [(cell.problem, cell.cluster.workers) for cell in cells]
     with study_folder(config, study, record, more_runs=True) as folder, opened(config, replays) as executor:
         # Whatever ends the process, what it leaves does not look complete.
         wanted = [name for cell in cells for name in cell.wanted]
-        write_json(folder / results.CONFIG, {**record, results.INCOMPLETE: wanted})
+        results.write_config(folder, record, wanted)
         try:
             summary = compare(cells, folder, chosen, executor)
             if measure is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.errors import InputError
-from asyncsim.files import write_csv, write_json
+from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Failure, Failures, map_kept, opened
@@ -164,7 +164,7 @@ def _file(folder: Path, job: Job) -> Path:
 def _record(folder: Path, record: Mapping[str, Any], jobs: Sequence[Job]) -> None:
     """Let ``config.json`` say what the results depend on, and name the measurements that are missing."""
     absent = [job.name for job in jobs if not _file(folder, job).exists()]
-    write_json(folder / results.CONFIG, {**record, **({results.INCOMPLETE: absent} if absent else {})})
+    results.write_config(folder, record, absent)
 
 
 def _in_order(parts: Mapping[int, Tables]) -> "dict[str, pd.DataFrame]":

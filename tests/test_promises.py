@@ -1,0 +1,256 @@
+"""What docs/trust.md promises: kills, damaged files, full disks and removed folders lose nothing in silence."""
+
+import errno
+import functools
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from asyncsim import Cluster, Gamma, InputError, Trace, simulate
+from asyncsim.drawing import look
+from asyncsim.files import write_csv, write_json, write_whole
+from asyncsim.study import results
+from asyncsim.study.config import StudyConfig
+from asyncsim.study.sweep import run_cells, sweep
+
+TINY = {"workers": 2, "steps": 4, "seeds": 1, "problem": "quadratic", "methods": ("downpour", "sgd")}
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@functools.cache
+def cells():
+    return sweep(StudyConfig(**TINY), [{}])  # of which all is compiled once
+
+
+def study(**where) -> None:
+    """Run a study of two runs on two traces, with a table in the place of its figures."""
+    config = StudyConfig(**TINY, **where)
+    run_cells("toy", config, cells(), lambda folder, rows: write_csv(folder / "means.csv", rows[["seed"]]))
+
+
+def files(folder: str) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+# Kills
+
+
+class Killed(BaseException):
+    """Ends everything, as SIGKILL does: nothing is written or removed any more."""
+
+
+_left: list[int] = []
+
+
+def _count(event: str, arguments: tuple) -> None:
+    """End the process at the file operation at which what is left has come to nothing."""
+    changes = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
+    if _left and (event in changes or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))):
+        if _left[0] == 0:
+            raise Killed
+        _left[0] -= 1
+
+
+@pytest.fixture(scope="module")
+def kill():
+    """Let what is called be killed at a file operation of this number; return whether it came to that."""
+    sys.addaudithook(_count)  # for good
+
+    def killed(number: int, function, **arguments) -> bool:
+        _left[:] = [number]
+        try:
+            function(**arguments)
+        except Killed:
+            return True
+        finally:
+            _left.clear()
+        return False
+
+    return killed
+
+
+@pytest.mark.parametrize("step", [17, pytest.param(2, marks=pytest.mark.full)])
+def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step):
+    study(out="whole")
+    number = 0
+    while kill(number, study, out=Path("mine")):
+        if not Path("mine/config.json").exists():
+            assert not [path for path in Path().glob("mine/*") if "partial" not in path.name]
+            with pytest.raises(InputError, match="no results of a study"):
+                study(resume=Path("mine"))
+        else:
+            if number % 3 == 0:  # killed once more
+                kill(number // 2, study, resume=Path("mine"))
+            study(resume=Path("mine"))
+            assert files("mine") == files("whole"), number
+        shutil.rmtree("mine", ignore_errors=True)
+        number += step
+    assert number > 20
+
+
+# Damaged files
+
+
+@pytest.mark.parametrize("flips", [8, pytest.param(200, marks=pytest.mark.full)])
+def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, flips):
+    study(out="whole")
+    whole = files("whole")
+    places = [(name, place) for name, content in whole.items() for place in range(len(content))]
+    for name, place in random.Random(0).sample(places, flips):
+        content = bytearray(whole[name])
+        content[place] ^= random.Random(place).randrange(1, 256)
+        Path("whole", name).write_bytes(content)
+        capsys.readouterr()
+        try:
+            study(resume=Path("whole"))
+        except InputError as error:
+            assert name == "config.json" and "\n" not in str(error), (name, place, error)
+            Path("whole", name).write_bytes(whole[name])
+        else:
+            said = "again" in capsys.readouterr().err
+            assert said == name.startswith(("runs", "traces")), (name, place)  # the rest is made of these in any case
+        assert files("whole") == whole, (name, place)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"protocol": "exchcnge"},
+        {"seed": "three"},
+        {"workers": 1e300},
+        {"workers": "2"},
+        {"versions": ["1.0"]},
+        {"separate_reads": 1},
+    ],
+)
+def test_a_header_with_odd_values_is_refused(change):
+    trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
+    for name, value in change.items():
+        object.__setattr__(trace.source, name, value)
+    trace.save("trace.parquet")
+    with pytest.raises(InputError, match=f"a damaged trace .*{next(iter(change))}"):
+        Trace.load("trace.parquet")
+
+
+def test_jobs_of_a_worker_come_one_after_the_other():
+    trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
+    Trace(trace.frame.assign(job=0), trace.source).save("trace.parquet")
+    with pytest.raises(InputError, match="the jobs of a worker do not come one after the other"):
+        Trace.load("trace.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("runs/sgd-seed0", lambda path: path.symlink_to("elsewhere")),
+        ("runs/sgd-seed0", lambda path: path.write_text("mine")),
+        ("traces/seed0.parquet", Path.mkdir),
+    ],
+)
+def test_what_is_in_the_place_of_a_run_or_a_trace(name, make):
+    study(out="mine")
+    path = Path("mine", name)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    make(path)
+    with pytest.raises(InputError, match=f"'mine/{name}': is in the place of the f.*; move it away"):
+        study(resume=Path("mine"))
+
+
+# Folders
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), InputError("bad")])
+def test_only_what_was_written_is_removed(error):
+    with pytest.raises(type(error)), results.new_folder("a/mine", "toy") as folder:
+        write_json(folder / "config.json", {})
+        write_json(folder / "traces" / "x" / "one.json", {})
+        Path(folder, "notes.txt").write_text("my own")
+        Path(folder, "traces", "theirs").write_text("my own")
+        Path(folder, "empty").mkdir()
+        raise error
+    assert sorted(map(str, Path().rglob("*"))) == [
+        "a",
+        "a/mine",
+        "a/mine/empty",
+        "a/mine/notes.txt",
+        "a/mine/traces",
+        "a/mine/traces/theirs",
+    ]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_folder_that_was_removed_and_made_again_gets_nothing_more(again):
+    trace = simulate(Cluster(2, Gamma(1.0, 0.2)), 6)
+    for write in (
+        lambda folder: write_csv(folder / results.SUMMARY, pd.DataFrame({"a": [1]})),
+        lambda folder: trace.save(folder / "traces" / "seed0.parquet"),
+    ):
+        with (
+            pytest.raises(InputError, match="removed, or replaced by another folder"),
+            results.new_folder("x", "toy") as x,
+        ):
+            write_json(x / "config.json", {})
+            shutil.rmtree(x)
+            if again:
+                x.mkdir()
+                Path(x, results.SUMMARY).write_text("another's")
+            write(x)
+        assert Path("x").exists() == again and (not again or files("x") == {results.SUMMARY: b"another's"})
+        shutil.rmtree("x", ignore_errors=True)
+
+
+# Disks
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_a_disk_that_fills_inside_a_figure(monkeypatch):
+    figure, _ = look.new_figure(3, 2)
+    look.save(figure, "whole")
+    open_ = Path.open
+
+    def full(path, *arguments, **options):
+        return open_(Path("/dev/full") if path.suffix == ".pdf" else path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr("builtins.open", lambda path, *arguments, **options: full(Path(path), *arguments, **options))
+    with pytest.raises(InputError, match=r"'mine.pdf': cannot be written: No space left on device"):
+        look.save(figure, "mine")
+    assert sorted(path.name for path in Path().iterdir()) == ["mine.png", "whole.pdf", "whole.png"]
+
+
+def test_what_is_finished_is_on_disk_before_it_is_named(monkeypatch):
+    """Every file of a run, and the folders that name them, before the summary that does; files before their names."""
+    synced, order = os.fsync, []
+
+    def fsync(descriptor):
+        order.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        synced(descriptor)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs to know the name of an open file")
+    monkeypatch.setattr(os, "fsync", fsync)
+    study(out="mine")
+    first = order[: order.index(".summary.partial.csv")]
+    assert {"run.json", "params.npz", "commits.parquet", ".downpour-seed0.partial", "runs"} <= set(first)
+    assert {".seed0.partial.parquet", "traces", "mine"} <= set(first)
+    after = first[first.index(".downpour-seed0.partial") :]
+    assert "run.json" not in after and "runs" in after
+
+
+def test_a_file_that_cannot_be_put_on_disk(monkeypatch):
+    def fails(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(InputError, match="'a': cannot be written: Input/output error"):
+        write_whole(Path("a"), lambda partial: partial.write_text("a"))
+    assert not list(Path().iterdir())
