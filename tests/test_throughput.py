@@ -238,20 +238,3 @@ def test_what_is_left_out_is_noted(capsys, monkeypatch):
         "note: mlp is measured with at most 100 workers: with more its state is too large",
         "note: PyTorch is not installed: its loop is left out",
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "no results of the study throughput"),
-        ("", "no results of the study throughput"),
-        ("task,workers\ndigits,2\n", "its summary.csv lacks method, contender"),
-        (",".join(figures._COLUMNS) + "\n", "no run was finished"),
-    ],
-)
-def test_figure_without_results_says_what_to_do(tmp_path, text, message):
-    if text is not None:
-        (tmp_path / "summary.csv").write_text(text)
-        (tmp_path / "config.json").write_text(json.dumps({"study": "throughput"}))
-    with pytest.raises(InputError, match=f"{message}.*; make some with: python -m asyncsim.study throughput"):
-        figures.draw(tmp_path)
