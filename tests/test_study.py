@@ -351,26 +351,6 @@ def test_own_methods_get_what_the_cells_of_a_study_differ_in(capsys):
     assert capsys.readouterr().err.count("keeps its own learning_rate = 0.01") == 1
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("mine.py", "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
-        ("mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for one of your own"),
-        ("mine.py:dampd", "mine.py has no function dampd"),
-        ("mine.py:made", "methods = 'mine.py:made': made is a Method, must be a function that returns a Method"),
-        ("mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
-        ("mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
-        ("mine.py:fails", "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck"),
-        ("broken.py:damped", "cannot be imported: line 1: ZeroDivisionError: division by zero"),
-    ],
-)
-def test_an_own_file_without_a_method(entry, message):
-    Path("mine.py").write_text(MINE)
-    Path("broken.py").write_text("1 / 0\n")
-    with pytest.raises(InputError, match=re.escape(message)):
-        Config(methods=entry).make_methods()
-
-
 MOONS = """
 import functools
 
@@ -435,24 +415,31 @@ def test_a_problem_of_an_own_file(capsys):
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("option", "entry", "message"),
     [
-        ("mine.py", "problem = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
-        ("mine.py:moon", "problem = 'mine.py:moon': mine.py has no function moon"),
-        ("mine.py:three", "problem = 'mine.py:three': three is a int, must be a function that returns a Problem"),
-        ("mine.py:none", "problem = 'mine.py:none': returned None; must return a Problem, as problems.custom() does"),
-        ("mine.py:fails", "init = 1: must be a function"),
-        ("mine.py:exits", "problem = 'mine.py:exits': cannot be made: line 25: SystemExit: 5"),
-        ("yours.py:moons", "problem = 'yours.py:moons': there is no file yours.py"),
+        ("methods", "mine.py", "methods = 'mine.py': is a file; name its function, too: mine.py:FUNCTION"),
+        ("methods", "mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for one of your own"),
+        ("methods", "mine.py:dampd", "mine.py has no function dampd"),
+        ("methods", "mine.py:made", "made is a Method, must be a function that returns a Method"),
+        ("methods", "mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
+        ("methods", "mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
+        ("methods", "mine.py:fails", "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck"),
+        ("methods", "broken.py:damped", "cannot be imported: line 1: ZeroDivisionError: division by zero"),
+        ("problem", "moons.py", "problem = 'moons.py': is a file; name its function, too: moons.py:FUNCTION"),
+        ("problem", "moons.py:moon", "problem = 'moons.py:moon': moons.py has no function moon"),
+        ("problem", "moons.py:three", "three is a int, must be a function that returns a Problem"),
+        ("problem", "moons.py:none", "returned None; must return a Problem, as problems.custom() does"),
+        ("problem", "moons.py:fails", "init = 1: must be a function"),
+        ("problem", "moons.py:exits", "problem = 'moons.py:exits': cannot be made: line 25: SystemExit: 5"),
+        ("problem", "yours.py:moons", "problem = 'yours.py:moons': there is no file yours.py"),
     ],
 )
-def test_an_own_file_without_a_problem(entry, message):
-    Path("mine.py").write_text(MOONS)
+def test_an_own_file_without_a_method_or_a_problem(option, entry, message):
+    for name, text in (("mine", MINE), ("moons", MOONS), ("broken", "1 / 0\n")):
+        Path(f"{name}.py").write_text(text)
+    config = Config(**{option: entry})
     with pytest.raises(InputError, match=re.escape(message)):
-        Config(problem=entry).make_problem()
-
-
-OWN_PROBLEM = ["--problem", "mine.py:{}", "--workers", "2", "--seeds", "1", "--steps", "3", "--methods", "downpour"]
+        config.make_methods() if option == "methods" else config.make_problem()
 
 
 @pytest.mark.parametrize(
@@ -463,12 +450,11 @@ OWN_PROBLEM = ["--problem", "mine.py:{}", "--workers", "2", "--seeds", "1", "--s
         ("staleness", "nan", "problem: its train loss is nan at the initial parameters, before any commit"),
     ],
 )
-def test_own_problems_that_a_study_cannot_take(capsys, name, problem, message):
+def test_own_problems_that_a_study_cannot_take(told, name, problem, message):
     Path("mine.py").write_text(MOONS)
-    options = [option.format(problem) for option in OWN_PROBLEM]
-    given = [*options, "--window", "1"] if name == "windows" else options
-    assert study.main([name, *given]) == 2
-    assert message in capsys.readouterr().err
+    window = ["--window", "1"] if name == "windows" else []
+    code, _, err = told(name, *TOY, f"--problem=mine.py:{problem}", *window)
+    assert code == 2 and message in "\n".join(err)
 
 
 @pytest.mark.full
@@ -560,12 +546,9 @@ def test_own_study_is_listed_and_run_beside_the_shipped(told):
     assert [line.split()[0] for line in out[out.index("studies:") + 1 :]] == sorted(["mine", *SHIPPED])
     assert ["mine", "Say hello."] in [line.split(maxsplit=1) for line in out] and err == []
     assert told("mine", "--times", "2") == (0, ["hellohello"], [])
-
-
-def test_own_study_with_an_option_that_must_be_given(told):
-    own_study("mine", OWN.replace("times: int = 1", "times: int"))
-    assert told("mine", "--times", "2") == (0, ["hellohello"], [])
-    code, _, err = told("mine")
+    own_study("needs", OWN.replace("times: int = 1", "times: int"))
+    assert told("needs", "--times", "2") == (0, ["hellohello"], [])
+    code, _, err = told("needs")
     assert code == 2 and any("--times" in line for line in err)
 
 
