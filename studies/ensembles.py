@@ -121,7 +121,7 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
 
     from asyncsim.problems.layers import accuracy
     from asyncsim.problems.problem import mean_in_pieces
-    from asyncsim.products import whole_products
+    from asyncsim.tracing import whole_products
 
     predict: Any = problem.predict
 

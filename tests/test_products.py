@@ -7,8 +7,8 @@ import pytest
 
 from asyncsim import methods, prescribed, problems, replay
 from asyncsim.methods import Method
-from asyncsim.products import whole_products
 from asyncsim.real.computing import Computing, Job
+from asyncsim.tracing import whole_products
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from asyncsim.errors import InputError
 from asyncsim.methods import METHODS, Method, Visit
 from asyncsim.problems import Problem, digits, quadratic
 from asyncsim.problems.mnist import mnist_from_arrays
-from asyncsim.products import whole_products
 from asyncsim.replays.replay import Replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.streams import Streams
 from asyncsim.study.cell import meet
+from asyncsim.tracing import whole_products
 
 #: Methods for which the usual loops are written.
 USUAL = ("downpour", "gem")

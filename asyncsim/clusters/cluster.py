@@ -6,11 +6,11 @@ import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim.clusters.laws import Constant, Law, as_law, parse
+from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, parse
 from asyncsim.clusters.policy import POLICIES, Policy, asynchronous, form_of, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_list, require_positive, require_switch
 
@@ -102,6 +102,25 @@ class Cluster:
     discipline: str = "fifo"
     read_blocks: int = 1
     policy: Policy = _ASYNCHRONOUS
+
+    if TYPE_CHECKING:  # what may be given; the fields say what is kept
+
+        def __init__(
+            self,
+            workers: int,
+            compute: LawLike | Sequence[LawLike] | np.ndarray,
+            service: LawLike = 0.0,
+            latency: LawLike | tuple[LawLike, LawLike] | list[LawLike] = 0.0,
+            bandwidth: float | None = None,
+            message_bytes: float | tuple[float, float] | list[float] | None = None,
+            shared_bandwidth: bool = False,
+            window: int | Sequence[int] | np.ndarray = 1,
+            protocol: str = "exchange",
+            exclusive: bool = True,
+            discipline: str = "fifo",
+            read_blocks: int = 1,
+            policy: Policy | str = _ASYNCHRONOUS,
+        ): ...
 
     def __post_init__(self) -> None:
         store = _setter(self)

@@ -7,8 +7,9 @@ laws made of samples or of other laws; those with a formula are in `asyncsim.clu
 import functools
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from asyncsim.clusters.law import Constant, Exponential, Gamma, Law, LogNormal, 
 from asyncsim.clusters.law_text import read, write
 from asyncsim.errors import InputError, require_nonnegative, require_positive, shown
 
+#: What is read as a law: itself, a number of seconds, or a text.
+LawLike: TypeAlias = Law | float | str
 #: The squares of larger durations may overflow.
 _SAFE_TO_SQUARE = 1e150
 #: Samples that are shown, each of them.
@@ -26,7 +29,7 @@ _SHOWN_SAMPLES = 8
 class Empirical(Law):
     """One of the given durations, each as likely as the others: ``empirical(samples=[0.9, 1, 1.4])``."""
 
-    samples: tuple[float, ...]
+    samples: Sequence[float]
 
     def __post_init__(self) -> None:
         samples = self._sequence("samples", self.samples)
@@ -69,8 +72,8 @@ class Mixture(Law):
     For stragglers, say. The weights are relative: only their ratios count.
     """
 
-    laws: tuple[Law, ...]
-    weights: tuple[float, ...]
+    laws: Sequence[Any]
+    weights: Sequence[float]
 
     def __post_init__(self) -> None:
         laws = self._sequence("laws", self.laws)

@@ -11,13 +11,12 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.products import whole_products
 from asyncsim.replays.draws import method_key, visit_key
 from asyncsim.replays.flat import flatten
 from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
 from asyncsim.replays.programs import Same, as_data, cast
 from asyncsim.replays.running import problem_state, start
-from asyncsim.tracing import forget_other_precision
+from asyncsim.tracing import forget_other_precision, whole_products
 
 
 class Job(NamedTuple):

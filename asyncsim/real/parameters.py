@@ -17,7 +17,6 @@ import numpy as np
 from asyncsim.errors import InputError
 from asyncsim.files import write_whole
 from asyncsim.methods.method import Method, Visit
-from asyncsim.products import whole_products
 from asyncsim.real.book import RECORDED, Account
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.log import Event
@@ -27,6 +26,7 @@ from asyncsim.replays.division import Division
 from asyncsim.replays.local import Learner
 from asyncsim.replays.programs import Same
 from asyncsim.replays.replay_state import PROXY_MOMENTUM, Layout, WorkerRow
+from asyncsim.tracing import whole_products
 from asyncsim.wording import note
 
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem
-from asyncsim.products import whole_products
 from asyncsim.replays.draws import purpose_key
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import Program, as_data, cast, on_devices
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay_state import Records, ReplayState
 from asyncsim.threads import require_wanted
+from asyncsim.tracing import whole_products
 
 
 class Running:
