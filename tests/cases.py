@@ -72,7 +72,7 @@ def make_torn(blocks, policy=asynchronous(), workers=7, commits=400):  # noqa: B
     return simulate(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.3, 0.5), policy=policy, **options), commits)
 
 
-def tiny_mnist():
+def tiny_mnist(batch_size=4, **options):
     """MNIST's network on twenty invented images."""
     rng = np.random.default_rng(0)
     arrays = {}
@@ -81,7 +81,7 @@ def tiny_mnist():
         arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, examples, np.uint8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: arrays)
-        return problems.mnist(batch_size=4)
+        return problems.mnist(batch_size, **options)
 
 
 def tiny_cifar10(network, batch_size=2):

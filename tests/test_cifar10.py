@@ -1,14 +1,6 @@
-"""CIFAR-10: files, layers and networks against XLA's own, learning, bad input."""
+"""CIFAR-10: layers and networks against XLA's own, learning, bad input."""
 
-import functools
-import gzip
-import hashlib
-import http.server
 import importlib
-import io
-import tarfile
-import threading
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +10,7 @@ from cases import tiny_cifar10
 from jax import lax
 
 from asyncsim import InputError, methods, prescribed, replay
-from asyncsim.problems import cifar10, data, layers
+from asyncsim.problems import layers
 from asyncsim.study.config import StudyConfig
 
 KEY = jax.random.key(3)
@@ -199,156 +191,7 @@ def test_alexnets_tensors_have_the_names_of_the_paper():
     assert list(params) == [*(f"conv{i}" for i in range(1, 6)), "fc6", "fc7", "fc8"]
 
 
-# Files
-
-
-@pytest.fixture
-def tiny(monkeypatch, tmp_path):
-    """A folder with CIFAR-10's six files of four invented records each."""
-    rng = np.random.default_rng(0)
-    (tmp_path / "cifar10").mkdir()
-    records = {}
-    for name in data.CIFAR10_FILES:
-        records[name] = rng.integers(0, 256, (4, 3073), np.uint8)
-        records[name][:, 0] %= 10
-        (tmp_path / "cifar10" / name).write_bytes(records[name].tobytes())
-    hashes = {name: hashlib.sha256(contents.tobytes()).hexdigest() for name, contents in records.items()}
-    monkeypatch.setattr(data, "CIFAR10_FILES", hashes)
-    return tmp_path, records
-
-
-def pack(folder, monkeypatch):
-    """Put the files into an archive like the standard one, whose hash takes the place of the real one."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        readme = tarfile.TarInfo("cifar-10-batches-bin/readme.html")
-        archive.addfile(readme, io.BytesIO())
-        for path in sorted((folder / "cifar10").glob("*.bin"), reverse=True):
-            archive.add(path, f"cifar-10-batches-bin/{path.name}")
-            path.unlink()
-    (folder / "cifar10" / data.CIFAR10_ARCHIVE).write_bytes(buffer.getvalue())
-    monkeypatch.setattr(data, "CIFAR10_SHA256", hashlib.sha256(buffer.getvalue()).hexdigest())
-
-
-def check(problem, records):
-    batches = np.concatenate([records[f"data_batch_{i}.bin"] for i in range(1, 6)])
-    assert np.array_equal(problem.train["label"], batches[:, 0]) and problem.train["label"].dtype == np.int32
-    # Red first, row by row.
-    assert np.array_equal(problem.train["image"][7, 0, 1], batches[7, 33:65])
-    assert np.array_equal(problem.test["image"].reshape(4, -1), records["test_batch.bin"][:, 1:])
-    assert problem.test["image"].dtype == np.uint8
-
-
-@pytest.mark.parametrize("form", ["files", "gzipped", "archive"])
-@pytest.mark.parametrize("named", ["argument", "environment"])
-def test_from_a_folder(tiny, monkeypatch, form, named):
-    folder, records = tiny
-    if form == "gzipped":
-        for path in (folder / "cifar10").iterdir():
-            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-            path.unlink()
-    if form == "archive":
-        pack(folder, monkeypatch)
-    if named == "environment":
-        monkeypatch.setenv("ASYNCSIM_DATA", str(folder))
-    check(cifar10(batch_size=4, data_dir=folder if named == "argument" else None), records)
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def another_pixel(path):
-    contents = path.read_bytes()
-    path.write_bytes(contents[:-1] + bytes([contents[-1] ^ 1]))
-
-
-def not_gzip(path):
-    path.rename(f"{path}.gz")
-
-
-THREE_WAYS = r"data_dir.*ASYNCSIM_DATA.*network"
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (truncate, r"data_batch_3.bin: damaged, or not the standard file \(SHA-256 differs\)"),
-        (another_pixel, r"data_batch_3.bin: damaged, or not the standard file \(SHA-256 differs\)"),
-        (not_gzip, "data_batch_3.bin.gz: cannot be read"),
-        (Path.unlink, "data_batch_3.bin: no such file, gzipped or not"),
-    ],
-)
-def test_damaged_or_missing_files_say_what_to_do(tiny, damage, message):
-    damage(tiny[0] / "cifar10" / "data_batch_3.bin")
-    with pytest.raises(InputError, match=f"{message}.*{THREE_WAYS}"):
-        cifar10(data_dir=tiny[0])
-
-
-def test_another_archive_is_refused(tiny, monkeypatch):
-    pack(tiny[0], monkeypatch)
-    truncate(tiny[0] / "cifar10" / data.CIFAR10_ARCHIVE)
-    with pytest.raises(InputError, match=rf"cifar-10-binary.tar.gz: damaged, or not .*SHA-256 differs.*{THREE_WAYS}"):
-        cifar10(data_dir=tiny[0])
-
-
-@pytest.fixture
-def cache(monkeypatch, tmp_path):
-    import pooch
-
-    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path / "cache" / name)
-    return tmp_path / "cache" / "asyncsim" / "cifar10"
-
-
-@pytest.fixture
-def mirror(tiny, monkeypatch):
-    """The archive from a server on this machine."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    pack(tiny[0], monkeypatch)
-    handler = functools.partial(Quiet, directory=tiny[0] / "cifar10")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setattr(data, "CIFAR10_MIRRORS", (f"http://127.0.0.1:{server.server_port}/",))
-        yield
-        server.shutdown()
-
-
-def test_downloaded_once_and_a_damaged_cache_mends_itself(tiny, mirror, cache, monkeypatch):
-    for _ in range(2):
-        check(cifar10(batch_size=4), tiny[1])
-        truncate(cache / data.CIFAR10_ARCHIVE)
-    check(cifar10(batch_size=4), tiny[1])
-    monkeypatch.setattr(data, "CIFAR10_MIRRORS", ("http://127.0.0.1:9/",))  # nothing listens on this port
-    check(cifar10(batch_size=4), tiny[1])
-
-
-def test_a_wrong_download_is_never_kept(tiny, mirror, cache):
-    truncate(tiny[0] / "cifar10" / data.CIFAR10_ARCHIVE)
-    with pytest.raises(InputError, match="no download"):
-        cifar10()
-    assert list(cache.iterdir()) == []
-
-
-def test_no_data_and_no_network_names_three_ways(cache, monkeypatch):
-    monkeypatch.setattr(data, "CIFAR10_MIRRORS", ("http://127.0.0.1:9/",))
-    with pytest.raises(InputError, match=rf"not in the cache, and no download.*{THREE_WAYS}"):
-        cifar10()
-
-
 # Options
-
-
-def test_the_network_option_of_a_study(tiny, capsys):
-    config = StudyConfig(problem="cifar10", network="alexnet", data_dir=tiny[0], batch_size=4)
-    assert config.make_problem().config["network"] == "alexnet"
-    assert StudyConfig(problem="cifar10", data_dir=tiny[0], batch_size=4).make_problem().config["network"] == "small"
-    assert capsys.readouterr().err == ""
-    StudyConfig(network="mlp").make_problem()
-    assert capsys.readouterr().err == "note: --network changes nothing for digits\n"
 
 
 @pytest.mark.parametrize(
@@ -361,10 +204,3 @@ def test_the_network_option_of_a_study(tiny, capsys):
 def test_an_unknown_network_is_refused_before_any_data_are_read(problem, network, message):
     with pytest.raises(InputError, match=message):
         StudyConfig(problem=problem, network=network, data_dir="no/such/folder").make_problem()
-
-
-def test_other_bad_input(tiny):
-    with pytest.raises(InputError, match="batch_size = 21: train has only 20"):
-        cifar10(21, data_dir=tiny[0])
-    with pytest.raises(InputError, match="no/such/folder"):
-        cifar10(data_dir="no/such/folder")
