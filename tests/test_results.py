@@ -20,10 +20,6 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def disk_full(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def everything() -> list[str]:
     return sorted(str(path) for path in Path().rglob("*"))
 
@@ -37,22 +33,19 @@ def enter(out: str | None) -> None:
         pytest.fail("never entered")
 
 
-def test_default_folders_are_numbered():
+def test_default_folders_are_numbered_and_those_that_start_together_get_one_each():
     for expected in ("results/toy", "results/toy-2", "results/toy-3"):
         with results.new_folder(None, "toy") as folder:
             assert folder == Path(expected) and folder.is_dir()
             finish(folder)
-
-
-def test_two_studies_that_start_together_get_a_folder_each():
     with results.new_folder(None, "toy") as first, results.new_folder(None, "toy") as second:
-        assert (first, second) == (Path("results/toy"), Path("results/toy-2"))
+        assert (first, second) == (Path("results/toy-4"), Path("results/toy-5"))
 
 
-@pytest.mark.parametrize("make", [None, Path.mkdir])
-def test_given_folder_may_be_new_or_empty(make):
-    if make is not None:
-        make(Path("mine"))
+@pytest.mark.parametrize("there", [False, True])
+def test_given_folder_may_be_new_or_empty(there):
+    if there:
+        Path("mine").mkdir()
     with results.new_folder("mine", "toy") as folder:
         finish(folder)
     assert everything() == ["mine", "mine/summary.csv"]
@@ -92,27 +85,25 @@ def test_folder_below_a_file(out):
     assert everything() == ["file", "results"]
 
 
-@pytest.mark.parametrize("out", ["mine", None])
-def test_folder_that_is_not_writable(out, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)  # as root everything is writable
-    with pytest.raises(InputError, match="cannot be written: Permission denied"):
+def refused(*_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@pytest.mark.parametrize(
+    ("out", "place", "name", "stand_in", "message"),
+    [
+        ("mine", os, "access", lambda *_: False, "cannot be written: Permission denied"),  # as root all is writable
+        (None, os, "access", lambda *_: False, "cannot be written: Permission denied"),
+        ("mine", Path, "exists", refused, "out = 'mine': cannot be written: Permission denied"),
+        # Another study makes it meanwhile: it was not there a moment ago.
+        ("there", Path, "exists", lambda path: False, "out = 'there': exists and is not an empty folder"),
+    ],
+)
+def test_folder_that_cannot_be_had(monkeypatch, out, place, name, stand_in, message):
+    Path("there").mkdir()
+    monkeypatch.setattr(place, name, stand_in)
+    with pytest.raises(InputError, match=message):
         enter(out)
-
-
-def test_folder_that_another_study_makes_meanwhile(monkeypatch):
-    Path("mine").mkdir()
-    monkeypatch.setattr(Path, "exists", lambda path: False)  # as it was a moment ago
-    with pytest.raises(InputError, match="out = 'mine': exists and is not an empty folder"):
-        enter("mine")
-
-
-def test_folder_that_may_not_be_looked_at(monkeypatch):
-    def refuse(path):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(Path, "exists", refuse)
-    with pytest.raises(InputError, match="out = 'mine': cannot be written: Permission denied"):
-        enter("mine")
 
 
 @pytest.mark.parametrize("error", [InputError("bad"), RuntimeError("a bug"), KeyboardInterrupt()])
@@ -177,34 +168,22 @@ def test_nobody_else_writes_there_meanwhile():
         assert again == folder
 
 
-def test_full_disk_leaves_the_file_as_it_was():
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+def test_an_error_leaves_the_file_as_it_was(error, monkeypatch):
     path = write_json(Path("a/one.json"), {"x": 1})
 
     def half(partial):
         partial.write_text("ha")
-        disk_full()
+        raise error
 
-    with pytest.raises(InputError, match=r"'a/one.json': cannot be written: No space left on device"):
+    told = r"'a/one.json': cannot be written: No space left on device" if isinstance(error, OSError) else None
+    with pytest.raises(InputError if told else KeyboardInterrupt, match=told):
         write_whole(path, half)
-    assert json.loads(path.read_text()) == {"x": 1}
-    assert everything() == ["a", "a/one.json"]
-
-
-def test_full_disk_at_the_last_moment(monkeypatch):
-    monkeypatch.setattr(os, "replace", disk_full)
-    with pytest.raises(InputError, match="No space left on device"):
-        finish(Path())
-    assert everything() == []
-
-
-def test_other_errors_leave_nothing_half_written():
-    def interrupted(partial):
-        partial.write_text("ha")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(Path("one"), interrupted)
-    assert everything() == []
+    assert json.loads(path.read_text()) == {"x": 1} and everything() == ["a", "a/one.json"]
+    monkeypatch.setattr(os, "replace", lambda *_: half(Path("b")))  # at the last moment
+    with pytest.raises(InputError if told else KeyboardInterrupt):
+        finish(Path("a"))
+    assert everything() == ["a", "a/one.json", "b"]
 
 
 def test_file_below_a_file():
@@ -215,10 +194,6 @@ def test_file_below_a_file():
 
 def test_tables_come_back_as_they_were():
     numbers = np.random.default_rng(0).normal(size=5_000)
+    numbers[:2] = 0.1 + 0.2, 1e-300
     table = pd.DataFrame({"method": ["null", "NA"] * 2_500, "loss": numbers, "norm": np.where(numbers > 0, 1, np.nan)})
     pd.testing.assert_frame_equal(read_table(write_csv(Path("table.csv"), table)), table, check_exact=True)
-
-
-def test_numbers_come_back_as_they_were():
-    table = pd.DataFrame({"x": [0.1 + 0.2, 1e-300, float("nan")], "n": [1, 2, 3]})
-    pd.testing.assert_frame_equal(pd.read_csv(write_csv(Path("t.csv"), table)), table, check_exact=True)
