@@ -244,30 +244,22 @@ def test_only_replays_that_keep_one_core_busy_are_computed_at_once(monkeypatch):
 
 @pytest.mark.full
 def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturbed):
-    replayed.stops[3] = KeyboardInterrupt()
+    replayed.stops[4] = KeyboardInterrupt()
     assert told(*STUDY, "--out=mine")[0] == 130
-    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == RUNS[2:]
-    # What a process leaves that is killed while it writes a run is never taken, nor a run that lacks a file.
-    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/.downpour-seed2.partial")
+    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == RUNS[3:]
+    # Never taken: what a process leaves that is killed while it writes a run, one that lacks a file, another seed's.
+    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/.downpour-seed3.partial")
     Path("mine/runs/downpour-seed1/params.npz").unlink()
+    shutil.rmtree("mine/runs/downpour-seed2")
+    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/downpour-seed2")
+    shutil.copy("mine/traces/seed0.parquet", "mine/traces/seed2.parquet")
     replayed.calls.clear()
     code, err = told(*STUDY, "--resume=mine")
     assert code == 0 and replayed.calls == [1, 2, 3]
     assert any("downpour-seed1" in line and line.endswith("computed again") for line in err)
+    assert "note: run runs/downpour-seed2: is another's, of seed 0, not 2: computed again" in err
     assert any(line.startswith("[1/4] downpour, seed 0: ") and line.endswith(", read") for line in err)
     assert files("mine") == undisturbed
-
-
-@pytest.mark.full
-def test_what_was_copied_from_another_seed_is_not_taken(told, replayed, undisturbed):
-    replayed.stops[3] = KeyboardInterrupt()
-    told(*STUDY, "--out=mine")
-    shutil.rmtree("mine/runs/downpour-seed1")
-    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/downpour-seed1")
-    shutil.copy("mine/traces/seed0.parquet", "mine/traces/seed1.parquet")
-    code, err = told(*STUDY, "--resume=mine")
-    assert code == 0 and files("mine") == undisturbed
-    assert "note: run runs/downpour-seed1: is another's, of seed 0, not 1: computed again" in err
 
 
 OWN = """
@@ -517,37 +509,26 @@ def test_every_error_has_one_traceback(capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "installed", "message"),
     [
-        ("--address auto", "address = 'auto': is an option of --executor ray; add that"),
-        ("--cpus-per-run 2", "cpus_per_run = 2: is an option of --executor ray; add that"),
-        ("--accelerators-per-run 1", "accelerators_per_run = 1.0: is an option of --executor ray; add that"),
-        ("--cpus-per-run 0", "cpus_per_run = 0: must be at least 1"),
+        ("--address auto", True, "address = 'auto': is an option of --executor ray; add that"),
+        ("--cpus-per-run 2", True, "cpus_per_run = 2: is an option of --executor ray; add that"),
+        ("--accelerators-per-run 1", True, "accelerators_per_run = 1.0: is an option of --executor ray; add that"),
+        ("--cpus-per-run 0", True, "cpus_per_run = 0: must be at least 1"),
+        ("--executor ray --accelerators-per-run 1.5", True, "accelerators_per_run = 1.5: above one it must be a whole"),
+        ("--executor ray --device gpu", True, "device = 'gpu': runs that Ray spreads have only the accelerators they"),
+        ("--executor ray --device cpu --accelerators-per-run 1", True, "accelerators_per_run = 1: would lie idle"),
         (
-            "--executor ray --accelerators-per-run 1.5",
-            "accelerators_per_run = 1.5: above one it must be a whole number",
+            "--executor ray",
+            False,
+            "executor = 'ray': Ray is not installed; install it with: pip install \"asyncsim[ray]\"",
         ),
-        (
-            "--executor ray --device gpu",
-            "device = 'gpu': runs that Ray spreads have only the accelerators they ask for",
-        ),
-        ("--executor ray --device cpu --accelerators-per-run 1", "accelerators_per_run = 1: would lie idle"),
     ],
 )
-def test_bad_options(told, monkeypatch, options, message):
-    monkeypatch.setattr(executor, "find_spec", lambda name: True)
+def test_bad_options(told, monkeypatch, options, installed, message):
+    monkeypatch.setattr(executor, "find_spec", lambda name: installed or None)
     code, err = told(*STUDY, *options.split())
-    assert (
-        code == 2
-        and err[-1].startswith(f"error: {message}")
-        and [path.name for path in Path().iterdir()] == ["studies"]
-    )
-
-
-def test_without_ray_it_says_how_to_get_it(told, monkeypatch):
-    monkeypatch.setattr(executor, "find_spec", lambda name: None)
-    code, err = told(*STUDY, "--executor=ray")
-    assert code == 2 and err[-1].endswith('Ray is not installed; install it with: pip install "asyncsim[ray]"')
+    assert code == 2 and err[-1].startswith(f"error: {message}"), err
     assert [path.name for path in Path().iterdir()] == ["studies"]
 
 
