@@ -46,7 +46,8 @@ def measure(case: Case, contenders: Sequence[Contender], repeats: int) -> pd.Dat
     rates = np.empty((repeats, len(contenders)))
     for turn in range(repeats):
         tell(f"{case}: turn {turn + 1} of {repeats}")
-        for index in order(len(contenders), turn):
+        # There and back, so that nobody always comes first or after the same one.
+        for index in range(len(contenders))[:: -1 if turn % 2 else 1]:
             _, amount, run = contenders[index]
             rates[turn, index] = amount / run(amount)
     rows = []
@@ -54,15 +55,6 @@ def measure(case: Case, contenders: Sequence[Contender], repeats: int) -> pd.Dat
         ratios = _spread(rates[:, 0] / rates[:, index]) if index else (np.nan, np.nan, np.nan)
         rows.append((*case, name, amount, *_spread(rates[:, index]), *ratios))
     return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def order(count: int, turn: int) -> list[int]:
-    """Return the order of the contenders in a turn: from turn to turn each follows another one.
-
-    Williams' design: neighbours in ``0, 1, count - 1, 2, count - 2, ...`` all differ by another number.
-    """
-    zigzag = [(step + 1) // 2 if step % 2 else -(step // 2) for step in range(count)]
-    return [(place + turn) % count for place in zigzag]
 
 
 def calibrate(run: Callable[[int], float], seconds: float, amount: int = 4) -> int:
