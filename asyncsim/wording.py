@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from tqdm import tqdm
+
 #: Between a number and its noun while lines are broken, which is done at plain spaces only.
 _GLUE = "\u2007"
 
@@ -95,8 +97,6 @@ def on_a_terminal() -> bool:
 
 def tell(text: str) -> None:
     """Print to standard error, above the progress bars of runs that go on; if nobody can hear it, they go on."""
-    from tqdm import tqdm
-
     with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
         print(text, file=sys.stderr, flush=True)
 

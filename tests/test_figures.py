@@ -379,7 +379,7 @@ def test_the_folder_of_another_study_is_refused(results, tmp_path, name):
 
 
 def test_looks_are_stable_and_distinct():
-    assert list(METHODS) == sorted(look.METHOD_LOOKS)
+    assert set(look.METHOD_LOOKS) <= set(METHODS)  # others have a look by their name
     names = [*METHODS, "my_own_method", "another", "third", "fourth"]
     found = look.looks(names)
     assert list(found) == names and found == look.looks(names)

@@ -1,4 +1,8 @@
-"""The methods: one algorithm a file. A factory takes hyper-parameters and returns a Method."""
+"""The methods: one algorithm, or one family, a file.
+
+A factory takes hyper-parameters and returns a Method. It raises InputError for a hyper-parameter outside its range, and
+for a learning rate beside an optimizer, which has its own.
+"""
 
 from collections.abc import Callable
 

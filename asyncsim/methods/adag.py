@@ -35,11 +35,6 @@ def adag(
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps; without a learning rate there is no original form.
 
-    Raises
-    ------
-    InputError
-        For a rate or gamma that is not above zero, an unknown form, or a rate beside an optimizer.
-
     Notes
     -----
     The thesis prints a squared norm and uses it weight by weight, and so does this. It measures the distance in three

@@ -21,11 +21,6 @@ def adaptive_staleness(
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or one beside an optimizer.
-
     Notes
     -----
     Counted from zero: a fresh update is taken whole. Zhang et al. divide by the staleness itself, and leave
@@ -64,11 +59,6 @@ def dynsgd(
         Of the plain local steps.
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps; the thesis' runs use Adam.
-
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or one beside an optimizer.
 
     Notes
     -----

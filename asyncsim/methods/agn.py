@@ -24,11 +24,6 @@ def agn(
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps; the runs of Hermans' thesis use Adam.
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or one beside an optimizer.
-
     Notes
     -----
     dist-keras calls this method ADAG, a name that the thesis gives to another (`asyncsim.methods.adag`); its first

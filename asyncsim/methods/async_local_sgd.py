@@ -47,12 +47,6 @@ def async_local_sgd(
     server_optimizer : optax.GradientTransformation, optional
         The outer optimizer, in the place of its rate and momentum; on the vector of all parameters.
 
-    Raises
-    ------
-    InputError
-        For a rate or strength that is not above zero, a momentum outside [0, 1), an unknown law, a negative threshold,
-        or a rate or momentum beside an optimizer that has its own.
-
     Notes
     -----
     The paper finds this naive form worse than synchronous DiLoCo, and repairs it with `delayed_nesterov`. Numbers
@@ -141,12 +135,6 @@ def delayed_nesterov(
         Of the hinge (versions).
     optimizer : optax.GradientTransformation, optional
         The workers' inner optimizer, in the place of plain steps; AdamW in the paper.
-
-    Raises
-    ------
-    InputError
-        For a rate or strength that is not above zero, a momentum outside [0, 1), a period that is no count, a negative
-        spread or threshold, an unknown law, or a rate beside an optimizer.
 
     Notes
     -----

@@ -28,11 +28,6 @@ def averaging(
     policy : Policy or text, optional
         When the workers meet. None: whatever the trace has.
 
-    Raises
-    ------
-    InputError
-        For a rate that is not above zero or beside an optimizer, or a policy that is none.
-
     Notes
     -----
     dist-keras averages after each epoch of every worker's own share of the data: a window of ``examples / workers /

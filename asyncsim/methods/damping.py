@@ -23,13 +23,7 @@ _LAWS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def staleness_weight(law: str, strength: float, threshold: float) -> Callable[[Visit, Array], Array]:
-    """Return the factor of a message at a visit, as a function of the visit and of an array of the wanted type.
-
-    Raises
-    ------
-    InputError
-        For an unknown law, a strength that is not above zero, or a threshold below zero.
-    """
+    """Return the factor of a message at a visit, as a function of the visit and of an array of the wanted type."""
     require_choice("law", law, _LAWS)
     require_positive("strength", strength)
     require_nonnegative("threshold", threshold)
@@ -69,12 +63,6 @@ def damping(
         Of the hinge (versions).
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
-
-    Raises
-    ------
-    InputError
-        For an unknown law, a rate or strength that is not above zero, a strength above one with "rank", a negative
-        threshold, or a rate beside an optimizer.
 
     Notes
     -----

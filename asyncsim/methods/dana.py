@@ -23,11 +23,6 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     momentum : float
         In [0, 1).
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a momentum outside [0, 1).
-
     Notes
     -----
     The paper's velocities are of gradients and multiplied by the learning rate at the end: the same for a constant
@@ -72,11 +67,6 @@ def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     learning_rate : float or schedule of the Visit
     momentum : float
         In [0, 1).
-
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a momentum outside [0, 1).
 
     Notes
     -----

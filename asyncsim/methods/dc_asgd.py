@@ -47,12 +47,6 @@ def dc_asgd(
     decay : float
         Of the mean square of all workers' gradients on the server (adaptive), in [0, 1).
 
-    Raises
-    ------
-    InputError
-        For a rate that is not above zero, a compensation below zero, a decay outside [0, 1), or an adaptive that is
-        not True or False.
-
     Notes
     -----
     The paper's server keeps what it sent to each worker; here the worker returns it with its gradient, which is the

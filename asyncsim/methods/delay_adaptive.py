@@ -30,11 +30,6 @@ def delay_adaptive(
     smoothness : float
         Largest curvature of the loss (koloskova).
 
-    Raises
-    ------
-    InputError
-        For a rate or smoothness that is not above zero, or an unknown rule.
-
     Notes
     -----
     Koloskova et al. compare with the number of gradients in flight, which is that of the workers if each has one job.

@@ -24,11 +24,6 @@ def downpour(
         The workers' local optimizer, in the place of plain steps. Its state stays with the worker and is not reset by
         a read.
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or one beside an optimizer.
-
     Notes
     -----
     Dean et al. let fetch and push periods differ and run them in threads beside the computation, on a
@@ -63,11 +58,6 @@ def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None 
     blocks : int, optional
         Blocks of the parameters, as long as each other but for the last ones, that a read goes through. None: whatever
         the trace has.
-
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or blocks that are no count.
 
     Notes
     -----

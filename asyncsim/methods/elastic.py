@@ -71,11 +71,6 @@ def aeasgd(
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
 
-    Raises
-    ------
-    InputError
-        For a rate, alpha or beta that is not above zero, an unknown order, or a rate beside an optimizer.
-
     Notes
     -----
     An exchange keeps the sum of the replica and the central variable. A worker never takes over the central variable:
@@ -141,11 +136,6 @@ def eamsgd(
     beta : float
         The elastic step of all workers together; without effect if alpha is given.
 
-    Raises
-    ------
-    InputError
-        For a rate, alpha or beta that is not above zero, or a momentum outside [0, 1).
-
     Notes
     -----
     The velocity is neither reset nor exchanged. dist-keras looks ahead to the wrong side, ``x - momentum * v`` with
@@ -208,11 +198,6 @@ def easgd(
         The workers' local optimizer, in the place of plain steps.
     policy : Policy or text, optional
         When the replicas meet. None: whatever the trace has.
-
-    Raises
-    ------
-    InputError
-        For a rate, alpha or beta that is not above zero, or a rate beside an optimizer.
 
     Notes
     -----

@@ -43,12 +43,6 @@ def fedasync(
     optimizer : optax.GradientTransformation, optional
         The clients' local optimizer, in the place of plain steps.
 
-    Raises
-    ------
-    InputError
-        For a rate or strength that is not above zero, a mixing outside (0, 1], an unknown law, a negative threshold or
-        rho, or a rate beside an optimizer.
-
     Notes
     -----
     The proximal term is in the gradient, as the paper has it; the authors' program moves ``x`` towards ``s``, by the

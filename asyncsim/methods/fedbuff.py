@@ -46,12 +46,6 @@ def fedbuff(
     policy : Policy or text, optional
         With the size of the buffer as its count. None: whatever the trace has.
 
-    Raises
-    ------
-    InputError
-        For a rate or strength that is not above zero, a momentum outside [0, 1), an unknown law, a negative threshold,
-        or a rate or momentum beside an optimizer that has its own.
-
     Notes
     -----
     The policy decides how many messages fill the buffer: ten in the paper. Clients of the paper send start less end, a

@@ -61,11 +61,6 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     momentum : float
         In [0, 1).
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a momentum outside [0, 1).
-
     Notes
     -----
     The mean holds the velocities of the steps before this one; the first commit meets none, and no gap. The authors

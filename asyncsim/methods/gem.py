@@ -58,11 +58,6 @@ def gem(
         algorithm 1: from the central variable it pulled; this one needs the protocol "read_then_write". (The protocol
         decides which it is: on a read_then_write trace the program's variant goes on as the paper's.)
 
-    Raises
-    ------
-    InputError
-        For a rate, momentum, kappa or pi_max outside its range, or an unknown variant.
-
     Notes
     -----
     The paper's algorithm 1 has no clip and diverges without it on a quadratic from a few workers on; the

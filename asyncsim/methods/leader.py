@@ -89,11 +89,6 @@ def lsgd(
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
 
-    Raises
-    ------
-    InputError
-        For a pull outside (0, 1] (of every step: [0, 1)), a count below one, or a rate beside an optimizer.
-
     Notes
     -----
     The central variable is the mean of the replicas as their workers sent them last, which is where the authors test.
@@ -194,11 +189,6 @@ def lgd(
         The workers' local optimizer, in the place of plain steps.
     policy : Policy or text, optional
         When the replicas meet. None: whatever the trace has.
-
-    Raises
-    ------
-    InputError
-        For a pull outside (0, 1], or a rate beside an optimizer.
 
     Notes
     -----

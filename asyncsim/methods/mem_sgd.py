@@ -39,12 +39,6 @@ def mem_sgd(
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or one beside an optimizer; a fraction outside its range; a
-        ``memory`` that is neither True nor False.
-
     Notes
     -----
     The paper's parallel algorithm has all workers write to one shared memory without locks (``discipline="lock_free"``

@@ -40,11 +40,6 @@ def qsgd(
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or one beside an optimizer; levels or a bucket below 1.
-
     Notes
     -----
     The paper's algorithm is synchronous, and each worker sends to all. Here the server answers with the central

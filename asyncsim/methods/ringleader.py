@@ -78,11 +78,6 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     ----------
     learning_rate : float or schedule of the Visit
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero.
-
     Notes
     -----
     Workers never wait, so that the timing is that of plain asynchronous visits, most of which move the central variable

@@ -30,11 +30,6 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
     momentum : float
         In [0, 1).
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a momentum outside [0, 1).
-
     Notes
     -----
     Needs a trace of one worker that exchanges after every gradient, so that nothing is stale, under the asynchronous

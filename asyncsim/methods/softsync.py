@@ -29,11 +29,6 @@ def softsync(
     policy : Policy or text, optional
         ``buffered(workers // n)`` is the paper's n-softsync. None: whatever the trace has.
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a modulated that is not True or False.
-
     Notes
     -----
     The policy decides how many messages make up a version: ``workers // n`` of any of them for n-softsync (``n`` is the

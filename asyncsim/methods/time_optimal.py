@@ -20,11 +20,6 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
     policy : Policy or text, optional
         Which gradients make a version; by default one of each worker, synchronous SGD. None: whatever the trace has.
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a policy that is none.
-
     Notes
     -----
     What it is called is a matter of the trace. All workers at a barrier: synchronous SGD. The first K of them: K-sync,
@@ -65,11 +60,6 @@ def rennala(
     policy : Policy or text, optional
         With the batch of fresh gradients as its count. None: whatever the trace has.
 
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a policy that is none.
-
     Notes
     -----
     That only gradients at the newest version count is timing: stale ones are discarded, or their computation is
@@ -98,11 +88,6 @@ def ringmaster(
         About half the inverse of the largest curvature times the limit of the staleness.
     policy : Policy or text, optional
         With the limit of the staleness; ``cancel_stale`` for the variant with stops. None: whatever the trace has.
-
-    Raises
-    ------
-    InputError
-        For a learning rate that is not above zero, or a policy that is none.
 
     Notes
     -----

@@ -1,5 +1,6 @@
 """Least squares whose workers hold different data, and the synthetic data that it shares with `logistic`."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -71,19 +72,11 @@ def least_squares(
     target = shards.response + label_noise * shards.draw
     minimiser = np.linalg.lstsq(shards.features, target)[0]
 
-    def init(key: jax.Array) -> jax.Array:
-        return jnp.zeros(dimension)
-
     def objective(x: jax.Array, data: Any) -> jax.Array:
         return 0.5 * jnp.mean((data["features"] @ x - data["target"]) ** 2)
 
-    def loss(x: jax.Array, batch: Any, key: jax.Array) -> jax.Array:
-        return objective(x, batch)
-
-    def evaluate(x: jax.Array, state: Any, data: Any) -> dict[str, jax.Array]:
-        value, gradient = jax.value_and_grad(objective)(x, data)
-        excess = 0.5 * jnp.mean((data["features"] @ (x - jnp.asarray(minimiser, x.dtype))) ** 2)
-        return {"loss": value, "excess": excess, "gradient_norm": jnp.linalg.norm(gradient)}
+    def excess(x: jax.Array, data: Any, value: jax.Array) -> jax.Array:
+        return 0.5 * jnp.mean((data["features"] @ (x - jnp.asarray(minimiser, x.dtype))) ** 2)
 
     config = {
         "workers": workers,
@@ -95,9 +88,35 @@ def least_squares(
         "label_noise": label_noise,
         "data_seed": data_seed,
     }
-    train = {"features": shards.features, "target": target}
+    return convex("least_squares", objective, excess, {"features": shards.features, "target": target}, config)
+
+
+def convex(
+    name: str,
+    objective: Callable[[jax.Array, Any], jax.Array],
+    excess: Callable[[jax.Array, Any, jax.Array], jax.Array],
+    train: dict[str, np.ndarray],
+    config: dict[str, Any],
+) -> Problem:
+    """Return the problem of an objective of the vector ``x`` on shards, one for each worker, started at zero.
+
+    ``excess`` goes from ``x``, the data and the objective there to the objective less its minimum.
+    """
+
+    def evaluate(x: jax.Array, state: Any, data: Any) -> dict[str, jax.Array]:
+        value, gradient = jax.value_and_grad(objective)(x, data)
+        return {"loss": value, "excess": excess(x, data, value), "gradient_norm": jnp.linalg.norm(gradient)}
+
     return Problem(
-        "least_squares", init, loss, evaluate, train, None, batch_size, sharded=True, shards=workers, config=config
+        name,
+        init=lambda key: jnp.zeros(config["dimension"]),
+        loss=lambda x, batch, key: objective(x, batch),
+        evaluate=evaluate,
+        train=train,
+        batch_size=config["batch_size"],
+        sharded=True,
+        shards=config["workers"],
+        config=config,
     )
 
 

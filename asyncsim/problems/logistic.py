@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, ndtr
 
 from asyncsim.errors import require_positive
-from asyncsim.problems.least_squares import make_shards
+from asyncsim.problems.least_squares import convex, make_shards
 from asyncsim.problems.problem import Problem
 
 _SOLVED = 1e-10  # norm of the gradient at which the minimum is known to its last digit
@@ -57,19 +57,12 @@ def logistic(
     label = _labels(shards.response, shards.draw)
     minimum = _minimum(shards.features, label, regularisation)
 
-    def init(key: jax.Array) -> jax.Array:
-        return jnp.zeros(dimension)
-
     def objective(x: jax.Array, data: Any) -> jax.Array:
         margin = data["label"] * (data["features"] @ x)
         return jnp.mean(jax.nn.softplus(-margin)) + 0.5 * regularisation * jnp.vdot(x, x)
 
-    def loss(x: jax.Array, batch: Any, key: jax.Array) -> jax.Array:
-        return objective(x, batch)
-
-    def evaluate(x: jax.Array, state: Any, data: Any) -> dict[str, jax.Array]:
-        value, gradient = jax.value_and_grad(objective)(x, data)
-        return {"loss": value, "excess": value - minimum, "gradient_norm": jnp.linalg.norm(gradient)}
+    def excess(x: jax.Array, data: Any, value: jax.Array) -> jax.Array:
+        return value - minimum
 
     config = {
         "workers": workers,
@@ -81,10 +74,7 @@ def logistic(
         "regularisation": regularisation,
         "data_seed": data_seed,
     }
-    train = {"features": shards.features, "label": label}
-    return Problem(
-        "logistic", init, loss, evaluate, train, None, batch_size, sharded=True, shards=workers, config=config
-    )
+    return convex("logistic", objective, excess, {"features": shards.features, "label": label}, config)
 
 
 def _labels(response: np.ndarray, draw: np.ndarray) -> np.ndarray:

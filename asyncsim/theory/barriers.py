@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.linalg import spsolve
+from scipy.special import betaincc
 
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law, parse
 from asyncsim.errors import InputError, require_count, require_list
@@ -141,8 +142,6 @@ def _integrated(laws: list[Law], workers: int, first: int) -> float:
 def _fewer_than(first: int, workers: int, finished: np.ndarray) -> np.ndarray:
     """Return the probability that fewer than ``first`` have finished, from each one's, ``[laws, times]``."""
     if len(finished) == 1:
-        from scipy.special import betaincc
-
         return betaincc(first, workers - first + 1, finished[0])
     counts = np.zeros((first, finished.shape[1]))  # counts[k]: exactly k finished (Poisson-binomial)
     counts[0] = 1.0
