@@ -403,70 +403,46 @@ def test_what_measurements_bring_is_in_the_tables_in_their_order_beside_the_erro
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
 @pytest.mark.parametrize(
-    ("name", "module", "function", "options"),
+    ("name", "module", "function", "table", "options"),
     [
-        ("momentum", "momentum", "central_paths", "--workers 2 --compute exponential(1) constant(1) --steps 2"),
         (
-            "stability",
-            limits,
-            "bisect",
-            "--workers 1 --learning-rate 0.1 --most-workers 1 --methods downpour --problem quadratic --steps 2",
+            *("stability", limits, "bisect", "limits.csv"),
+            "--workers 1 --most-workers 1 --methods downpour --problem quadratic --steps 9 --seeds 1",
+        ),
+        (
+            *("momentum", study.load("momentum"), "central_paths", "summary.csv"),
+            "--workers 2 --compute exponential(1) constant(1) --seeds 3 --steps 2",
         ),
     ],
 )
-def test_measurements_that_failed_are_tried_again_by_resuming(told, monkeypatch, name, module, function, options):
-    for drawing in (finished, study.load(name)):
+def test_own_measurements_that_failed_or_were_interrupted_are_resumed(
+    told, monkeypatch, name, module, function, table, options, error
+):
+    monkeypatch.setattr(study.load("stability"), "_RATES", [1.0])
+    for drawing in (sweep, finished, study.load(name)):
         monkeypatch.setattr(drawing, "draw", lambda study, folder: [], raising=False)
-    module = study.load(module) if isinstance(module, str) else module
     measure, calls = getattr(module, function), []
 
-    def failing(*arguments, **keywords):
+    def stopping(*arguments, **keywords):
         calls.append(arguments)
-        if len(calls) == 1:
-            raise RuntimeError("no")
+        if len(calls) == 2:
+            raise error
         return measure(*arguments, **keywords)
 
-    monkeypatch.setattr(module, function, failing)
-    options = [name, "--seeds=3", *options.split()]
-    code, err = told(*options, "--out=mine")
-    table = "limits.csv" if name == "stability" else "summary.csv"
-    note = f"note: 1 of 2 measurements failed; {table} has their errors, and --resume mine tries them again"
-    assert code == 3 and note in err, err
-    failed = pd.read_csv(f"mine/{table}").dropna(subset="error")
-    assert failed["error"].tolist() == ["RuntimeError: no"] and failed["method"].tolist() == ["downpour"]
-    assert told(*options, "--resume=mine")[0] == 0 and len(calls) == 3
-    assert "error" not in pd.read_csv(f"mine/{table}")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "finished", "options"),
-    [
-        # Interrupted after the one run of the grid and one of two limits; after one of two cells.
-        ("stability", 2, "--workers 1 --most-workers 1 --methods downpour --problem quadratic --steps 9 --seeds 1"),
-        ("momentum", 1, "--workers 2 --compute exponential(1) constant(1) --seeds 3 --steps 2"),
-    ],
-)
-def test_own_measurements_of_a_study_are_resumed(told, monkeypatch, name, finished, options):
-    monkeypatch.setattr(study.load("stability"), "_RATES", [1.0])
-    for module in (sweep, study.load(name)):
-        monkeypatch.setattr(module, "draw", lambda study, folder: [], raising=False)
+    monkeypatch.setattr(module, function, stopping)
+    code, err = told(name, *options.split(), "--out=mine")
+    if isinstance(error, KeyboardInterrupt):
+        assert code == 130
+    else:
+        note = f"1 of 2 measurements failed; {table} has their errors, and --resume mine tries them again"
+        assert code == 3 and f"note: {note}" in err, err
+        failed = pd.read_csv(f"mine/{table}").dropna(subset="error")
+        assert failed["error"].tolist() == ["RuntimeError: no"] and failed["method"].tolist() == ["downpour"]
+    before = len(calls)
+    assert told(name, *options.split(), "--resume=mine")[0] == 0 and len(calls) == before + 1
     assert told(name, *options.split(), "--out=whole")[0] == 0
-    taken = []
-
-    class Interrupted(Local):
-        def map(self, function, jobs):
-            for done in super().map(function, jobs):
-                if len(taken) == finished:
-                    raise KeyboardInterrupt
-                taken.append(done)
-                yield done
-
-    with monkeypatch.context() as patch:
-        patch.setattr(executor, "Local", Interrupted)
-        assert told(name, *options.split(), "--out=mine")[0] == 130
-    assert told(name, *options.split(), "--resume=mine")[0] == 0
     assert files("mine") == files("whole")
 
 
