@@ -854,20 +854,6 @@ def stop_at(monkeypatch, number: int) -> None:
     monkeypatch.setattr(comparison, "replay", stopping)
 
 
-@pytest.mark.full
-def test_interrupted_study_keeps_and_tells_finished_runs(told, monkeypatch):
-    stop_at(monkeypatch, 2)
-    code, out, err = told("staleness", *TWO)
-    assert code == 130 and any(line.startswith("downpour") or " downpour " in line for line in out)
-    assert err[-1] == "interrupted: what was finished is in mine; go on with --resume mine"
-    assert json.loads(Path("mine/config.json").read_text())["incomplete"] == ["runs/adaptive_staleness-seed0"]
-    assert {"staleness.png", "loss.png", "energy.pdf", "queue.pdf"} <= {path.name for path in Path("mine").iterdir()}
-    summary = pd.read_csv("mine/summary.csv")
-    assert list(summary["method"]) == ["downpour"]
-    assert [path.name for path in Path("mine/runs").iterdir()] == ["downpour-seed0"]
-    assert len(Run.load(Path("mine", summary["run_folder"][0])).commits) == 4
-
-
 def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, empty_folder):
     stop_at(monkeypatch, 1)
     code, out, err = told("staleness", *TWO)
@@ -875,26 +861,34 @@ def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatc
     assert list(empty_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_disk_that_fills_leaves_only_whole_runs(told, monkeypatch, empty_folder, number):
-    write, calls = Run._write, []
-
-    def filling(run, folder):
-        write(run, folder)
-        calls.append(folder)
-        if len(calls) == number:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Run, "_write", filling)
-    code, out, err = told("staleness", *TWO)
-    assert code == 2 and bool(out) == (number == 2)
-    assert err[-1].startswith("error: ") and "No space left on device" in err[-1]
-    if number == 1:
-        assert list(empty_folder.iterdir()) == []
+@pytest.mark.full
+@pytest.mark.parametrize("end", ["interrupted", "disk full"])
+def test_what_was_finished_is_kept_and_told(told, monkeypatch, end):
+    if end == "interrupted":
+        stop_at(monkeypatch, 2)
     else:
-        assert err[-1].endswith("what was finished before is in mine")
-        assert [path.name for path in Path("mine/runs").iterdir()] == ["downpour-seed0"]
-        assert list(pd.read_csv("mine/summary.csv")["method"]) == ["downpour"]
+        write, calls = Run._write, []
+
+        def filling(run, folder):
+            write(run, folder)
+            calls.append(folder)
+            if len(calls) == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Run, "_write", filling)
+    code, out, err = told("staleness", *TWO)
+    if end == "interrupted":
+        assert code == 130 and any(" downpour " in f" {line}" for line in out)
+        assert err[-1] == "interrupted: what was finished is in mine; go on with --resume mine"
+        assert json.loads(Path("mine/config.json").read_text())["incomplete"] == ["runs/adaptive_staleness-seed0"]
+        assert {"staleness.png", "loss.png", "energy.pdf"} <= {path.name for path in Path("mine").iterdir()}
+    else:
+        assert code == 2 and "No space left on device" in err[-1]
+        assert err[-1].startswith("error: ") and err[-1].endswith("what was finished before is in mine")
+    summary = pd.read_csv("mine/summary.csv")
+    assert list(summary["method"]) == ["downpour"]
+    assert [path.name for path in Path("mine/runs").iterdir()] == ["downpour-seed0"]
+    assert len(Run.load(Path("mine", summary["run_folder"][0])).commits) == 4
 
 
 @pytest.mark.full
