@@ -1,4 +1,4 @@
-"""The one error that a user's input can cause, and the checks that raise it."""
+"""InputError, the error of a user's input, and the checks that raise it."""
 
 import difflib
 import math
@@ -94,7 +94,7 @@ def require_switch(argument: str, value: Any) -> None:
 
 
 def require_list(argument: str, value: Any) -> list[Any]:
-    """Return the entries of ``value``; raise InputError unless it is a list, or another iterable, that has some."""
+    """Return the entries of ``value``; raise InputError unless it is a list or another iterable, and not empty."""
     try:
         entries = None if isinstance(value, str | bytes) else list(value)
     except TypeError:  # also of an array without axes
@@ -133,7 +133,7 @@ def shown(text: str) -> str:
 
 
 def require_name(what: str, name: Any) -> str:
-    """Return the name of something, a method say; raise InputError unless it can be that of a folder."""
+    """Return a name, of a method say; raise InputError unless a folder can have it."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise InputError(f"{what}: name = {name!r}: must be a text of one line")
     if name.startswith(".") or set(name) & set('/\\:*?"<>|'):
@@ -158,7 +158,7 @@ def require_path(argument: str, value: Any) -> Path:
 
 
 def require_free(argument: str, value: Any) -> Path:
-    """Return ``value`` as a path; raise InputError if there is something: nothing is ever written over."""
+    """Return ``value`` as a path; raise InputError if it exists: nothing is ever overwritten."""
     path = require_path(argument, value)
     if path.exists():
         raise InputError(f"{argument} = {str(path)!r}: exists already; give another, or remove it first")
@@ -166,7 +166,7 @@ def require_free(argument: str, value: Any) -> Path:
 
 
 def require_memory(argument: str, what: str, needed: float) -> None:
-    """Raise InputError if the machine has less memory (bytes) than is surely needed, before hours have gone into it."""
+    """Raise InputError if the machine has less memory (bytes) than is needed at the least."""
     try:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on every system
@@ -179,7 +179,7 @@ def require_memory(argument: str, what: str, needed: float) -> None:
 
 
 def _is_traced(value: Any) -> bool:
-    """Whether JAX stands in for the values of an ensemble here; each was checked when its own run was set up."""
+    """Return whether a value is traced by JAX, as in an ensemble, whose values were checked one by one."""
     return hasattr(value, "aval") and hasattr(value, "_trace")  # without importing JAX
 
 

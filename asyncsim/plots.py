@@ -90,7 +90,7 @@ def beyond(values: np.ndarray, end: float) -> str:
 
 
 def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits: float = 3) -> None:
-    """Draw what workers do until there have been so many visits per worker: computing, sending, waiting, served.
+    """Draw what workers do during their first ``visits`` visits: computing, sending, waiting, served.
 
     ``workers`` are those that are drawn, or how many: the first ones, or some from the first to the last if they are
     unlike each other. A short stroke marks each commit, a cross what was discarded or cancelled. What no commit came of

@@ -1,4 +1,4 @@
-"""What threads need that compute runs side by side: to share what is made once, and to end when nobody waits."""
+"""Caching and cancellation for concurrent runs."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ _this = threading.local()
 
 
 class Unwanted(BaseException):
-    """Nobody waits any more for what this thread computes. No error, so nothing but a thread's end catches it."""
+    """Ends a thread whose result nobody waits for; no error, so only the thread's end catches it."""
 
 
 def work_until(unwanted: threading.Event) -> None:
@@ -27,7 +27,7 @@ def require_wanted() -> None:
 
 @contextlib.contextmanager
 def one_core_each() -> Iterator[None]:
-    """Let replays of this thread use one core each, as there are others beside them, or might be."""
+    """Let replays of this thread use one core each, as others may run beside them."""
     before, _this.one_core = has_one_core(), True
     try:
         yield
@@ -41,7 +41,7 @@ def has_one_core() -> bool:
 
 
 class Cached:
-    """A function like that of `functools.lru_cache` that runs in one thread at a time; the others wait.
+    """A cached function, as by `functools.lru_cache`, that runs in one thread at a time.
 
     Attributes
     ----------

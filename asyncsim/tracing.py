@@ -1,4 +1,4 @@
-"""What runs need of JAX: shapes and failures of users' functions, precision, threads that a fork leaves behind."""
+"""Tracing users' functions, their failures, and the precision and threads of JAX."""
 
 import contextlib
 import os
@@ -49,7 +49,7 @@ def require_threads() -> None:
 
 
 def forget_other_precision() -> None:
-    """Let JAX forget what it traced in the other precision than the present one; call it before a run is traced.
+    """Clear JAX's caches if they hold traces in another precision; call it before a run is traced.
 
     JAX converts a NumPy array that a function closes over once, and gives the copy to every trace for as long as one of
     them is remembered: a loss that was traced in float32 would get a float32 array in float64, too, which it rounds
@@ -66,7 +66,7 @@ def forget_other_precision() -> None:
 
 @contextlib.contextmanager
 def telling_failures(call: str) -> Iterator[None]:
-    """Raise InputError where such a call of a user's function fails: what went wrong, and in which line of its file."""
+    """Raise InputError where a call of a user's function fails: the error, and the line of the user's file."""
     try:
         yield
     except InputError:
@@ -77,7 +77,7 @@ def telling_failures(call: str) -> Iterator[None]:
 
 
 def shapes_of(call: str, function: Callable[..., Any], *given: Any, key: str) -> Any:
-    """Return the shapes of what a function returns, from those of what it is given.
+    """Return the shapes of a function's results, from the shapes of its arguments.
 
     ``key`` says where it may have the key of its random numbers from.
 
@@ -124,7 +124,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return the last line that is the user's own, in brackets; nothing if there is none."""
+    """Return the last line of the user's own code, in brackets; nothing if there is none."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     if not own:
         return ""

@@ -1,4 +1,4 @@
-"""Text for people: notices on standard error that stop nothing, counts, numbers, tables, and where lines break."""
+"""Notices on standard error that do not stop a run; counts, numbers, tables and lines as text."""
 
 import contextlib
 import re
@@ -73,7 +73,7 @@ LEAST_SHARE = 0.0005
 
 
 def number_text(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, or with all of those before the point and thousands apart."""
+    """Return a number with ``digits`` significant digits; large ones whole, with commas."""
     if value == 0:
         return "0"
     if 10 ** (digits - 1) <= float(f"{abs(value):.{digits}g}") < _LARGE:
@@ -91,18 +91,18 @@ _TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)
 
 
 def on_a_terminal() -> bool:
-    """Return whether somebody may look at standard error; a process can be without one."""
+    """Return whether standard error is a terminal; a process may have none."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def tell(text: str) -> None:
-    """Print to standard error, above the progress bars of runs that go on; if nobody can hear it, they go on."""
+    """Print to standard error, above the progress bars; a closed standard error is ignored."""
     with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
         print(text, file=sys.stderr, flush=True)
 
 
 def note(text: str) -> None:
-    """Tell the user something that ends nothing; in `each_note_once` not again."""
+    """Print a notice on standard error; inside `each_note_once`, each only once."""
     told = _TOLD.get()
     if told is None or text not in told:
         tell(f"note: {text}")
@@ -112,7 +112,7 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def each_note_once() -> Iterator[None]:
-    """Tell each note only once inside, as of the many cells of a study; inside another one, once in that."""
+    """Print each notice only once inside, as the cells of a study repeat them."""
     told = _TOLD.get()
     token = _TOLD.set(set() if told is None else told)
     try:

@@ -1,4 +1,4 @@
-"""What a cluster is: how long things take, who queues where, and what the server admits."""
+"""The cluster: how long things take, who queues where, and what the server admits."""
 
 import itertools
 import math
@@ -164,7 +164,7 @@ class Cluster:
 
     @property
     def mean_window(self) -> float:
-        """Local steps per commit on average, of workers that do nothing but compute."""
+        """Mean local steps per commit of workers that only compute."""
         if isinstance(self.window, int):
             return self.window
         step_times = [law.mean for law in self.compute_laws]
@@ -269,7 +269,7 @@ def _check_policy(cluster: Cluster) -> None:
 
 
 def _as_text(laws: Law | tuple[Law, ...]) -> str:
-    """Write a law, or a list of laws with its repetitions counted if it has few kinds of them."""
+    """Return the text of a law, or of a list of laws with its repetitions counted."""
     if isinstance(laws, Law):
         return str(laws)
     texts = [str(law) for law in laws]
@@ -280,11 +280,11 @@ def _as_text(laws: Law | tuple[Law, ...]) -> str:
 
 
 class HeterogeneityWarning(UserWarning):
-    """Different speeds were asked for, but all of them are equal."""
+    """Warns that one law per worker was given and all are equal."""
 
 
 def _read(argument: str, value: Any) -> Any:
-    """Return the law or the laws of a text, the list of an array, and anything else as it is."""
+    """Read laws from a text, or a list from an array; leave anything else as it is."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     try:
@@ -337,7 +337,7 @@ def _window(argument: str, value: Any) -> int:
 
 
 def as_latency(value: Any) -> Law | tuple[Law, Law]:
-    """Return one law for both ways, or that of the way up and that of the way down."""
+    """Return one latency law for both directions, or a pair: up and down."""
     value = _read("latency", value)
     if not isinstance(value, list | tuple):
         return with_mean("latency", as_law("latency", value))
@@ -350,7 +350,7 @@ def as_latency(value: Any) -> Law | tuple[Law, Law]:
 
 
 def as_message_bytes(value: Any) -> float | tuple[float, float]:
-    """Return one size for both ways, or that of messages on the way up and on the way down."""
+    """Return one message size for both directions, or a pair: up and down."""
     if isinstance(value, np.ndarray) and value.ndim:
         value = value.tolist()
     if not isinstance(value, list | tuple):

@@ -39,7 +39,7 @@ class Empirical(Law):
             raise InputError(f"empirical: samples up to {max(self.samples):g}: too large; their sum must be finite")
 
     def __repr__(self) -> str:
-        """Return what makes the law; of many samples, as `asyncsim.calibrate` finds them, what they are like."""
+        """Show the samples; many, as `asyncsim.calibrate` finds them, by their number, range and mean."""
         if len(self.samples) <= _SHOWN_SAMPLES:
             return f"Empirical(samples={self.samples})"
         least, most = min(self.samples), max(self.samples)
@@ -184,7 +184,7 @@ def as_law(argument: str, value: Any) -> Law:
 
 
 def scaled(law: Law, factor: float) -> Law:
-    """Return the law of durations that are a factor, above zero, times those of another."""
+    """Return a law with all durations multiplied by a factor above zero."""
     match law:
         case Constant(value):
             return Constant(factor * value)

@@ -57,12 +57,12 @@ def legend_under(axes: Axes, label: float = 0.4) -> None:
 
 
 def say_inside(axes: Axes, text: str) -> None:
-    """Say in the middle of axes why there is nothing in them."""
+    """Write in the middle of empty axes why they are empty."""
     axes.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
 
 
 def whole_ticks(axis: Any, most: int | Literal["auto"] = 10) -> None:
-    """Put ticks at whole numbers only, at most so many; one is enough, to which matplotlib would add others.
+    """Put ticks at whole numbers only, at most ``most``; one is enough, where matplotlib would add others.
 
     With ``"auto"`` as many as have room, however many digits they have.
     """
@@ -114,7 +114,7 @@ def _row(axes: Any) -> range:
 
 
 def _make_room(figure: Figure, said: str, beside: Iterable[str], rows: int = 1) -> None:
-    """Make a figure taller for a title, in each of so many rows, unless it is already for the titles beside it."""
+    """Make every row of a figure taller for a title, unless the titles beside it have done so."""
     lines = [1 + text.count("\n") for text in (said, *beside)]
     more = lines[0] - max([_TITLE_LINES, *lines[1:]])
     figure.set_figheight(figure.get_figheight() + rows * _TITLE_LINE_HEIGHT * max(0, more))

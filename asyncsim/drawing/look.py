@@ -1,4 +1,4 @@
-"""One look for all figures: sizes, colours, the table from methods to looks, and writing a figure.
+"""The style of all figures: sizes, colours, the looks of methods, and writing a figure.
 
 Colours are Okabe and Ito's, which the colour-blind can tell apart; methods differ in their lines as well. Sizes are
 those of a paper's columns, at which everything stays readable::

@@ -46,7 +46,7 @@ class Study(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a paper's numbers were measured on: only beside results of the same task are they drawn.
+    """The task that a paper's numbers were measured on; they are drawn beside results of the same task only.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Task(NamedTuple):
     network: str
 
     def is_that_of(self, results: Finished) -> bool:
-        """Return whether results are of this task, as far as is known."""
+        """Return whether results are of this task; True if unknown."""
         return self.is_posed_by(results.config.get("problem"), results.config.get("problem_config", {}))
 
     def is_posed_by(self, problem: object, config: Mapping[str, Any]) -> bool:
@@ -191,7 +191,7 @@ class Paper:
     def _draw(
         self, names: Sequence[str], folders: dict[str, Path], out: Path, tell: Callable[[InputError, str], str]
     ) -> tuple[list[Path], list[str]]:
-        """Draw figures; return what was written, and of each figure that could not be drawn why, as it is to be told.
+        """Draw figures; return the files written, and a message for each figure that could not be drawn.
 
         ``tell`` goes from the error and the figure's name to the text; figures of one text are told together.
         """
@@ -216,7 +216,7 @@ class Paper:
 
 
 def _read(folder: Path, study: str) -> Finished:
-    """Read results; the message of a folder that is not there is made short, as many figures may lack it."""
+    """Read results; a missing folder gives a short message, as many figures may need it."""
     if not folder.is_dir():
         raise InputError(f"no results in {folder}")
     results = read(folder, study)

@@ -237,11 +237,11 @@ def lgd(
 
 
 def _no_loss(central: Array) -> Array:
-    """Return the loss of a replica that nobody has sent: more than that of any."""
+    """Return the loss of a replica that nobody has sent: larger than any other."""
     return jnp.full((), jnp.finfo(central.dtype).max, central.dtype)
 
 
 def _best(x: Array, losses: Any, visit: Visit, memories: Memories) -> Array:
-    """Return the replica of the least loss; ``x`` is that of the worker that is there."""
+    """Return the replica of least loss; ``x`` is the visiting worker's."""
     leader = jnp.argmin(losses).astype(visit.worker.dtype)
     return jnp.where(leader == visit.worker, x, memories.of(leader).replica)

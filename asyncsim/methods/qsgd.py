@@ -73,7 +73,7 @@ def qsgd(
 
 
 def quantized(key: Array, vector: Array, levels: int, bucket: int | None) -> Array:
-    """Return a vector rounded at random to so many levels of either sign, see `qsgd`."""
+    """Round a vector at random to ``levels`` levels of either sign; see `qsgd`."""
     size = vector.size if bucket is None else min(bucket, vector.size)
     buckets = jnp.pad(vector, (0, -vector.size % size)).reshape(-1, size)
     norm = jnp.linalg.norm(buckets, axis=1, keepdims=True)

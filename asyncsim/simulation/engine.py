@@ -134,7 +134,7 @@ class Simulation:
         self.send_time = self.server.arrive_time if at_once and not reads_first else self.start_time[:]
 
     def run(self, commits: int, told: Callable[[int], None]) -> None:
-        """Go on until so many messages have been taken up, telling how many there are now and then."""
+        """Run until the server has accepted ``commits`` messages; report progress now and then."""
         start = self._round()
         for index in range(self.cluster.workers):
             start(Worker(self.env, index))
@@ -153,7 +153,7 @@ class Simulation:
         return {"worker": worker, "arrive_time": np.array(server.arrive_time)[worker]}
 
     def _taken_up(self) -> tuple[list[float], int]:
-        """Return a list, and by how much it grows with each message that is taken up."""
+        """Return a list, and how many entries each accepted message adds to it."""
         return self.commits, len(COMMIT_RECORD)
 
     def _round(self) -> Step:
@@ -218,7 +218,7 @@ class Simulation:
         return way
 
     def _atomic(self, then: Step) -> Step:
-        """Return the step of a visit that both commits and reads; versions tell what it read."""
+        """Return the step of a visit that commits and reads; the version shows what it read."""
         return self._commit(then)
 
     def _commit(self, then: Step) -> Step:

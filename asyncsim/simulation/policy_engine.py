@@ -40,7 +40,7 @@ class Admission(Generic[Member]):
         self._waiting: list[Member] = []
 
     def take(self, index: int, read_version: int) -> int:
-        """Return what becomes of a worker's message, computed from that version; make a version if it is the time."""
+        """Return the outcome of a worker's message that was computed from a version; make a version if one is due."""
         if self.outdated(read_version):
             return DISCARDED
         if not self._completes(index):
@@ -49,11 +49,11 @@ class Admission(Generic[Member]):
         return APPLIED
 
     def outdated(self, read_version: int) -> bool:
-        """Return whether what is computed from that version is not taken up any more."""
+        """Return whether a message computed from a version is too stale to be accepted."""
         return self._limit is not None and self.version - read_version >= self._limit
 
     def who_goes_on(self, worker: Member, index: int, outcome: int) -> Sequence[Member]:
-        """Return those who go on after a worker's message: itself, or not, and those who waited for it, first."""
+        """Return the workers that go on after a message: those that waited for it, then the sender if it may."""
         if self._bound is not None:
             return self._within_bound(worker, index, self._bound)
         if not self._waits_for_version or outcome == DISCARDED:
@@ -84,7 +84,7 @@ class Admission(Generic[Member]):
 
 
 def batches_of(count: int) -> Callable[[int], bool]:
-    """Return the function that tells of each message taken up whether it is the last of its batch."""
+    """Return a function that says whether an accepted message is the last of its batch."""
     taken = 0
 
     def completes(index: int) -> bool:
@@ -96,7 +96,7 @@ def batches_of(count: int) -> Callable[[int], bool]:
 
 
 def rounds_of(workers: int) -> Callable[[int], bool]:
-    """Return the function that tells of each worker's message whether it makes a version; see `asyncsim.rounds`."""
+    """Return a function that says whether a worker's message makes a version; see `asyncsim.rounds`."""
     missing, due, ahead = set(range(workers)), set[int](), set[int]()
 
     def completes(index: int) -> bool:
@@ -119,7 +119,7 @@ def rounds_of(workers: int) -> Callable[[int], bool]:
 
 
 class PolicySimulation(Simulation):
-    """One run under a policy; every read is recorded, and with every message what became of it."""
+    """One run under a policy; records every read, and the outcome of every message."""
 
     commit_record = (*COMMIT_RECORD, "outcome")
 
@@ -214,7 +214,7 @@ class PolicySimulation(Simulation):
         self.reads.extend((index, version, self.server.arrive_time[index], serve_time, self.env._now))
 
     def _stop_outdated(self) -> None:
-        """Stop the computations that the newest version has made outdated, in the order of workers."""
+        """Stop the computations that the newest version has made too stale, in the order of workers."""
         limit = self.cluster.policy.staleness_limit
         assert limit is not None
         version = self.admission.version - limit

@@ -1,4 +1,4 @@
-"""From a cluster to a trace: when every worker visits the server, and how stale it is by then.
+"""Simulate a cluster: when every worker visits the server, and how stale its message is by then.
 
 The events are `asyncsim.simulation.engine`'s, under a timing policy `asyncsim.simulation.policy_engine`'s;
 `asyncsim.traces.bookkeeping` makes the rows of the trace from their record.
@@ -26,7 +26,7 @@ _BYTES = {"commit": 400, "worker": 1_000}
 
 
 def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> Trace:
-    """Run a cluster until the server has taken up so many messages.
+    """Simulate a cluster until the server has accepted ``commits`` messages.
 
     Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
     happen in the order in which they were scheduled, exactly as in a SimPy model with a process per
@@ -75,7 +75,7 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Spare a run the collector: it makes no cycles, and all workers would be searched again and again."""
+    """Switch garbage collection off: a run makes no cycles, and all workers would be searched repeatedly."""
     enabled = gc.isenabled()
     try:
         gc.disable()
@@ -87,7 +87,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]]:
-    """Yield what is told how many commits there are; a bar on standard error, if wanted."""
+    """Yield a function that takes the number of commits so far; it draws a progress bar if wanted."""
     if not (on_a_terminal() if show is None else show):
         yield lambda done: require_wanted()
         return

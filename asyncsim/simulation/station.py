@@ -1,4 +1,4 @@
-"""A worker, and a place where workers wait their turn.
+"""Workers, and the stations at which they wait and are served.
 
 Times are read from SimPy's ``_now``: its ``now`` is a property, and would be called five times a visit.
 """
@@ -123,7 +123,7 @@ class Station:
 
 
 class OpenStation:
-    """Serves all who come at once: nobody waits.
+    """Serves all visits at once: nobody waits.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""From the record of a simulation to the rows of a trace: jobs, versions and staleness.
+"""Make the rows of a trace from the record of a simulation: jobs, versions and staleness.
 
 In every protocol and under every policy a worker's job ``j`` computes from its read ``j``, read 0 being version 0 at
 time 0; also jobs that are discarded or cancelled are followed by a read. So one list of reads, in order for each
@@ -88,12 +88,12 @@ class _PerWorker:
         self.number[self._by_worker] = np.arange(len(worker)) - np.repeat(self._first, self.count)
 
     def find(self, worker: np.ndarray, number: np.ndarray) -> np.ndarray:
-        """Return the positions of the visits of these numbers by these workers."""
+        """Return the positions of visits by worker and number."""
         return self._by_worker[self._first[worker] + number]
 
 
 def _reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
-    """Return the reads that are part of the commits' visits, if every commit is applied."""
+    """Return the reads that belong to commits' visits, where every commit is applied."""
     own_commit = 0 if cluster.protocol == "read_then_write" else 1
     return {
         "worker": commits["worker"],

@@ -1,4 +1,4 @@
-"""The columns of a trace and where it comes from: what the traces' other files share."""
+"""The columns of a trace, its outcomes, and its source."""
 
 import functools
 import platform

@@ -1,4 +1,4 @@
-"""What a trace says about how long things took: the durations between its columns, and the order of service."""
+"""Durations between the columns of a trace, and the order in which its server took visits."""
 
 import heapq
 from typing import NamedTuple
@@ -141,7 +141,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
 
 
 def attended(trace: Trace) -> Trace:
-    """Return a trace of which every service begins when the visit waits and the server is free.
+    """Return a trace in which every service begins as soon as the visit waits and the server is free.
 
     A real server takes a while to take a visit up, and can do nothing else meanwhile: that is service as well. A
     simulated trace stays as it is.
@@ -260,7 +260,7 @@ def _check_services(trace: Trace) -> None:
 
 
 def _pull_arrivals(trace: Trace) -> np.ndarray:
-    """Return when the read visit of each commit arrived: that of the worker's next job; nan if the trace lacks it."""
+    """Return when each commit's read visit, of the worker's next job, arrived; nan if the trace lacks it."""
     reads = pd.concat([table[["worker", "job", "read_arrive_time"]] for table in (trace.frame, trace.open_reads)])
     arrived = reads.set_index(["worker", "job"])["read_arrive_time"]
     wanted = pd.MultiIndex.from_arrays([trace.frame["worker"], trace.frame["job"] + 1])

@@ -1,4 +1,4 @@
-"""A trace from a stated staleness: papers often state a delay, and not a cluster."""
+"""Traces from a stated staleness, for papers that state a delay instead of a cluster."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The trace: who visited the server when, and how stale each message was; however it was made."""
+"""The trace: who visited the server when, and how stale each message was."""
 
 import functools
 import os
@@ -91,7 +91,7 @@ class Trace:
 
     @functools.cached_property
     def taken_up(self) -> "Trace":
-        """What the server took up, applied or buffered, counted anew: the trace that a replay computes."""
+        """The messages that the server accepted, applied or buffered, counted anew: what a replay computes."""
         kept = self.frame["outcome"].isin(TAKEN_UP).to_numpy()
         if kept.all():
             return self
@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def read_visits(self) -> pd.DataFrame:
-        """The reads that were visits of their own: their columns of ``frame``, also of those not yet consumed.
+        """The reads that were visits of their own, consumed or not: their columns of ``frame``.
 
         None of exchanges, and not the first of a worker, which no server served.
         """
@@ -111,7 +111,7 @@ class Trace:
 
     @property
     def visits(self) -> pd.DataFrame:
-        """The server visits that are over: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads."""
+        """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads."""
         names = ["worker", "arrive", "serve", "end"]
         commits = self.frame[self.frame["outcome"] != "cancelled"]
         parts = [
@@ -157,17 +157,17 @@ class Trace:
 
     @property
     def discipline(self) -> str | None:
-        """Who is served next of those that wait; None for a trace without a cluster."""
+        """Who of the waiting is served next; None for a trace without a cluster."""
         return None if self.cluster is None else self.cluster.discipline
 
     @property
     def read_blocks(self) -> int:
-        """In how many blocks a read is made, one after the other; 1 if it is whole."""
+        """Number of blocks that a read is made of; 1 if it is whole."""
         return 1 if self.cluster is None else self.cluster.read_blocks
 
     @property
     def policy(self) -> Policy:
-        """What the server took up when; asynchronous for a prescribed trace."""
+        """The timing policy; asynchronous for a trace without a cluster."""
         return asynchronous() if self.cluster is None else self.cluster.policy
 
     @property
@@ -176,7 +176,7 @@ class Trace:
         return self.source.versions
 
     def block_versions(self) -> np.ndarray:
-        """Return the version that each block of each row's read is of: torn reads are of several.
+        """Return the version of every block of every read; a torn read has blocks of several versions.
 
         Without locks a read takes time. One that is made in ``read_blocks`` is spread evenly over its service: block
         ``b`` is read once ``(b + 1) / read_blocks`` of the service's time have passed, the last one at its end. A block
@@ -251,7 +251,7 @@ _WHEN_ARRIVED = "must not be before 0, nor after its serve_time"
 
 
 def _rules(frame: pd.DataFrame, workers: int) -> list[tuple[str, np.ndarray, str]]:
-    """Return what must hold in every row of a trace: the column, where it holds, and the rule in words."""
+    """Return the rules of every row: the column, the rows where the rule holds, and the rule in words."""
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
     before = np.concatenate([[0], column["version"][:-1]])
     time = column["commit_time"]

@@ -220,7 +220,7 @@ def _overlap(start: np.ndarray, stop: np.ndarray, begin: float, end: float) -> f
 
 
 def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
-    """Return the rows after those of the warm-up, with what was discarded and cancelled."""
+    """Return the rows after the warm-up, discarded and cancelled ones included."""
     if not warm_up:
         return trace.frame
     taken_up = trace.frame["outcome"].isin(TAKEN_UP).to_numpy()

@@ -150,7 +150,7 @@ def recorded(
 
 
 def _count_workers(worker: np.ndarray) -> int:
-    """Return how many workers a log is of, each of which has a visit."""
+    """Return the number of workers in a log; each must have a visit."""
     count = max(1, int(worker.max()) + 1)
     missing = sorted(set(range(count)) - set(worker.astype(int).tolist()))
     if missing:
