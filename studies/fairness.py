@@ -85,10 +85,9 @@ def run(config: Config) -> Result:
     """
     config.check()
     from asyncsim.real import record
-    from asyncsim.real.cluster import ray, ray_cluster
-    from asyncsim.real.recorder import require_timing
+    from asyncsim.real.supervisor import ray_cluster, require_ray, require_timing
 
-    ray()
+    require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     if len(methods) > 1:
         raise InputError(f"methods: {len(methods)} given; who is served depends on none of them: give one")

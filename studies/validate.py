@@ -95,7 +95,7 @@ def run(config: Config) -> Result:
         with alone_in(config.resume, "resume") as held, results.telling(config.resume, held):
             return _run(begun, begun.make_methods(), config.resume)
     config.check()
-    from asyncsim.real.recorder import require_timing
+    from asyncsim.real.supervisor import require_timing
 
     methods = config.make_methods()
     for method in methods:
@@ -105,9 +105,9 @@ def run(config: Config) -> Result:
 
 
 def _run(config: Config, methods: "list[Method]", folder: Path) -> Result:
-    from asyncsim.real.cluster import ray, ray_cluster
+    from asyncsim.real.supervisor import ray_cluster, require_ray
 
-    ray()
+    require_ray()
     problem = config.make_problem()
     if not (folder / results.CONFIG).exists():
         record = {"study": "validate", **config.record(methods, problem), "options": config.plain()}
@@ -169,7 +169,7 @@ def _begun(config: Config, folder: Path) -> Config:
 def _recorded(config: Config, problem: "Problem", task: Task, begun: Any) -> "Recorded":
     """Return a recording: the one that is there, gone on with if it was broken off, or a new one."""
     from asyncsim.real import load, record
-    from asyncsim.real.folder import HEADER
+    from asyncsim.real.recording import HEADER
 
     there = (task.folder / HEADER).exists()
     if there:

@@ -7,7 +7,9 @@ import pytest
 
 from asyncsim import methods, prescribed, problems, replay
 from asyncsim.methods import Method
+from asyncsim.real import Processes
 from asyncsim.real.computing import Computing, Job
+from asyncsim.real.recording import Header
 from asyncsim.tracing import whole_products
 
 
@@ -70,7 +72,7 @@ def test_a_replay_multiplies_in_its_precision_unless_jax_is_told_otherwise(own, 
 
 
 def test_so_does_a_real_process(problem, method, told):
-    computing = Computing(method, problem, 2, 1, 0, "float32")
+    computing = Computing(method, problem, Header(Processes(2), 1, 0, "float32", {}, {}, False))
     told.clear()
     first = computing.first_job()
     computing.run(0, Job(0, 0, np.asarray(first.start), first.learner))

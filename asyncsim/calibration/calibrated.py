@@ -6,25 +6,23 @@
     again = asyncsim.simulate(cluster, commits=len(trace))
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from scipy.stats import kruskal
 
 from asyncsim.calibration import dependence
-from asyncsim.calibration.fitting import FAMILIES, KINDS
-from asyncsim.calibration.parts import FEWEST, Part, fitted
-from asyncsim.calibration.ways import longer_with_parameters, way_up
+from asyncsim.calibration.fitting import ERRORS, FAMILIES, FEWEST, KINDS, NO_SPREAD, Fit, Part, fitted, without
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
-from asyncsim.clusters.laws import Constant, Empirical, Law
+from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
 from asyncsim.errors import InputError, require_choice, require_switch
 from asyncsim.traces.durations import Durations, choices, durations
 from asyncsim.traces.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Who is served next where visits wait for one another.
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
@@ -58,15 +56,13 @@ class Calibration:
     law: str
 
     @property
-    def table(self) -> "pd.DataFrame":
+    def table(self) -> pd.DataFrame:
         """One row per law.
 
         ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few words, and its
         ``law_mean`` and ``law_std`` (s); ``error``, the standard error of the mean (s), were the durations independent;
         ``distance``, the largest difference of the distribution functions.
         """
-        import pandas as pd
-
         return pd.DataFrame([part.row() for part in self.parts])
 
     def resampled(self, generator: np.random.Generator) -> Cluster:
@@ -172,10 +168,24 @@ def examine(
         require_switch("per_worker", per_worker)
     found = durations(trace, warm_up)
     down = fitted("latency down", found.down, law)
-    up, computed, notes = way_up(found, latency_up, down.fit.law, law)
+    up, computed, notes = _uplink(found, latency_up, down.fit.law, law)
     compute = _compute(found, computed, trace, law, per_worker)
     service = fitted("service", found.service, law)
-    longer = longer_with_parameters(found)
+    # How much longer messages with parameters take, down and up together, than those without, where it is no chance.
+    longer = 0.0
+    if found.round_trip is not None and found.up is not None:
+        longer = float(found.round_trip.mean() - found.up.mean() - found.down.mean())
+        error = math.sqrt(sum(float(times.var()) / len(times) for times in (found.round_trip, found.up, found.down)))
+        chance = max(ERRORS * error, NO_SPREAD * float(found.round_trip.mean()))
+        longer = float(f"{longer:.9g}") if longer > chance else 0.0
+    served = choices(trace)
+    if discipline is None:
+        discipline = trace.discipline if trace.discipline in _QUEUES else served.discipline
+    require_choice("discipline", discipline, _QUEUES)
+    if not served.agree_with(discipline):
+        raise InputError(
+            f"discipline = {discipline!r}: the order of service says {served.discipline!r}: {served}; leave it out"
+        )
     frame = Cluster(
         workers=trace.workers,
         bandwidth=1.0 if longer else None,
@@ -184,7 +194,7 @@ def examine(
         window=trace.window,
         protocol=trace.protocol,
         exclusive=trace.protocol != "read_then_write" or not trace.source.separate_reads,
-        discipline=_discipline(trace, discipline),
+        discipline=discipline,
     )
     if trace.cluster is not None and trace.cluster.shared_bandwidth:
         notes.append(
@@ -192,7 +202,7 @@ def examine(
             "queues and the spread of staleness differ"
         )
     parts = (*compute, service, up, down)
-    return Calibration(_with_laws(frame, parts), parts, (*dependence.told(found), *notes), found, law)
+    return Calibration(_with_laws(frame, parts), parts, (*dependence.notes(found), *notes), found, law)
 
 
 def _compute(found: Durations, computed: np.ndarray, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
@@ -207,28 +217,37 @@ def _compute(found: Durations, computed: np.ndarray, trace: Trace, law: str, per
     each = [fitted(f"compute of worker {i}", values, law, trace.window) for i, values in enumerate(own)]
     different = sum(part.fit.bic(len(computed)) for part in each) < together.fit.bic(len(computed))
     if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in each):
-        different = _different(own)
+        # Kruskal and Wallis' test of ranks, as empirical laws have no BIC.
+        different = bool(np.ptp(np.concatenate(own)) > 0 and kruskal(*own).pvalue < 1e-3)
     return each if per_worker or different else [together]
 
 
-def _different(own: Sequence[np.ndarray]) -> bool:
-    """Return whether samples come from different laws: Kruskal and Wallis' test of ranks, at the level 0.001."""
-    from scipy.stats import kruskal
+def _uplink(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:
+    """Return the law of the way up, the durations of computing without it, and notes."""
 
-    values = np.concatenate(own)
-    return bool(np.ptp(values) > 0 and kruskal(*own).pvalue < 1e-3)
+    def unfitted(up: Law) -> Part:
+        return Part("latency up", np.zeros(0), Fit(up, 0.0, 0, 0.0))
 
-
-def _discipline(trace: Trace, given: str | None) -> str:
-    found = choices(trace)
-    if given is None:
-        given = trace.discipline if trace.discipline in _QUEUES else found.discipline
-    require_choice("discipline", given, _QUEUES)
-    if not found.agree_with(given):
-        raise InputError(
-            f"discipline = {given!r}: the order of service says {found.discipline!r}: {found}; leave it out"
+    if given is not None:
+        taken = down if given == "down" else as_law("latency_up", given)
+        together = found.compute if found.up is None else found.compute + found.up
+        return unfitted(taken), without("latency_up", together, taken), []
+    if found.up is not None:
+        return fitted("latency up", found.up, law), found.compute, []
+    if found.round_trip is None:
+        return unfitted(Constant(0.0)), found.compute, []
+    notes = []
+    try:
+        times = without("latency down", found.round_trip, down)
+    except InputError:  # what is left is less than the noise of what it is the difference of
+        mean = max(0.0, float(found.round_trip.mean()) - down.mean)
+        times = np.full(len(found.round_trip), mean)
+        notes.append(
+            f"the way up is taken for a constant, {mean:.2g} s: it is too short beside the way down for its law to be "
+            "found; give latency_up"
         )
-    return given
+    up = fitted("latency up", times, law)
+    return up, without("latency up", found.compute, up.fit.law), notes
 
 
 def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:

@@ -1,24 +1,24 @@
-"""What durations depend on that a cluster does not know: the time of day, the one before, how many compute at once.
+"""Test recorded durations for what a cluster, which draws them independently, does not have, and say what matters.
 
-A `asyncsim.Cluster` draws its durations independently. Here is measured how far recorded ones are from that, and said
-in words where it matters.
+They may drift, be correlated with one another, or depend on how many workers compute at once.
 """
 
 import math
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import rankdata
 
 from asyncsim.calibration.fitting import ERRORS, NO_SPREAD
 from asyncsim.traces.durations import Durations
 
-#: What is not this large, relative to the mean, is not told, nor what is chance.
-_TOLD = 0.05
+#: Smaller effects, relative to the mean, are not mentioned.
+_LEAST = 0.05
 #: A worker that is silent so many times longer than any before has stopped.
 _SILENCE = 3.0
 #: Shorter waits are the clock's, seconds.
 _CLOCK = 1e-5
-#: Correlations below this are not told.
+#: Correlations below this are not mentioned.
 _CORRELATION = 0.1
 #: Means over so many stretches of time give the standard errors, with the serial dependence in them.
 _STRETCHES = 10
@@ -31,9 +31,9 @@ class Ratio(NamedTuple):
     error: float
 
     @property
-    def told(self) -> bool:
+    def matters(self) -> bool:
         """Whether it matters, and is not chance."""
-        return abs(self.value - 1) > max(_TOLD, ERRORS * self.error)
+        return abs(self.value - 1) > max(_LEAST, ERRORS * self.error)
 
 
 def ratio(durations: np.ndarray, others: np.ndarray) -> Ratio | None:
@@ -42,11 +42,6 @@ def ratio(durations: np.ndarray, others: np.ndarray) -> Ratio | None:
         return None
     value = float(durations.mean() / others.mean())
     return Ratio(value, value * math.hypot(_error(durations), _error(others)))
-
-
-def per_worker(found: Durations) -> np.ndarray:
-    """Return the compute durations relative to their own worker's median: what is left is common to the workers."""
-    return relative_to(found, medians(found))
 
 
 def medians(found: Durations) -> dict[int, float]:
@@ -62,11 +57,11 @@ def relative_to(found: Durations, scale: dict[int, float]) -> np.ndarray:
         return found.compute[known] / scales[found.worker[known]]
 
 
-def told(found: Durations) -> list[str]:
-    """Return what is to be known before durations are taken for independent draws, a sentence each."""
+def notes(found: Durations) -> list[str]:
+    """Return in what durations are no independent draws, a sentence each."""
     said = []
     idle, busy = float(found.idle.mean()), float(found.service.mean())
-    if idle > _TOLD * busy and idle > _CLOCK:
+    if idle > _LEAST * busy and idle > _CLOCK:
         said.append(
             f"messages wait {idle:.2g} s on average although the server is free; that is part of the {busy:.2g} s of "
             "a service here"
@@ -77,33 +72,37 @@ def told(found: Durations) -> list[str]:
             f"worker {stopped[0]} seems to have stopped by the end, as {len(stopped)} of {len(medians(found))} do: "
             "fewer compute there than the cluster has; end the trace when the first one stops"
         )
-    relative = per_worker(found)
+    relative = relative_to(found, medians(found))
     relative = relative[np.isfinite(relative)]
     constant = len(relative) > 0 and relative.std() <= NO_SPREAD * relative.mean()  # but for round-off
     if len(relative) != len(found.compute) or len(relative) < 4 * _STRETCHES or constant:
         return said
     half = len(relative) // 2
     drift = ratio(relative[half:], relative[:half])
-    if drift is not None and drift.told:
+    if drift is not None and drift.matters:
         said.append(
             f"compute times drift: in the later half they are {drift.value:.2f} \u00b1 {drift.error:.2f} times as long "
             "as in the earlier; leave out a longer warm_up, or record a steadier run"
         )
-    serial = _serial_correlation(relative, found.worker)
+    order = np.argsort(found.worker, kind="stable")
+    serial = _successive(relative, order, np.diff(found.worker[order]) == 0)  # of one worker's
     if serial > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
         said.append(
             f"a worker's successive compute times are correlated, by {serial:.2f}; a cluster draws them independently"
         )
-    common = _common_correlation(relative, found)
+    order = np.argsort(found.begin, kind="stable")
+    common = _successive(relative, order, np.diff(found.worker[order]) != 0)  # of two workers'
     if common > max(_CORRELATION, ERRORS / math.sqrt(len(relative))):
         said.append(
             f"compute times of different workers at one time are correlated, by {common:.2f}: what slows one slows "
             "all, and the order of commits, hence the staleness, is more regular than independent draws make it"
         )
     load = _correlation(relative, found.others)
-    slope = _slope(relative, found.others)
-    effect = abs(slope) * float(found.others.std())
-    if abs(load) > ERRORS / math.sqrt(len(relative)) and effect > _TOLD / 2:
+    spread = float(found.others.var())
+    product = float(np.mean((found.others - found.others.mean()) * (relative - relative.mean())))
+    slope = product / spread / float(relative.mean()) if spread else 0.0
+    effect = abs(slope) * spread**0.5
+    if abs(load) > ERRORS / math.sqrt(len(relative)) and effect > _LEAST / 2:
         why = "; workers share what they compute with, or contend for the network" if slope > 0 else ""
         said.append(
             f"compute times depend on how many compute at once: {slope:+.0%} for each other at the start (correlation "
@@ -124,33 +123,17 @@ def _stopped(found: Durations) -> list[int]:
     return [worker for worker, silent in silence.items() if silent > _SILENCE * max(gaps)]
 
 
-def _serial_correlation(values: np.ndarray, worker: np.ndarray) -> float:
-    """Return the rank correlation of a worker's duration with its next one."""
-    order = np.argsort(worker, kind="stable")
-    same = worker[order][1:] == worker[order][:-1]
-    return _correlation(values[order][:-1][same], values[order][1:][same])
-
-
-def _common_correlation(values: np.ndarray, found: Durations) -> float:
-    """Return the rank correlation of a duration with the next one to begin, if that is another worker's."""
-    order = np.argsort(found.begin, kind="stable")
-    other = found.worker[order][1:] != found.worker[order][:-1]
-    return _correlation(values[order][:-1][other], values[order][1:][other])
+def _successive(values: np.ndarray, order: np.ndarray, pairs: np.ndarray) -> float:
+    """Return the rank correlation of values with the next ones in an order, of the pairs that count."""
+    return _correlation(values[order][:-1][pairs], values[order][1:][pairs])
 
 
 def _correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Return Spearman's rank correlation; 0 where one is constant."""
-    from scipy.stats import rankdata
-
     ranks = rankdata(x), rankdata(y)
     if len(x) < 3 or min(rank.std() for rank in ranks) == 0:
         return 0.0
     return float(np.corrcoef(*ranks)[0, 1])
-
-
-def _slope(y: np.ndarray, x: np.ndarray) -> float:
-    variance = float(x.var())
-    return float(np.mean((x - x.mean()) * (y - y.mean()))) / variance / float(y.mean()) if variance else 0.0
 
 
 def _error(values: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Which law durations follow: the named families by maximum likelihood, the best of them by BIC.
+"""Laws fitted to durations: the named families by maximum likelihood, the best of them by BIC.
 
 Of ``n`` durations and a family with ``p`` parameters the criterion is Schwarz's, ``p log n - 2 log L``: the least is
 the best. Uniform and Pareto laws end where the durations do, so that for them it is a rule of thumb; mixtures are not
@@ -15,10 +15,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import digamma
 
+from asyncsim.clusters.cluster_text import brief
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, LogNormal, Pareto, Uniform, Weibull
 from asyncsim.errors import InputError, require_choice
 
+#: A law is not fitted to fewer durations than these.
+FEWEST = 20
 #: How a law is chosen.
 KINDS = ("best", "empirical")
 #: Durations spread less than this, relative to their mean, are constant: clocks and differences are not that exact.
@@ -38,28 +43,67 @@ _POWERS = (1e-6, 1e3)
 
 
 class Fit(NamedTuple):
-    """A law and how well it tells some durations.
+    """A law and how well it fits some durations."""
 
-    Attributes
-    ----------
-    law : Law
-        Of one of the ``steps`` that make a duration.
-    log_likelihood : float
-        Of the durations.
-    parameters : int
-        Of the family; of an empirical law the number of durations.
-    distance : float
-        The largest difference of the durations' distribution function and the law's.
-    """
-
-    law: Law
-    log_likelihood: float
-    parameters: int
-    distance: float
+    law: Law  #: of one of the ``steps`` that make a duration
+    log_likelihood: float  #: of the durations
+    parameters: int  #: of the family; of an empirical law the number of durations
+    distance: float  #: the largest difference of the durations' distribution function and the law's
 
     def bic(self, samples: int) -> float:
         """Return Schwarz's criterion for so many durations in all; less is better."""
         return self.parameters * math.log(samples) - 2 * self.log_likelihood
+
+
+class Part(NamedTuple):
+    """Durations and the law fitted to them."""
+
+    name: str  #: ``"compute"``, ``"compute of worker 3"``, ``"service"``, ``"latency up"`` or ``"latency down"``
+    durations: np.ndarray  #: seconds, in the order of time; of ``steps`` local steps each
+    fit: Fit
+    steps: int = 1
+
+    def resampled(self, generator: np.random.Generator, law: str) -> "Part":
+        """Return it fitted to stretches of its durations, drawn anew; see `Calibration.resampled`."""
+        values = self.durations
+        if not len(values):
+            return self
+        length = max(1, round(len(values) ** (1 / 3)))
+        first = generator.integers(len(values) - length + 1, size=-(-len(values) // length))
+        drawn = values[(first[:, None] + np.arange(length)).ravel()[: len(values)]]
+        return self._replace(fit=fit(drawn, law, self.steps))
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of `Calibration.table`."""
+        values, law = self.durations / self.steps, self.fit.law
+        known = len(values) > 0
+        return {
+            "what": self.name,
+            "samples": len(values),
+            "mean": float(values.mean()) if known else np.nan,
+            "std": float(values.std() * self.steps**0.5) if known else np.nan,
+            "law": brief(law),
+            "law_mean": law.mean,
+            "law_std": law.std,
+            "error": law.std / (len(values) * self.steps) ** 0.5 if known else np.nan,
+            "distance": self.fit.distance if known else np.nan,
+        }
+
+
+def fitted(name: str, values: np.ndarray, law: str, steps: int = 1) -> Part:
+    """Return durations with the law fitted to them; of a named family, or as `calibrate` chooses for ``law``.
+
+    Raises
+    ------
+    InputError
+        They are too few.
+    """
+    if len(values) < FEWEST:
+        raise InputError(
+            f"trace: {len(values)} durations for the law of {name} after the warm-up; record at least {FEWEST}, and "
+            "some hundred for a law that can be relied on"
+        )
+    return Part(name, values, fit(values, law, steps), steps)
 
 
 def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
@@ -123,9 +167,9 @@ def _family(name: str, durations: np.ndarray, steps: int) -> Fit | None:
 
 
 def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
-    """Return what is left of durations without an independent part: exactly a constant, else by mean and variance.
+    """Return durations less an independent part of them: a constant exactly, another law by mean and variance.
 
-    Powers of the durations, scaled: they keep their order and stay positive.
+    The rest is a scaled power of the durations, so that they keep their order and stay positive.
     """
     mean, variance = float(values.mean()) - part.mean, float(values.var()) - part.std**2
     if isinstance(part, Constant):
@@ -149,8 +193,6 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
         )
     if variance <= 0 or values.min() <= 0:
         return np.full(len(values), mean)
-    from scipy.optimize import brentq
-
     logs = np.log(values / values.max())
 
     def excess(power: float) -> float:
@@ -183,9 +225,6 @@ def _exponential(x: np.ndarray, steps: int) -> tuple[Law, float]:
 
 
 def _gamma(x: np.ndarray, steps: int) -> tuple[Law, float]:
-    from scipy.optimize import brentq
-    from scipy.special import digamma
-
     mean = float(x.mean())
     excess = math.log(mean) - float(np.log(x).mean())
     shape = math.exp(brentq(lambda t: t - digamma(math.exp(t)) - excess, *map(math.log, _GAMMA_SHAPES), xtol=1e-12))
@@ -210,8 +249,6 @@ def _uniform(x: np.ndarray, steps: int) -> tuple[Law, float]:
 
 
 def _weibull(x: np.ndarray, steps: int) -> tuple[Law, float]:
-    from scipy.optimize import brentq
-
     logs = np.log(x) - math.log(float(x.max()))  # no power of these can overflow
 
     def slope(shape: float) -> float:

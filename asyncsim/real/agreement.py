@@ -15,25 +15,22 @@ order: there they mostly are the recording bit for bit.
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.real.computing import Computing
-from asyncsim.real.folder import STATES, Recorded
-from asyncsim.real.parameters import Parameters, State, load_state
+from asyncsim.real.computing import Computing, Parameters, State, load_state
+from asyncsim.real.recording import STATES, Recorded
 from asyncsim.replays.programs import Same, cast
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.replay_state import ReplayState
 from asyncsim.replays.waves import find_waves
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: Largest relative difference of parameters and losses over a thousand commits, by precision.
 BARS = {"float32": 1e-5, "float64": 1e-10}
@@ -48,12 +45,12 @@ class Agreement(NamedTuple):
     table : pandas.DataFrame
         One row per commit, ``commit`` counting those made: of each replay in `REPLAYS` the columns ``loss_...``, the
         difference of that commit's loss relative to the largest loss recorded, and ``params_...``, the norm of the
-        difference of the central variables relative to its norm, at the checkpoints (else nan). The perturbed replay's
-        are those to the free one, the others' those to the recording.
+        difference of the central variables relative to its norm, at the checkpoints (else nan). The perturbed replay is
+        compared with the free one, the others with the recording.
     bar : float
     """
 
-    table: "pd.DataFrame"
+    table: pd.DataFrame
     bar: float
 
     def worst(self, replay: str) -> float:
@@ -100,26 +97,37 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     InputError
         There are no states.
     """
-    import pandas as pd
-
-    precision = recorded.header.precision
+    header = recorded.header
     problem = _in_turn(Same(problem))
     paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("[0-9]*.npz"))}
     paths = {stop: path for stop, path in paths.items() if stop <= len(recorded.commits)}
     if not paths:
         raise InputError(f"folder = {str(recorded.folder)!r}: no states of checkpoints; record it with keep_states")
-    with jax.enable_x64(precision == "float64"):
-        states = _States(recorded, method, problem, paths)
-        shifted = dataclasses.replace(problem, init=_shifted(problem, jnp.dtype(precision)))
-        free = _follow(recorded, method, problem, states, forced=False)
-        perturbed = _follow(recorded, method, shifted, states, forced=False)
-        forced = _follow(recorded, method, problem, states, forced=True)
-    true_loss = recorded.commits["loss"].to_numpy()
-    truth = _Followed(true_loss, {stop: np.asarray(states.at(stop).central) for stop in paths})
-    table: dict[str, Any] = {"commit": np.arange(1, len(true_loss) + 1)}
+    dtype = jnp.dtype(header.precision)
+
+    def shifted(key: jax.Array) -> Any:
+        """Return the problem's initial parameters, each moved to the next number above."""
+        params = cast(problem.init(key), dtype)
+        return jax.tree.map(lambda leaf: jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf)), params)
+
+    with jax.enable_x64(header.precision == "float64"):
+        like = Parameters(method, header.processes, Computing(method, problem, header)).state
+        free = _follow(recorded, method, problem, paths)
+        perturbed = _follow(recorded, method, dataclasses.replace(problem, init=shifted), paths)
+        forced = _follow(recorded, method, problem, paths, like)
+        central = {stop: np.asarray(load_state(path, like)[0].central) for stop, path in paths.items()}
+    truth = _Followed(recorded.commits["loss"].to_numpy(), central)
+    table: dict[str, Any] = {"commit": np.arange(1, len(truth.loss) + 1)}
     for name, one, other in (("free", free, truth), ("perturbed", perturbed, free), ("forced", forced, truth)):
-        table |= {f"{what}_{name}": values for what, values in _differences(one, other).items()}
-    return Agreement(pd.DataFrame(table), BARS[precision])
+        loss = np.abs(one.loss - other.loss) / np.nanmax(np.abs(other.loss))
+        params = np.full(len(loss), np.nan)
+        for stop, expected in other.central.items():
+            found = one.central.get(stop)
+            far = np.inf if found is None else np.linalg.norm(found - expected) / np.linalg.norm(expected)
+            params[stop - 1] = far if np.isfinite(far) else np.inf
+        # What is not finite is infinitely far away.
+        table |= {f"loss_{name}": np.where(np.isfinite(loss), loss, np.inf), f"params_{name}": params}
+    return Agreement(pd.DataFrame(table), BARS[header.precision])
 
 
 @functools.lru_cache(maxsize=4)  # what is compiled for a problem is kept by the very object
@@ -134,56 +142,40 @@ class _Followed(NamedTuple):
     central: dict[int, np.ndarray]
 
 
-class _States:
-    """The server's states at the checkpoints of a recording."""
-
-    def __init__(self, recorded: Recorded, method: Method, problem: Problem, paths: dict[int, Path]):
-        header = recorded.header
-        processes = header.processes
-        computing = Computing(method, problem, processes.workers, processes.window, header.seed, header.precision)
-        self._like = Parameters(method, processes, computing).state
-        self._paths = paths
-        self.stops = sorted(paths)
-
-    def at(self, stop: int) -> State:
-        """Return the state after so many commits."""
-        return load_state(self._paths[stop], self._like)[0]
-
-
-def _follow(recorded: Recorded, method: Method, problem: Problem, states: _States, forced: bool) -> _Followed:
-    """Replay a recording from checkpoint to checkpoint."""
-    header, stops = recorded.header, np.array([*states.stops, len(recorded.commits)])
+def _follow(
+    recorded: Recorded, method: Method, problem: Problem, paths: dict[int, Path], forced_like: State | None = None
+) -> _Followed:
+    """Replay a recording from checkpoint to checkpoint; given the structure of a state, take over the recorded ones."""
+    commits = len(recorded.commits)
     replay = Replay(
         recorded.trace,
         method,
         problem,
-        header.seed,
-        precision=header.precision,
-        stops=np.unique(stops),
+        recorded.header.seed,
+        precision=recorded.header.precision,
+        stops=np.unique([*paths, commits]),
         diagnose_every=0,
         devices=jax.devices()[:1],
     )
     central: dict[int, np.ndarray] = {}
-    for stop in states.stops:
+    for stop, path in paths.items():
         replay.advance(stop)
         if replay.diverged_at is not None:
             break
         central[stop] = np.array(replay.state.central)
-        if forced and stop < len(recorded.commits):
-            replay.go_on_from(replay_state(states.at(stop), replay))
+        if forced_like is not None and stop < commits:
+            replay.go_on_from(_replay_state(load_state(path, forced_like)[0], replay))
     if replay.diverged_at is None:
-        replay.advance(int(stops[-1]))
-    loss = np.full(len(recorded.commits), np.nan)
+        replay.advance(commits)
     found = replay.result().commits["loss"].to_numpy()
-    loss[: len(found)] = found
-    return _Followed(loss, central)
+    return _Followed(np.concatenate([found, np.full(commits - len(found), np.nan)]), central)
 
 
-def replay_state(state: State, replay: Replay) -> ReplayState:
-    """Return a server's state as that of a replay which has made as many commits.
+def _replay_state(state: State, replay: Replay) -> ReplayState:
+    """Return a server's state in the layout of a replay that has made as many commits.
 
-    What waits in the replay's slots is what the workers had read; what a visit of its own read at this very position is
-    the central variable.
+    The replay's slots hold what the workers had read; what a visit of its own read at this very position is the central
+    variable.
     """
     stop, waves, now = replay.position, find_waves(replay.trace), replay.state
     read: Any = np.array(now.read)
@@ -204,24 +196,3 @@ def replay_state(state: State, replay: Replay) -> ReplayState:
             form[waves.form_slot[commit]] = seen
     rows = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *state.workers)
     return ReplayState(state.central, state.server, read, form, rows)
-
-
-def _shifted(problem: Problem, dtype: Any):
-    """Return the problem's initial parameters, each moved to the next number above."""
-
-    def init(key: jax.Array) -> Any:
-        params = cast(problem.init(key), dtype)
-        return jax.tree.map(lambda leaf: jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf)), params)
-
-    return init
-
-
-def _differences(one: _Followed, other: _Followed) -> dict[str, np.ndarray]:
-    """Return the columns of a table; what is not finite is infinitely far away."""
-    loss = np.abs(one.loss - other.loss) / np.nanmax(np.abs(other.loss))
-    params = np.full(len(loss), np.nan)
-    for stop, expected in other.central.items():
-        found = one.central.get(stop)
-        far = np.inf if found is None else np.linalg.norm(found - expected) / np.linalg.norm(expected)
-        params[stop - 1] = far if np.isfinite(far) else np.inf
-    return {"loss": np.where(np.isfinite(loss), loss, np.inf), "params": params}

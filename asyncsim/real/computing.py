@@ -1,7 +1,12 @@
-"""A worker's computation: the local steps of a replay, one job at a time, in whatever process it runs."""
+"""What real processes compute, by the functions of a replay: a worker's local steps, and the server's commits.
+
+The workers' method states are with the server, as it forms their messages: there the central variable is what it is at
+the visit.
+"""
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -9,46 +14,34 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.errors import InputError
-from asyncsim.methods.method import Method
+from asyncsim.files import write_whole
+from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.problem import Problem
+from asyncsim.real.options import Processes
+from asyncsim.real.recording import RECORDED, Account, Event, Header
+from asyncsim.replays.commits import build_visit
+from asyncsim.replays.division import Division
 from asyncsim.replays.draws import method_key, visit_key
 from asyncsim.replays.flat import flatten
 from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
+from asyncsim.replays.method_check import check_method
 from asyncsim.replays.programs import Same, as_data, cast
+from asyncsim.replays.replay_state import PROXY_MOMENTUM, Layout, WorkerRow
 from asyncsim.replays.running import problem_state, start
 from asyncsim.tracing import forget_other_precision, whole_products
 
 
 class Job(NamedTuple):
-    """What a worker is to compute.
+    """What a worker is to compute."""
 
-    Attributes
-    ----------
-    job : int
-        Which of its computations: it decides the minibatches.
-    step : int
-        Its commits before.
-    start : Float[ndarray, "parameters"]
-    learner : Learner
-        The local optimizer's and the problem's state.
-    """
-
-    job: int
-    step: int
-    start: Any
-    learner: Learner
+    job: int  #: which of its computations: it decides the minibatches
+    step: int  #: its commits before
+    start: Any  #: the parameters, a vector
+    learner: Learner  #: the local optimizer's and the problem's state
 
 
 class OwnVisit:
-    """What a worker knows of the visit that will commit its update: not when it will be, nor how stale.
-
-    Attributes
-    ----------
-    worker, worker_step, local_steps, workers : int
-        As of `asyncsim.methods.Visit`.
-    key : jax.random.key or ()
-        As there.
-    """
+    """The part of a `Visit` that a worker knows before it: not when the visit will be, nor how stale its update."""
 
     def __init__(self, worker: Any, worker_step: Any, local_steps: Any, workers: Any, key: Any):
         self.worker, self.worker_step, self.key = worker, worker_step, key
@@ -66,20 +59,11 @@ class OwnVisit:
 
 
 class Computing:
-    """Computes the jobs of a run's workers.
+    """Computes the jobs of a recording's workers: those of a replay with its seed and its precision."""
 
-    Parameters
-    ----------
-    method, problem : Method, Problem
-    workers, window : int
-    seed : int
-        Of the initial parameters, the minibatches and the problem's randomness: a replay's.
-    precision : {"float32", "float64"}
-    """
-
-    def __init__(self, method: Method, problem: Problem, workers: int, window: int, seed: int, precision: str):
-        self.x64 = precision == "float64"
-        self._window = window
+    def __init__(self, method: Method, problem: Problem, header: Header):
+        seed, precision, workers = header.seed, header.precision, header.processes.workers
+        self.x64, self._window = precision == "float64", header.processes.window
         self._batches = problem.batch_indices(seed, workers)
         with jax.enable_x64(self.x64):
             forget_other_precision()
@@ -90,7 +74,7 @@ class Computing:
             self._data = jax.tree.map(jnp.asarray, as_data(problem.train, dtype))
             self._problem_state = problem_state(problem, dtype)
             self._method = method
-            self._compute = _compiled(Same(method), Same(problem), workers, window, precision)
+            self._compute = _compiled_steps(Same(method), Same(problem), workers, self._window, precision)
 
     def first_job(self) -> Job:
         """Return a job like the first of any worker."""
@@ -98,43 +82,35 @@ class Computing:
             return Job(0, 0, np.asarray(self.flat.ravel(self.params)), self.first_learner())
 
     def first_learner(self) -> Learner:
-        """Return what the local steps change besides the parameters, as it is at the start."""
+        """Return the initial states of the local optimizer and of the problem."""
         with jax.enable_x64(self.x64):
             return Learner(self._method.optimizer.init(self.params), self._problem_state)
 
     def run(self, worker: int, job: Job) -> LocalResult:
-        """Compute a job; the result's arrays are NumPy's.
-
-        Raises
-        ------
-        InputError
-            The local optimizer asks for what a worker cannot know.
-        """
-        rows = np.zeros((self._window, 0), np.int32)
-        if self._batches is not None:
-            rows = self._batches.rows([worker], [job.job], self._window)[0]
-        numbers = (np.int32(number) for number in (worker, job.step, job.job))
+        """Compute a job; the result's arrays are NumPy's."""
         with jax.enable_x64(self.x64):
-            own = self.visit_key(worker, job.step)
-            result = self._compute(self._data, self._key, own, job.start, job.learner, *numbers, rows)
-            return jax.tree.map(np.asarray, result)
+            return jax.tree.map(np.asarray, self._compute(*self._given(worker, job)))
 
     def check(self) -> None:
-        """Raise InputError if the local optimizer asks for what a worker cannot know, computing nothing."""
+        """Raise InputError if the local optimizer depends on what a worker cannot know; compute nothing."""
         with jax.enable_x64(self.x64):
-            first = self.first_job()
-            batch = 0 if self._batches is None else self._batches.rows([0], [0], self._window)[0].shape[-1]
-            rows = np.zeros((self._window, batch), np.int32)
-            given = first.start, first.learner, *[np.int32(0)] * 3, rows
-            jax.eval_shape(self._compute, self._data, self._key, self.visit_key(0, 0), *given)
+            jax.eval_shape(self._compute, *self._given(0, self.first_job()))
 
     def visit_key(self, worker: int, step: int) -> Any:
         """Return the key of a worker's visit after so many commits; ``()`` if the method draws nothing."""
         return visit_key(self._method_key, np.int32(worker), np.int32(step)) if self._method.draws else ()
 
+    def _given(self, worker: int, job: Job) -> tuple[Any, ...]:
+        rows = np.zeros((self._window, 0), np.int32)
+        if self._batches is not None:
+            rows = self._batches.rows([worker], [job.job], self._window)[0]
+        numbers = (np.int32(number) for number in (worker, job.step, job.job))
+        own_key = self.visit_key(worker, job.step)
+        return self._data, self._key, own_key, job.start, job.learner, *numbers, rows
+
 
 @functools.lru_cache(maxsize=32)
-def _compiled(method: Same, problem: Same, workers: int, window: int, precision: str) -> Callable[..., LocalResult]:
+def _compiled_steps(method: Same, problem: Same, workers: int, window: int, precision: str) -> Callable[..., Any]:
     """Return the jitted local steps of this very method and problem: compiled once in a process."""
     params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
@@ -145,3 +121,128 @@ def _compiled(method: Same, problem: Same, workers: int, window: int, precision:
         return local(data, key, start, learner, visit, job, rows)
 
     return jax.jit(whole_products()(compute))
+
+
+class State(NamedTuple):
+    """The server's arrays at one instant."""
+
+    central: Any  #: the central variable, a vector
+    server: Any  #: the method's own state on the server
+    workers: tuple[WorkerRow, ...]  #: all that belongs to each worker
+    read: tuple[Any, ...]  #: what each worker has read for the computation that it is at
+    pulled: tuple[Any, ...]  #: what each has read for its next message, where that is a visit of its own
+
+
+class Parameters:
+    """The central variable and all states: applies commits and answers reads, one after the other."""
+
+    def __init__(self, method: Method, processes: Processes, computing: Computing):
+        self._processes, self._x64, self._visit_key = processes, computing.x64, computing.visit_key
+        with jax.enable_x64(self._x64):
+            central = computing.flat.ravel(computing.params)
+            self._dtype = central.dtype
+            row = WorkerRow(
+                method=method.init_worker(central),
+                memory=method.init_memory(central),
+                proxy=() if method.proxy else jnp.zeros_like(central),
+                learner=computing.first_learner(),
+            )
+            each = (central,) * processes.workers
+            self.state = State(central, method.init_server(central), (row,) * processes.workers, each, each)
+        layout = Layout(
+            division=Division(1, 1, central.size, by_parameters=False),
+            in_turn=True,
+            reads_size=0,
+            form_reads_size=0,
+            reads="before" if processes.protocol == "read_then_write" else "after",
+            separate_forms=processes.pulls,
+            window=processes.window,
+            proxy_momentum=PROXY_MOMENTUM,
+        )
+        self._visited = _compiled_visit(Same(method), layout)
+        self._start = jax.jit(method.resume) if method.resume else lambda worker, read: read
+
+    def job(self, worker: int, account: Account) -> Job:
+        """Return what a worker is to compute now."""
+        row = self.state.workers[worker]
+        with jax.enable_x64(self._x64):
+            start = np.asarray(self._start(row.method, self.state.read[worker]))
+        return Job(account.job, account.steps, start, jax.tree.map(np.asarray, row.learner))
+
+    def commit(self, row: Event, update: Any, start: Any, learner: Learner) -> dict[str, float]:
+        """Apply a worker's update; return what is recorded of it besides the loss."""
+        worker, state = row["worker"], self.state
+        counts = {name: row[name] for name in ("staleness", "worker", "worker_step", "local_steps")}
+        counts |= {"commit": row["version"] - 1, "workers": self._processes.workers}
+        typed: dict[str, Any] = {name: np.int32(count) for name, count in counts.items()}
+        with jax.enable_x64(self._x64):
+            typed |= {"time": np.asarray(row["commit_time"], self._dtype), "completes": np.bool_(True)}
+            visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
+            made, pulled = (start, update, jnp.zeros((), self._dtype), learner), state.pulled[worker]
+            central, server, kept, learner, replied, numbers = self._visited(
+                state.central, state.server, state.workers[worker], state.read[worker], made, pulled, visit
+            )
+            _, *recorded = np.asarray(numbers).tolist()
+        self.state = state._replace(
+            central=central,
+            server=server,
+            workers=_put(state.workers, worker, kept._replace(learner=learner)),
+            read=_put(state.read, worker, pulled if self._processes.pulls else replied),
+        )
+        return dict(zip(RECORDED[1:], recorded, strict=True))
+
+    def read(self, worker: int) -> None:
+        """Let a worker read for its next computation."""
+        self.state = self.state._replace(read=_put(self.state.read, worker, self.state.central))
+
+    def pull(self, worker: int) -> Any:
+        """Let a worker read what its next message is formed with; return it."""
+        self.state = self.state._replace(pulled=_put(self.state.pulled, worker, self.state.central))
+        return np.asarray(self.state.central)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_visit(same_method: Same, layout: Layout) -> Any:
+    return jax.jit(whole_products()(build_visit(same_method.value, layout)))
+
+
+def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def save_state(path: Path, state: State, events: int) -> Path:
+    """Write a state and how many events of the log are in it; the whole file or nothing."""
+    leaves: dict[str, Any] = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    return write_whole(path, lambda partial: np.savez(partial, events=np.array(events), **leaves))
+
+
+def load_state(path: Path, like: State) -> tuple[State, int]:
+    """Read what `save_state` wrote of a state with the structure of another one."""
+    with np.load(path) as file:
+        leaves, structure = jax.tree.flatten(like)
+        found = [file[name] for name in file.files if name != "events"]
+        if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves]:
+            raise InputError(
+                f"{str(path)!r}: states of other shapes than the method and the problem have now; remove it, to go on "
+                "from what the log has"
+            )
+        return jax.tree.unflatten(structure, found), int(file["events"])
+
+
+def check(method: Method, problem: Problem, header: Header) -> None:
+    """Raise InputError if real processes cannot compute a method: it is wrong, or keeps or needs what they cannot."""
+    params = jax.eval_shape(problem.init, jax.random.key(0))
+    check_method(method, params)
+
+    def states(params: Any) -> Any:
+        central = jnp.concatenate([leaf.reshape(-1).astype(float) for leaf in jax.tree.leaves(params)])
+        own = [make(central) for make in (method.init_worker, method.init_server, method.init_memory)]
+        return own, method.optimizer.init(params)
+
+    for leaf in jax.tree.leaves(jax.eval_shape(states, params)):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise InputError(
+                f"method = {method.name!r}: keeps a random key in a state, which real processes cannot write; keep "
+                "jax.random.key_data of it, or draw from visit.key"
+            )
+    Computing(method, problem, header).check()

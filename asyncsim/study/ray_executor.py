@@ -2,8 +2,6 @@
 
 A task gets its function and arguments pickled by value where other machines cannot import them (notebooks, studies and
 methods loaded by path); methods and problems are sent once, and each process keeps them, with what it compiled.
-
-This module itself imports neither JAX nor a method: a task has JAX's settings before JAX is imported.
 """
 
 import collections
@@ -18,8 +16,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
+import jax
 import ray
 import ray.cloudpickle as cloudpickle
 from ray.exceptions import RayError, RayTaskError
@@ -27,6 +26,9 @@ from ray.exceptions import RayError, RayTaskError
 import asyncsim
 from asyncsim.errors import InputError
 from asyncsim.interruption import handlers_kept
+from asyncsim.methods import Method
+from asyncsim.problems import Problem
+from asyncsim.replays.side_by_side import cores
 from asyncsim.study.executor import Done, Failure, attempt
 from asyncsim.wording import note
 
@@ -143,7 +145,8 @@ class RayExecutor:
 
     def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
         """See the same of `asyncsim.study.executor.Executor`."""
-        calls = [self._packed(function, job) for job in jobs]
+        send_by_value()
+        calls = [self._pack(function, job) for job in jobs]
         lost: collections.Counter[int] = collections.Counter()
         waiting = {self._task.remote(*call): place for place, call in enumerate(calls)}
         self._require_room()
@@ -163,19 +166,17 @@ class RayExecutor:
                     except RayError as error:
                         lost[place] += 1
                         if lost[place] > _RETRIES:
-                            told = f"lost {lost[place]} times: {_line(error)}"
-                            yield Done(place, Failure(told, ""))
-                            continue
-                        note(f"a run was lost ({_line(error)}); it is computed again")
-                        waiting[self._task.remote(*calls[place])] = place
+                            yield Done(place, Failure(f"lost {lost[place]} times: {_line(error)}", ""))
+                        else:
+                            note(f"a run was lost ({_line(error)}); it is computed again")
+                            waiting[self._task.remote(*calls[place])] = place
         finally:
             for ref in waiting:
                 with contextlib.suppress(RayError):
                     ray.cancel(ref, force=True)
 
-    def _packed(self, function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[bytes, list[Any], dict[str, str]]:
+    def _pack(self, function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[bytes, list[Any], dict[str, str]]:
         """Return the arguments of a task."""
-        _send_by_value()
         refs: list[Any] = []
         buffer = io.BytesIO()
         _Pickler(buffer, self._send, refs).dump((function, job))
@@ -194,16 +195,15 @@ class RayExecutor:
             self._without_room = None
             return
         asked = ", ".join(f"{name} {count:g}" for name, count in self._needs.items())
-        there = (
-            "; ".join(", ".join(f"{name} {has.get(name, 0.0):g}" for name in self._needs) for has in nodes) or "none"
+        there = [", ".join(f"{name} {has.get(name, 0.0):g}" for name in self._needs) for has in nodes]
+        missing = (
+            f"a run asks for {asked}, and no node of the Ray cluster has that (nodes: {'; '.join(there) or 'none'})"
         )
-        told = f"a run asks for {asked}, and no node of the Ray cluster has that (nodes: {there})"
-        now = time.monotonic()
         if self._without_room is None:
-            self._without_room = now
-            note(f"{told}; waiting {_PATIENCE:g} s for one")
-        elif now - self._without_room > _PATIENCE:
-            raise InputError(f"executor = 'ray': {told}; ask for less, or add a node")
+            self._without_room = time.monotonic()
+            note(f"{missing}; waiting {_PATIENCE:g} s for one")
+        elif time.monotonic() - self._without_room > _PATIENCE:
+            raise InputError(f"executor = 'ray': {missing}; ask for less, or add a node")
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -214,9 +214,6 @@ class _Pickler(cloudpickle.Pickler):
         self._send, self._refs = send, refs
 
     def persistent_id(self, value: Any) -> int | None:
-        from asyncsim.methods import Method
-        from asyncsim.problems import Problem
-
         if not isinstance(value, Method | Problem):
             return None
         ref = self._send(value)
@@ -226,50 +223,41 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
+    """Unpickles a call; in one process a method or a problem is the same object each time, and compiled once."""
+
+    _objects: ClassVar[collections.OrderedDict[bytes, Any]] = collections.OrderedDict()
+
     def __init__(self, buffer: io.BytesIO, refs: list[Any]):
         super().__init__(buffer)
         self._refs = refs
 
     def persistent_load(self, place: int) -> Any:
-        return _kept(self._refs[place])
-
-
-_objects: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
-
-
-def _kept(ref: Any) -> Any:
-    """Return a method or a problem: in one process the very same object each time, so that it is compiled once."""
-    key = ref.binary()
-    if key not in _objects:
-        _objects[key] = cloudpickle.loads(ray.get(ref, timeout=_FETCH))
-    _objects.move_to_end(key)
-    while len(_objects) > _KEPT:
-        _objects.popitem(last=False)
-    return _objects[key]
+        ref, objects = self._refs[place], self._objects
+        key = ref.binary()
+        if key not in objects:
+            objects[key] = cloudpickle.loads(ray.get(ref, timeout=_FETCH))
+        objects.move_to_end(key)
+        while len(objects) > _KEPT:
+            objects.popitem(last=False)
+        return objects[key]
 
 
 def _work(call: bytes, refs: list[Any], versions: dict[str, str]) -> Any:
     """Call what was packed: the body of a task."""
     own = _versions()
     if own != versions:
-        differing = ", ".join(
-            f"{name} {own[name]}, not {versions[name]}" for name in own if own[name] != versions[name]
-        )
-        raise InputError(f"the node {socket.gethostname()} has {differing}; install the same on all")
+        others = ", ".join(f"{name} {own[name]}, not {versions[name]}" for name in own if own[name] != versions[name])
+        raise InputError(f"the node {socket.gethostname()} has {others}; install the same on all")
 
-    def unpacked() -> Any:
+    def run() -> Any:
         function, job = _Unpickler(io.BytesIO(call), refs).load()
         return function(*job)
 
-    return attempt(unpacked, ())
+    return attempt(run, ())
 
 
 def _settings(accelerated: bool) -> dict[str, str]:
     """Return the environment in which JAX computes the same elsewhere: its variables, its threads and its devices."""
-    import jax
-
-    from asyncsim.replays.side_by_side import cores
-
     config: Any = jax.config
     found = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
     found["NPROC"] = str(cores())  # XLA takes the size of its pool of threads from this
@@ -284,8 +272,8 @@ def _versions() -> dict[str, str]:
     return {"asyncsim": asyncsim.__version__, **{name: version(name) for name in _PACKAGES}}
 
 
-def _send_by_value() -> None:
-    """Let functions of modules that were loaded by path be pickled whole."""
+def send_by_value() -> None:
+    """Let what is in modules that were loaded by path be pickled by value: other processes cannot import them."""
     for name, module in list(sys.modules.items()):
         if name.startswith(_BY_PATH):
             cloudpickle.register_pickle_by_value(module)

@@ -1,0 +1,364 @@
+"""The files of a recording: what is in its folder, and the ledger, which says what its events add up to.
+
+``recording.json``
+    What was asked for.
+``visits.jsonl``
+    The log: one line per event, handed to the operating system before anybody hears of the event, so that it survives
+    the death of the process that wrote it. At each checkpoint it is flushed to the disk, against the loss of the
+    machine. A line that was cut off in the middle is no event.
+``checkpoint.npz``
+    All arrays after some of the events, replaced every ``checkpoint_every`` commits.
+``states``
+    The checkpoints, if all are kept.
+``trace.parquet``
+    The trace at the end, and before that at a checkpoint by which it has grown by a fifth.
+
+The kinds of events:
+
+``commit``
+    A message was applied: the columns of its row of the trace, and what is recorded of a commit.
+``read``
+    A visit that only reads has been served; ``job`` is the one that will be computed from it.
+``lost``
+    A worker's process is gone. ``cancelled``: the row of the computation that went with it, None without one.
+``restarted``, ``resumed``
+    A worker, or the whole recording, goes on.
+``ended``
+    All commits are made; ``waiting`` are the worker and the arrival of each visit still at the server.
+"""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.errors import InputError
+from asyncsim.files import lock, write_json, write_whole
+from asyncsim.real.options import Processes
+from asyncsim.traces.columns import COLUMNS, OUTCOMES, Source
+from asyncsim.traces.trace import Trace
+from asyncsim.wording import note
+
+HEADER = "recording.json"
+LOG = "visits.jsonl"
+CHECKPOINT = "checkpoint.npz"
+TRACE = "trace.parquet"
+STATES = "states"
+#: Of all these files together; increased with every change that an older asyncsim could not read.
+FORMAT = 1
+#: What is recorded of a commit besides its row of the trace; as of a replay.
+RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
+Event = dict[str, Any]
+
+
+class Header(NamedTuple):
+    """What a recording was asked for."""
+
+    processes: Processes
+    commits: int
+    seed: int
+    precision: str
+    method: dict[str, Any]  #: its name and its hyper-parameters
+    problem: dict[str, Any]  #: its name and its configuration
+    replies: bool  #: whether the server answers with something else than the central variable
+
+    def comparable(self) -> dict[str, Any]:
+        """Return it as plain values, as they come back from a file."""
+        return json.loads(json.dumps({**self._asdict(), "processes": self.processes.to_dict()}, default=str))
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder."""
+        write_json(folder / HEADER, {"format": FORMAT, **self.comparable()})
+
+    @classmethod
+    def load(cls, folder: Path) -> "Header":
+        """Read what `save` wrote; raise InputError if there is nothing of the kind, or of another format."""
+        try:
+            values = json.loads((folder / HEADER).read_text())
+            written = values.pop("format", FORMAT)
+            if written == FORMAT:
+                return cls(**{**values, "processes": Processes.from_dict(values["processes"])})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"folder = {str(folder)!r}: holds no recording ({error}); give one that real processes wrote"
+            ) from None
+        raise InputError(
+            f"folder = {str(folder)!r}: recording of format {written!r}, this asyncsim reads {FORMAT}; use the version "
+            "that wrote it, or record again"
+        )
+
+
+class Log:
+    """Appends events to a recording's log, which it locks."""
+
+    def __init__(self, folder: Path):
+        self.file = open(folder / LOG, "ab")  # noqa: SIM115  # for as long as its server lives
+        if not lock(self.file.fileno()):
+            self.file.close()
+            raise InputError(
+                f"folder = {str(folder)!r}: another process records there; wait for its end, or give another folder"
+            )
+
+    def append(self, event: Event) -> None:
+        """Hand one event to the operating system."""
+        self.file.write(json.dumps(event).encode() + b"\n")
+        self.file.flush()
+
+
+def read_log(folder: Path) -> tuple[list[Event], int]:
+    """Return the events of a recording, none without a log, and the length of the log up to the last whole one (bytes).
+
+    Raises
+    ------
+    InputError
+        It cannot be read, or a line that is not the last.
+    """
+    path = folder / LOG
+    try:
+        content = path.read_bytes() if path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        return [json.loads(line) for line in content[:whole].splitlines()], whole
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(path)!r}: a damaged log ({error}); record again") from None
+
+
+def usable_checkpoint(path: Path, events: int) -> Path | None:
+    """Return the checkpoint that a recording with so many events in its log goes on from; None if there is none.
+
+    A checkpoint that cannot be read is renamed, and a note says so.
+
+    Raises
+    ------
+    InputError
+        The checkpoint holds more events than the log, which was cut then, or is of another recording.
+    """
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as opened, np.load(opened) as file:
+            held = int(file["events"])
+            for name in file.files:
+                file[name]  # which compares checksums
+    except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        aside = path.replace(path.with_name(f"{path.name}.broken"))
+        note(f"{path}: a broken checkpoint ({error}), now {aside.name}; all commits of the log are computed again")
+        return None
+    if held > events:
+        raise InputError(
+            f"{str(path)!r}: a checkpoint after {held} events, and the log beside it has {events}: it was cut, or is "
+            "of another recording; put the whole log back, or remove the checkpoint, to go on from what the log has"
+        )
+    return path
+
+
+def write_trace(folder: Path, trace: Trace) -> Path:
+    """Write the trace so far in the place of the one before."""
+
+    def write(partial: Path) -> None:
+        partial.unlink(missing_ok=True)
+        trace.save(partial)
+
+    return write_whole(folder / TRACE, write)
+
+
+class Read(NamedTuple):
+    """A read of the central variable: its version, and when its visit came, was begun and ended (s)."""
+
+    version: int = 0
+    arrive: float = 0.0
+    serve: float = 0.0
+    time: float = 0.0
+
+
+#: A worker's first: version 0, at time 0.
+FIRST = Read()
+
+
+@dataclass
+class Account:
+    """What the ledger knows of one worker."""
+
+    job: int = 0  #: the computation that it is at, or will begin next
+    steps: int = 0  #: its commits so far
+    read: Read | None = FIRST  #: what that computation started from; None if it has yet to read
+    pulled: Read | None = None  #: what it has read for its next message, in a visit of its own
+    lost: bool = False  #: whether its process is gone
+
+
+class Ledger:
+    """The accounts of all workers, and the rows of the trace so far; all follow from the events alone."""
+
+    def __init__(self, header: Header, events: Iterable[Event] = ()):
+        self._header, self._processes = header, header.processes
+        self.accounts = [Account() for _ in range(header.processes.workers)]
+        self.version = 0  #: commits so far
+        self.time = 0.0  #: of the last event (s)
+        self.rows: list[Event] = []  #: of the trace
+        self.waiting: list[tuple[int, float]] = []  #: worker and arrival (s) of each visit at the server at the end
+        self.faults: list[tuple[float, int | None, str, int | None]] = []  #: rows of `Recorded.faults`
+        for event in events:
+            self.take(event)
+
+    def commit_event(self, worker: int, start: float, send: float, arrive: float, serve: float, commit: float) -> Event:
+        """Return the row of the commit that a worker makes now."""
+        account = self.accounts[worker]
+        read, form = account.read or FIRST, account.pulled or Read(self.version, arrive, serve, commit)
+        # The clocks of two machines agree up to the time of a message.
+        sent_until = arrive if account.pulled is None else form.arrive
+        start = min(max(start, read.time), sent_until)
+        return {
+            "event": "commit",
+            "worker": worker,
+            "job": account.job,
+            "local_steps": self._processes.window,
+            "read_version": read.version,
+            "read_arrive_time": read.arrive,
+            "read_serve_time": read.serve,
+            "read_time": read.time,
+            "start_time": start,
+            "send_time": min(max(send, start), sent_until),
+            "form_version": form.version,
+            "form_time": form.time,
+            "arrive_time": arrive,
+            "serve_time": serve,
+            "commit_time": commit,
+            "staleness": self.version - read.version,
+            "version": self.version + 1,
+            "outcome": "applied",
+            "worker_step": account.steps,
+        }
+
+    def read_event(self, worker: int, arrive: float, serve: float, time: float) -> Event:
+        """Return the event of a visit that only reads."""
+        account = self.accounts[worker]
+        job, version = account.job + (account.read is not None), self.version
+        return dict(event="read", worker=worker, job=job, version=version, arrive=arrive, serve=serve, time=time)
+
+    def lost_event(self, worker: int, time: float, what: str) -> Event:
+        """Return the event of a worker whose process is gone; when its computation began is not known then."""
+        read, cancelled = self.accounts[worker].read, None
+        if read is not None:
+            cancelled = self.commit_event(worker, read.time, time, time, time, time)
+            cancelled |= dict(form_version=self.version, form_time=time, version=self.version, outcome="cancelled")
+        return {"event": "lost", "worker": worker, "time": time, "what": what, "cancelled": cancelled}
+
+    def take(self, event: Event) -> None:
+        """Enter an event."""
+        kind = event["event"]
+        if kind == "ended":
+            self.waiting = [(worker, arrive) for worker, arrive in event["waiting"]]
+            return
+        self.time = event["commit_time" if kind == "commit" else "time"]
+        if kind == "resumed":
+            for account in self.accounts:
+                account.lost = False
+            self.faults.append((self.time, None, "resumed", None))
+            return
+        worker = event["worker"]
+        account = self.accounts[worker]
+        if kind == "commit":
+            own = Read(self.version, *(event[name] for name in ("arrive_time", "serve_time", "commit_time")))
+            if self._processes.protocol == "exchange":
+                account.read = own._replace(version=self.version + 1)
+            elif self._processes.protocol == "write_then_read":
+                account.read = None
+            else:
+                account.read = account.pulled if self._processes.pulls else own
+            account.job, account.steps, account.pulled = account.job + 1, account.steps + 1, None
+            self.version = event["version"]
+            self.rows.append(event)
+        elif kind == "read":
+            read = Read(*(event[name] for name in ("version", "arrive", "serve", "time")))
+            if account.read is None:
+                account.read = read
+            else:
+                account.pulled = read
+        elif kind == "lost":
+            row = event["cancelled"]
+            if row is not None:
+                account.job += 1
+                self.rows.append(row)
+            # A reply cannot be given anew: such a worker goes on from the one that it had.
+            account.read = account.read if self._header.replies else None
+            account.pulled, account.lost = None, True
+            self.faults.append((self.time, worker, event["what"], None if row is None else row["job"]))
+        elif kind == "restarted":
+            account.lost = False
+            self.faults.append((self.time, worker, "restarted", account.job))
+        else:
+            raise ValueError(f"an event {kind!r}")
+
+    def trace(self) -> Trace:
+        """Return the trace so far."""
+        columns: dict[str, Any] = {"commit": np.arange(len(self.rows))}
+        for name, unit in COLUMNS.items():
+            if name not in ("commit", "outcome"):
+                # Older logs have no times at which messages set off.
+                values = [row.get(name, np.nan) if name == "send_time" else row[name] for row in self.rows]
+                columns[name] = np.array(values, np.float64 if unit == "s" else np.int64)
+        columns["outcome"] = pd.Categorical([row["outcome"] for row in self.rows], OUTCOMES)
+        reads = []
+        for worker, account in enumerate(self.accounts):
+            held = [read for read in (account.read, account.pulled) if read is not None]
+            reads += [(worker, account.job + ahead, *read) for ahead, read in enumerate(held)]
+        names = ["worker", "job", "read_version", "read_arrive_time", "read_serve_time", "read_time"]
+        types = dict.fromkeys(names[:3], np.int64) | dict.fromkeys([*names[3:], "arrive_time"], np.float64)
+        tables = (
+            pd.DataFrame(reads, columns=names),
+            pd.DataFrame(sorted(self.waiting), columns=["worker", "arrive_time"]),
+        )
+        typed = (table.astype({name: types[name] for name in table}) for table in tables)
+        asked, seed = self._processes, self._header.seed
+        source = Source(asked.workers, asked.protocol, asked.window, asked.separate_reads, seed, cluster=None)
+        return Trace(pd.DataFrame(columns)[list(COLUMNS)], source, *typed)
+
+
+class Recorded(NamedTuple):
+    """What real processes did, so far.
+
+    Two tables: ``commits``, one row per commit, as `asyncsim.Run` has it; and ``faults``, what happened to the
+    processes: ``time`` (s), ``worker``, ``what``, and the ``job`` that was lost or is next.
+    """
+
+    folder: Path
+    header: Header
+    trace: Trace
+    commits: pd.DataFrame
+    faults: pd.DataFrame
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has all the commits that were asked for."""
+        return len(self.commits) >= self.header.commits
+
+
+def load(folder: str | Path) -> Recorded:
+    """Read a recording, complete or broken off: everything in its log.
+
+    Raises
+    ------
+    InputError
+        There is none, or it is damaged.
+    """
+    folder = Path(folder)
+    header = Header.load(folder)
+    events = read_log(folder)[0]
+    try:
+        ledger = Ledger(header, events)
+        rows = [row for row in ledger.rows if row["outcome"] == "applied"]
+        commits: dict[str, Any] = {"commit": np.arange(len(rows))}
+        for name in ("commit_time", "worker", "worker_step", "staleness", *RECORDED):
+            commits[name] = np.array([row[name] for row in rows], np.int64 if name.startswith("worker") else None)
+        faults = pd.DataFrame(ledger.faults, columns=["time", "worker", "what", "job"])
+        faults = faults.astype({"worker": "Int64", "job": "Int64"})
+        return Recorded(folder, header, ledger.trace(), pd.DataFrame(commits), faults)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{str(folder / LOG)!r}: a damaged log, whose events are not those of a recording ({error}); record again"
+        ) from error
