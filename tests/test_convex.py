@@ -6,7 +6,7 @@ import pytest
 
 from asyncsim import InputError, Uniform, methods, prescribed, replay
 from asyncsim.problems import least_squares, logistic
-from asyncsim.problems.least_squares import make_shards
+from asyncsim.problems.convex import make_shards
 from asyncsim.study.config import StudyConfig
 
 MAKE = {"least_squares": least_squares, "logistic": logistic}

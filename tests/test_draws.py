@@ -10,7 +10,7 @@ from test_ensemble import assert_same
 
 from asyncsim import Cluster, InputError, methods, prescribed, problems, replay, replay_ensemble, simulate, study
 from asyncsim.methods import METHODS, Method, gradient_steps
-from asyncsim.methods.qsgd import quantized
+from asyncsim.methods.compression import quantized
 from asyncsim.replays.draws import method_key, visit_keys
 
 

@@ -11,10 +11,10 @@ from asyncsim.methods.adaptive_staleness import adaptive_staleness, dynsgd
 from asyncsim.methods.agn import agn
 from asyncsim.methods.async_local_sgd import async_local_sgd, delayed_nesterov
 from asyncsim.methods.averaging import averaging
-from asyncsim.methods.damping import damping
+from asyncsim.methods.compression import mem_sgd, qsgd
+from asyncsim.methods.damping import damping, delay_adaptive
 from asyncsim.methods.dana import dana_slim, dana_zero
 from asyncsim.methods.dc_asgd import dc_asgd
-from asyncsim.methods.delay_adaptive import delay_adaptive
 from asyncsim.methods.downpour import downpour, hogwild
 from asyncsim.methods.elastic import aeasgd, eamsgd, easgd
 from asyncsim.methods.fedasync import fedasync
@@ -22,10 +22,8 @@ from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
 from asyncsim.methods.leader import lgd, lsgd
-from asyncsim.methods.mem_sgd import mem_sgd
 from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.named import named_optimizer
-from asyncsim.methods.qsgd import qsgd
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync

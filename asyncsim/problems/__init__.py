@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 from asyncsim.problems.characters import characters
 from asyncsim.problems.cifar10 import cifar10
+from asyncsim.problems.convex import least_squares, logistic
 from asyncsim.problems.custom import custom
 from asyncsim.problems.digits import digits
-from asyncsim.problems.least_squares import least_squares
-from asyncsim.problems.logistic import logistic
 from asyncsim.problems.mnist import mnist
 from asyncsim.problems.problem import Problem
 from asyncsim.problems.quadratic import quadratic

@@ -6,12 +6,13 @@ worker alone has staleness 0.
 """
 
 from asyncsim.theory.barriers import BoundedClocks, barrier_time, batch_time, bounded_clocks, sum_law
-from asyncsim.theory.expected_staleness import StalenessTheory, staleness_theory
-from asyncsim.theory.expected_throughput import (
+from asyncsim.theory.cluster_theory import (
     QueueTheory,
+    StalenessTheory,
     ThroughputTheory,
     queue_theory,
     saturating_workers,
+    staleness_theory,
     throughput_theory,
 )
 from asyncsim.theory.momentum import (

@@ -1,0 +1,163 @@
+"""Compressed messages: QSGD rounds updates at random to a few levels; Mem-SGD sends the largest elements only.
+
+A worker of Mem-SGD keeps the other elements and adds them to its next update.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from asyncsim.errors import require_count, require_share, require_switch
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps
+
+#: Of a number that is sent as it is.
+_BITS = 32
+
+
+def qsgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    levels: int = 7,
+    bucket: int | None = 512,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return DOWNPOUR with quantized messages.
+
+    With ``s`` the levels and ``norm`` the Euclidean one of a bucket of consecutive elements, each element ``u`` of the
+    update (window 1: ``-learning_rate * gradient``) is sent as::
+
+        norm * sign(u) * l / s,    l = floor(a) or, with probability a - floor(a), floor(a) + 1,    a = s |u| / norm
+
+    so that the message is the update in the mean. The server adds it.
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    levels : int
+        Above zero, at least 1: 7 of either sign are 4 bits an element, 1 is a ternary message.
+    bucket : int, optional
+        Elements that share a norm, at least 1; None: all. The second moment of a message is at most
+        ``1 + min(b / s**2, sqrt(b) / s)`` times that of the update, ``b`` being the bucket.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Notes
+    -----
+    The paper's algorithm is synchronous, and each worker sends to all. Here the server answers with the central
+    variable as it is, and a window's steps are summed before they are rounded. Each element is taken to be sent in as
+    many bits as tell its sign and level, and the norm of each whole bucket in 32, or all as they are where that is less
+    (`Timing.message_size`, of parameters in 32 bits); the paper's Elias code takes fewer. In its experiments norms are
+    the largest element's.
+
+    References
+    ----------
+    Alistarh, Grubic, Li, Tomioka and Vojnovic 2017, "QSGD: communication-efficient SGD via gradient quantization and
+    encoding", arXiv 1610.02132, section 3.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_count("levels", levels)
+    if bucket is not None:
+        require_count("bucket", bucket)
+
+    def message(worker, update, start, central, visit):
+        return quantized(visit.key, update, levels, bucket), worker, {}
+
+    bits = math.ceil(math.log2(2 * levels + 1)) + (0 if bucket is None else _BITS / bucket)
+    return Method(
+        name="qsgd",
+        hyperparameters={**named, "levels": levels, "bucket": bucket},
+        optimizer=local,
+        message=message,
+        timing=Timing(message_size=min(1.0, bits / _BITS)),
+        draws=True,
+    )
+
+
+def quantized(key: Array, vector: Array, levels: int, bucket: int | None) -> Array:
+    """Round a vector at random to ``levels`` levels of either sign; see `qsgd`."""
+    size = vector.size if bucket is None else min(bucket, vector.size)
+    buckets = jnp.pad(vector, (0, -vector.size % size)).reshape(-1, size)
+    norm = jnp.linalg.norm(buckets, axis=1, keepdims=True)
+    scaled = levels * jnp.abs(buckets) / jnp.where(norm == 0, 1, norm)
+    below = jnp.floor(scaled)
+    up = jax.random.uniform(key, buckets.shape, buckets.dtype) < scaled - below
+    level = jnp.where(up, below + 1, below)
+    return (norm * jnp.sign(buckets) * level / levels).reshape(-1)[: vector.size]
+
+
+#: Numbers for each element that is sent: its value and its place.
+_SENT = 2
+
+
+def mem_sgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    fraction: float = 0.01,
+    memory: bool = True,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return DOWNPOUR with sparse messages: sparsified SGD with memory, also called top-k with error feedback.
+
+    With ``m`` the worker's memory (zero at first), ``u`` its update (window 1: ``-learning_rate * gradient``) and
+    ``top`` the ``k`` elements of largest size, the others zero::
+
+        message = top(m + u)
+        m <- m + u - message
+
+    The server adds the message.
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps. It belongs to the update, also where that is sent later.
+    fraction : float
+        Share of the elements that are sent: ``k = fraction * parameters``, rounded, at least 1. Above 0, at most 1;
+        with 1 this is DOWNPOUR.
+    memory : bool
+        Whether what is not sent is kept. False: it is lost, to compare with.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Notes
+    -----
+    The paper's parallel algorithm has all workers write to one shared memory without locks (``discipline="lock_free"``
+    is that); here they may as well send to a server, which answers with the central variable as it is. Its stepsizes
+    shrink and its averaged iterate is weighted; here the rate is constant unless it is a schedule, and nothing is
+    averaged. A window's steps are summed before they are compressed. Of elements of one size the first are sent. Each
+    is taken to be sent as two numbers of a parameter's size, its value and its place, or all as they are where that is
+    less (`Timing.message_size`; with fewer parameters than ``1 / fraction`` messages are longer than that).
+
+    With updates of norms up to ``G`` a worker's memory stays within ``2 G sqrt(1 - q) / q``, ``q`` being the share that
+    is sent: Karimireddy et al.'s lemma 3, of squares and in the mean there.
+
+    References
+    ----------
+    Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with memory", arXiv 1809.07599, algorithms 1 and 2. Karimireddy,
+    Rebjock, Stich and Jaggi 2019, "Error feedback fixes SignSGD and other gradient compression schemes", arXiv
+    1901.09847.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_share("fraction", fraction)
+    require_switch("memory", memory)
+
+    def message(worker, update, start, central, visit):
+        whole = worker + update if memory else update
+        sent = largest(whole, max(1, round(fraction * whole.size)))
+        return sent, whole - sent if memory else worker, {}
+
+    return Method(
+        name="mem_sgd",
+        hyperparameters={**named, "fraction": fraction, "memory": memory},
+        optimizer=local,
+        message=message,
+        init_worker=lambda central: jnp.zeros_like(central) if memory else (),
+        timing=Timing(message_size=min(1.0, _SENT * fraction)),
+    )
+
+
+def largest(vector: Array, count: int) -> Array:
+    """Return the vector with its ``count`` elements of largest size, and zeros in the place of the others."""
+    _, places = lax.top_k(jnp.abs(vector), count)
+    return jnp.zeros_like(vector).at[places].set(vector[places])
