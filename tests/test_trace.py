@@ -20,10 +20,9 @@ from asyncsim.clusters.policy import (
 )
 from asyncsim.errors import InputError
 from asyncsim.simulation.simulate import simulate
-from asyncsim.traces.columns import COLUMNS, Source
+from asyncsim.traces.columns import COLUMNS, FORMAT, Source
 from asyncsim.traces.prescription import prescribed
 from asyncsim.traces.trace import Trace
-from asyncsim.traces.trace_file import FORMAT
 from asyncsim.traces.trace_summary import Phases
 
 # compute 2 and 3 s, service 1 s; the second of the two arrives while the first is being served:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import kruskal
 
-from asyncsim.calibration import dependence
+import asyncsim.calibration.dependence as dependence
 from asyncsim.calibration.fitting import ERRORS, FAMILIES, FEWEST, KINDS, NO_SPREAD, Fit, Part, fitted, without
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Law, as_law

@@ -11,17 +11,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
 
 from asyncsim.drawing import look
 from asyncsim.drawing.command import told
 from asyncsim.errors import InputError, require_choice
 from asyncsim.study.finished import Finished, read
 from asyncsim.wording import note, split_names
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 #: A column that every summary has.
 _NEEDED = "seed"
@@ -84,7 +82,7 @@ class Drawing(NamedTuple):
 
     folder: str
     shows: str
-    draw: "Callable[[Finished], Figure]"
+    draw: Callable[[Finished], Figure]
     measure: Callable[[Finished], Sequence[Any]] | None = None
 
 

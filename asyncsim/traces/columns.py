@@ -1,15 +1,26 @@
-"""The columns of a trace, its outcomes, and its source."""
+"""The columns of a trace, its outcomes, its source, and its parquet file: rows as columns, all else in the header."""
 
 import functools
+import hashlib
+import json
+import mmap
+import os
 import platform
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields
 from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from asyncsim import __version__
-from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.cluster import PROTOCOLS, Cluster
+from asyncsim.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
+from asyncsim.files import write_whole
 
 #: What can become of a message.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
@@ -88,3 +99,131 @@ def no_open_reads() -> pd.DataFrame:
 def nobody_present() -> pd.DataFrame:
     """Return an empty table of visits present at the end."""
     return pd.DataFrame({"worker": np.zeros(0, np.int64), "arrive_time": np.zeros(0)})
+
+
+if TYPE_CHECKING:
+    from asyncsim.traces.trace import Trace
+
+#: Raised by one whenever the files change.
+FORMAT = 3
+#: The formats that can be read: 1 does not tell when messages set off, 1 and 2 have no checksum.
+_READ = (1, 2, FORMAT)
+_METADATA = b"asyncsim"
+#: The entry with the SHA-256 of the whole file, in which its own digits are zeros, and how it looks in the file.
+_CHECKSUM = b"asyncsim.sha256"
+_DIGITS = re.compile(re.escape(_CHECKSUM) + rb".{1,3}?([0-9a-f]{64})", re.DOTALL)
+#: Small tables that travel in the header, by name, with what makes an empty one.
+_SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present}
+
+
+def save_trace(trace: "Trace", path: str | os.PathLike) -> Path:
+    """Write a trace; see `Trace.save`."""
+    path = require_free("path", path)
+    table = pa.Table.from_pandas(trace.frame[list(COLUMNS)], preserve_index=False)
+    header = json.dumps(_header(trace), sort_keys=True).encode()
+    table = table.replace_schema_metadata({_METADATA: header, _CHECKSUM: b"0" * 64})
+
+    def write(partial: Path) -> None:
+        pq.write_table(table, partial, write_page_checksum=True)
+        with partial.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+            at, _, checksum = _checksum(content)
+            content[at : at + 64] = checksum
+
+    return write_whole(path, write)
+
+
+def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
+    """Read a trace; see `Trace.load`."""
+    path = require_path("path", path)
+    table, is_sealed = _read_table(path)
+    header = _read_header(path, table.schema.metadata)
+    try:
+        if header["format"] == FORMAT and not is_sealed:
+            raise ValueError("its checksum is missing")
+        frame = table.replace_schema_metadata(None).to_pandas()
+        if header["format"] == 1:
+            frame = frame.assign(send_time=np.nan)
+        frame["outcome"] = pd.Categorical(frame["outcome"], OUTCOMES)
+        rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items()}
+        trace = kind(frame, _source(header["source"]), **rest)
+        jobs = frame.groupby("worker", sort=False)["job"]
+        if not ((frame["job"] >= 0) & ~(jobs.diff() <= 0)).all():
+            raise ValueError("the jobs of a worker do not come one after the other")
+        return trace
+    except Exception as error:  # of whatever made the file
+        raise InputError(f"path = {str(path)!r}: a damaged trace ({error}); copy it again or make it again") from error
+
+
+def _source(values: dict[str, Any]) -> Source:
+    """Return where a trace comes from; raise an error for what cannot be."""
+    cluster = values["cluster"]
+    source = Source(**{**values, "cluster": None if cluster is None else Cluster.from_dict(cluster)})
+    require_choice("protocol", source.protocol, (*PROTOCOLS, "prescribed"))
+    for name, minimum in (("workers", 1), ("window", 1), ("seed", 0)):
+        require_count(name, getattr(source, name), minimum)
+    require_switch("separate_reads", source.separate_reads)
+    if not isinstance(source.versions, dict):
+        raise InputError(f"versions = {source.versions!r}: must be a table")
+    return source
+
+
+def _header(trace: "Trace") -> dict[str, Any]:
+    """Return what the file holds besides the rows: plain values."""
+    source = {entry.name: getattr(trace.source, entry.name) for entry in fields(Source)}
+    if trace.cluster is not None:
+        source["cluster"] = trace.cluster.to_dict()
+    sides = {name: getattr(trace, name).to_dict("list") for name in _SIDE_TABLES}
+    return {"kind": "trace", "format": FORMAT, "units": COLUMNS, "source": source, **sides}
+
+
+def _unpack(columns: dict[str, list], empty: pd.DataFrame) -> pd.DataFrame:
+    """Return a side table with the types it had."""
+    return pd.DataFrame({name: np.asarray(columns[name], empty[name].dtype) for name in empty})
+
+
+def _read_table(path: Path) -> tuple[Any, bool]:
+    """Return the rows, and whether a checksum has vouched for them."""
+    if not path.exists():
+        raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            _, written, checksum = _checksum(content)
+        if written not in (None, checksum):  # before a parser sees it
+            raise ValueError("its checksum is of other contents")
+        with pq.ParquetFile(path, page_checksum_verification=True) as opened:
+            return opened.read(), written is not None
+    except Exception as error:  # a parser's, of whatever made the file
+        raise InputError(
+            f"path = {str(path)!r}: cannot be read as parquet ({error}); it may be damaged, truncated or of "
+            "another kind: copy it again, make it again, or give a file that Trace.save wrote"
+        ) from error
+
+
+def _checksum(content: mmap.mmap) -> tuple[int, bytes | None, bytes]:
+    """Return where a file has its checksum, if it has one, what is written there, and what should be."""
+    entry = content.rfind(_CHECKSUM)
+    found = None if entry < 0 else _DIGITS.match(content, entry)
+    if found is None:
+        return 0, None, b""
+    digest = hashlib.sha256()
+    with memoryview(content) as view:
+        for part in (view[: found.start(1)], b"0" * 64, view[found.end(1) :]):
+            digest.update(part)
+    return found.start(1), found[1], digest.hexdigest().encode()
+
+
+def _read_header(path: Path, stored: dict[bytes, bytes] | None) -> dict[str, Any]:
+    try:
+        header = json.loads((stored or {})[_METADATA])
+        kind, version = header["kind"], header["format"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        kind, version = None, None
+    if kind != "trace":
+        raise InputError(f"path = {str(path)!r}: not a trace; give a file that Trace.save wrote")
+    if version not in _READ:
+        made_by = header.get("source", {}).get("versions", {}).get("asyncsim", "unknown")
+        raise InputError(
+            f"path = {str(path)!r}: a trace of format {version!r}, made by asyncsim {made_by}; this one reads "
+            f"formats {_READ[0]} to {FORMAT}: use that version, or simulate again"
+        )
+    return header

@@ -11,8 +11,8 @@ import pandas as pd
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.errors import InputError
-from asyncsim.traces import trace_file, trace_summary
-from asyncsim.traces.columns import COLUMNS, TAKEN_UP, Source, no_open_reads, nobody_present
+from asyncsim.traces.columns import COLUMNS, TAKEN_UP, Source, load_trace, no_open_reads, nobody_present, save_trace
+from asyncsim.traces.trace_summary import per_worker, queue, summary
 from asyncsim.wording import counted
 
 
@@ -208,15 +208,15 @@ class Trace:
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
         """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`."""
-        return trace_summary.summary(self, warm_up)
+        return summary(self, warm_up)
 
     def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:
         """Return one row per worker; see `asyncsim.traces.trace_summary.per_worker`."""
-        return trace_summary.per_worker(self, warm_up)
+        return per_worker(self, warm_up)
 
     def queue(self) -> pd.DataFrame:
         """Return how many visits are at the server over time; see `asyncsim.traces.trace_summary.queue`."""
-        return trace_summary.queue(self)
+        return queue(self)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write one parquet file with everything inside; the whole file or, on failure, nothing.
@@ -233,7 +233,7 @@ class Trace:
         InputError
             There is such a file already, or it cannot be written.
         """
-        return trace_file.save(self, path)
+        return save_trace(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Trace":
@@ -244,7 +244,7 @@ class Trace:
         InputError
             No such file; a truncated or damaged one; not a trace; or a trace of another format.
         """
-        return trace_file.load(cls, path)
+        return load_trace(cls, path)
 
 
 _WHEN_ARRIVED = "must not be before 0, nor after its serve_time"

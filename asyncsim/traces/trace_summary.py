@@ -241,10 +241,6 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else np.nan
 
 
-if TYPE_CHECKING:
-    from asyncsim.traces.trace import Trace
-
-
 class Phases(NamedTuple):
     """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s).
 
