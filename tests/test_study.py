@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Run, Trace, methods, problems, replay, simulate, study
-from asyncsim.clusters.law_text import name_of
+from asyncsim.calls import name_of
 from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncsim.calls import form_of
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, parse
-from asyncsim.clusters.policy import POLICIES, Policy, asynchronous, form_of, parse_policy
+from asyncsim.clusters.policy import POLICIES, Policy, asynchronous, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_list, require_positive, require_switch
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
@@ -264,7 +265,7 @@ def _check_policy(cluster: Cluster) -> None:
     if policy.waits_for_version and policy.per_version(cluster.workers) > cluster.workers:
         raise InputError(
             f"policy = {policy}: its workers wait until so many have delivered, and there are {cluster.workers}; "
-            f"write {form_of(policy.name)} with a count of at most {cluster.workers}"
+            f"write {form_of(POLICIES[policy.name])} with a count of at most {cluster.workers}"
         )
 
 
@@ -369,7 +370,7 @@ def as_policy(value: Any) -> Policy:
         return parse_policy(value)
     if not isinstance(value, Policy):
         called = any(value is one for one in POLICIES.values())
-        instead = f"call it, as in asyncsim.{form_of(value.__name__)}" if called else "write asyncsim.asynchronous()"
+        instead = f"call it, as in asyncsim.{form_of(value)}" if called else "write asyncsim.asynchronous()"
         raise InputError(f"policy = {value!r}: must be a policy; {instead}")
     return value
 

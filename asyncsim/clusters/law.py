@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim.clusters.law_text import as_float, form_of, name_of, write
+from asyncsim.calls import as_float, form_of, name_of, write
 from asyncsim.errors import InputError, require_nonnegative, require_positive
 
 

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from asyncsim.calls import Call, as_float, bind, form_of, name_of, not_a, read, write
 from asyncsim.clusters.law import Constant, Exponential, Gamma, Law, LogNormal, Pareto, Uniform, Weibull
-from asyncsim.clusters.law_text import read, write
-from asyncsim.errors import InputError, require_nonnegative, require_positive, shown
+from asyncsim.errors import InputError, choices_like, require_nonnegative, require_positive, shown
 
 #: What is read as a law: itself, a number of seconds, or a text.
 LawLike: TypeAlias = Law | float | str
@@ -146,11 +146,27 @@ def parse(text: str) -> Law | list[Law]:
     InputError
         Naming the law, the parameter, the value and what to write instead.
     """
-    value = read(text, LAWS)
+    value = _built(read(text, "a law", "gamma(mean=1, cv=0.2) or 0.005"))
     if isinstance(value, list):
         told = shown(text)
         return [as_law(f"{told}: entry {i}", entry) for i, entry in enumerate(value)]
     return value if isinstance(value, Law) else Constant(value)
+
+
+def _built(value: Any) -> Any:
+    """Return the law of a call, the number of a number, and lists of these."""
+    if isinstance(value, list):
+        return [_built(entry) for entry in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return as_float(value)
+    if not isinstance(value, Call):
+        raise not_a("a law", repr(value))
+    if value.name.lower() not in LAWS:
+        raise InputError(f"{shown(value.name)}: unknown law; {choices_like(value.name, LAWS)}")
+    kind = LAWS[value.name.lower()]
+    if not value.brackets:
+        raise InputError(f"{value.name}: needs its parameters; write {form_of(kind)}")
+    return kind(**{name: _built(one) for name, one in bind(value, kind, name_of(kind)).items()})
 
 
 def as_law(argument: str, value: Any) -> Law:

@@ -8,12 +8,11 @@ into it before are buffered. A worker whose message is discarded, or whose compu
 computes anew, from other examples.
 """
 
-import ast
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from asyncsim.calls import Call, bind, form_of, read
 from asyncsim.errors import InputError, choices_like, require_choice, require_count, shown
 
 #: The parameters of each policy and the least value that each may have.
@@ -264,42 +263,15 @@ def parse_policy(text: str) -> Policy:
     InputError
         If the text is anything else, or the policy refuses its parameters.
     """
+    told = f"policy = {shown(text)}"
     try:
-        node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        node = ast.Constant(None)
-    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    name = call.func.id if isinstance(call.func, ast.Name) else text.partition("(")[0].strip()
+        call = read(text, "a policy", "bounded_staleness(3)")
+    except InputError:
+        call = None
+    name = call.name if isinstance(call, Call) else text.partition("(")[0].strip()
     if name not in POLICIES:
-        raise InputError(f"policy = {shown(text)}: unknown; {choices_like(name, map(form_of, POLICIES))}")
-    if not isinstance(call.func, ast.Name):
-        raise InputError(f"policy = {shown(text)}: cannot be read; write {form_of(name)}")
-    return _called(name, call, f"policy = {shown(text)}")
-
-
-def _called(name: str, call: ast.Call, told: str) -> Policy:
-    """Return a policy with the parameters of a call, named in messages as told."""
-    try:
-        positional = [ast.literal_eval(value) for value in call.args]
-        keywords = [(keyword.arg or "**", ast.literal_eval(keyword.value)) for keyword in call.keywords]
-    except (TypeError, ValueError):
-        raise InputError(f"{told}: its parameters must be written as whole numbers; write {form_of(name)}") from None
-    named = dict(keywords)
-    if len(named) < len(keywords):
-        raise InputError(f"{told}: a parameter is given twice; write {form_of(name)}")
-    parameters = inspect.signature(POLICIES[name])
-    try:
-        parameters.bind_partial(*positional, **named)  # which names what is unknown before what is missing
-        parameters.bind(*positional, **named)
-    except TypeError as error:
-        raise InputError(f"{told}: {error}; write {form_of(name)}") from None
-    return POLICIES[name](*positional, **named)
-
-
-def form_of(name: str) -> str:
-    """Return how a policy is written, for messages: ``discard_stale(limit, count=1)``."""
-    return f"{name}({', '.join(_form(one) for one in inspect.signature(POLICIES[name]).parameters.values())})"
-
-
-def _form(parameter: inspect.Parameter) -> str:
-    return f"{parameter.name}={parameter.default}" if isinstance(parameter.default, int) else parameter.name
+        raise InputError(f"{told}: unknown; {choices_like(name, map(form_of, POLICIES.values()))}")
+    if not isinstance(call, Call):
+        raise InputError(f"{told}: cannot be read; write {form_of(POLICIES[name])}")
+    given = bind(call, POLICIES[name], told)
+    return POLICIES[name](**{name: str(one) if isinstance(one, Call) else one for name, one in given.items()})

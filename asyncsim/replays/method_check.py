@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
-from asyncsim.clusters.policy import POLICIES, Policy, form_of, parse_policy
+from asyncsim.calls import form_of
+from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.replays.draws import method_key
@@ -174,7 +175,7 @@ def _instead(policy: Any) -> str:
     """Return what to write in the place of what is no policy."""
     called = [name for name, make in POLICIES.items() if policy is make]
     if called:
-        return f"call it, as in asyncsim.{form_of(called[0])}"
+        return f"call it, as in asyncsim.{form_of(POLICIES[called[0]])}"
     try:
         return f"write asyncsim.{parse_policy(policy)}"
     except (InputError, TypeError, AttributeError):

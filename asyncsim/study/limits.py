@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.clusters.law_text import write
+from asyncsim.calls import write
 from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.outcome import FINAL_SHARE
