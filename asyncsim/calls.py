@@ -11,7 +11,6 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from asyncsim.errors import InputError, require_choice, shown
@@ -57,7 +56,7 @@ def read(text: str, what: str, example: str) -> Any:
         raise InputError(f"{shown(text)}: not {what}; write for example {example}{unit}") from None
 
 
-def bind(call: Call, target: Callable[..., Any], told: str, complete: bool = True) -> dict[str, Any]:
+def bind(call: Call, target: Any, told: str, complete: bool = True) -> dict[str, Any]:
     """Return the arguments of a call by the names that a function, or a dataclass, has for them.
 
     Raises
@@ -80,7 +79,7 @@ def bind(call: Call, target: Callable[..., Any], told: str, complete: bool = Tru
     return given
 
 
-def require_all(given: dict[str, Any], target: Callable[..., Any], told: str) -> None:
+def require_all(given: dict[str, Any], target: Any, told: str) -> None:
     """Raise InputError unless all arguments of a function are given that have no default."""
     parameters = parameters_of(target)
     missing = [name for name, one in parameters.items() if one.default is one.empty and name not in given]
@@ -88,7 +87,7 @@ def require_all(given: dict[str, Any], target: Callable[..., Any], told: str) ->
         raise InputError(f"{told}: {' and '.join(missing)} missing; write {form_of(target)}")
 
 
-def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function that have names."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: one for name, one in inspect.signature(target).parameters.items() if one.kind in named}

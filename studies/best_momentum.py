@@ -58,12 +58,8 @@ class Config(SweepConfig):
     """Law of the time of a local step (s); "[constant(1)]*90 + [constant(3)]*10" gives one per worker."""
     service: LawLike = "constant(0)"
     """Law of the time that the server is busy with a visit (s)."""
-    problem: ProblemLike = "quadratic"
-    """quadratic (synthetic), digits, or another as in the other studies; all but small problems take their time."""
-    curvature: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03, 0.01)
-    """Eigenvalues of the Hessian (quadratic)."""
-    noise: float = 0.0
-    """Standard deviation of each gradient coordinate (quadratic)."""
+    problem: ProblemLike = "quadratic(curvature=[1, 0.3, 0.1, 0.03, 0.01], noise=0)"
+    """A quadratic, digits, or another as in the other studies; all but small problems take their time."""
     x64: bool = True
     """Compute in float64 instead of float32."""
     methods: tuple[MethodLike, ...] = ("async_local_sgd",)

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncsim.calls import split
 from asyncsim.errors import InputError
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, say_written
+from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import Result, sweep
 from asyncsim.study.tabulation import Job, tabulated
-from asyncsim.wording import over_seeds, split_names, table_text
+from asyncsim.wording import over_seeds, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,9 +83,7 @@ def run(config: Config) -> Result:
 
 def _unused(config: Config, methods: "Sequence[Method]") -> list[str]:
     """Return the options of the cluster that change nothing for models trained alone, with these methods."""
-    from asyncsim.methods import METHODS
-
-    shipped = all(isinstance(entry, str) and entry in METHODS for entry in split_names(config.methods))
+    shipped = all(isinstance(entry, str) and not own_file(entry)[0] for entry in split(config.methods))
     needs = [name for name in _OF_NEEDS if all(getattr(method.timing, name) is not None for method in methods)]
     return [*(_OF_TIMES if shipped else ()), *needs]
 

@@ -7,7 +7,6 @@ two cores.
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncsim.errors import InputError
 from asyncsim.study.config import MethodLike
@@ -19,15 +18,11 @@ from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 class Config(SweepConfig):
     """Options of the kappa study."""
 
-    varied: ClassVar = ("workers", "kappa")
-
     workers: tuple[int, ...] = (10,)
     """Workers of the clusters, one after the other."""
-    # Several values here, of which each cell has one.
-    kappa: tuple[float, ...] = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)  # type: ignore[assignment]
-    """Energies of the proxy relative to momentum SGD, one after the other (gem)."""
-    methods: tuple[MethodLike, ...] = ("gem",)
-    """Methods to compare; kappa is GEM's. Your own as FILE.py:FUNCTION (see the README)."""
+    methods: tuple[MethodLike, ...] = ("gem(kappa=[1, 1.5, 2, 2.5, 3, 3.5, 4])",)
+    """Methods to compare: gem, with the energies of its proxy relative to momentum SGD, or your own as FILE.py:FUNCTION
+    (see the README)."""
 
 
 SCALES = {
@@ -46,10 +41,9 @@ def run(config: Config) -> Result:
     """
     config.check()
     with config.computing_device():
-        grid = [{"workers": n, "kappa": kappa} for n in config.workers for kappa in config.kappa]
-        cells = sweep(config, grid)
+        cells = sweep(config, [{"workers": n} for n in config.workers])
         if not any("kappa" in method.hyperparameters for method in cells[0].methods):
             names = ", ".join(method.name for method in cells[0].methods)
             raise InputError(f"methods = {names}: no kappa, which varies here; give gem, or your own")
-        conclude = functools.partial(report, "kappa", by=("workers", "method", "kappa"))
+        conclude = functools.partial(report, "kappa", by=("workers", "method"))
         return run_cells("kappa", config, cells, conclude)

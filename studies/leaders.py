@@ -90,8 +90,7 @@ SCALES = {
     "small": Config(),
     "paper": Config(
         scale="paper",
-        problem="cifar10",
-        network="resnet20",
+        problem="cifar10(network=resnet20)",
         batch_size=128,
         learning_rate=(0.1, 0.01, 0.001),
         local_momentum=0.9,

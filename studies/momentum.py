@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncsim.errors import InputError, require_positive
 from asyncsim.study import results
-from asyncsim.study.config import LawLike, MethodLike, ProblemLike, StudyConfig
+from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw, say_written
 from asyncsim.study.sweep import Result, SweepConfig, sweep
 from asyncsim.study.tabulation import Job, Tables, tabulated
@@ -62,10 +62,6 @@ class Config(SweepConfig):
     step: float = 1.0
     """Step of a commit times workers, which sets the learning rate for each number of workers; above 1/4 the mean
     oscillates."""
-    curvature: tuple[float, ...] = StudyConfig.curvature
-    """Changes nothing: the quadratic of this study is x**2 / 2, and step times a curvature is what counts."""
-    noise: float = StudyConfig.noise
-    """Changes nothing: the gradients of this study's quadratic are exact."""
     problem: ProblemLike = "quadratic"
     """The quadratic of this study, and no other."""
     x64: bool = True

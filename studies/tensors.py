@@ -64,7 +64,7 @@ class Config(SweepConfig):
 SCALES = {
     "small": Config(),
     "paper": Config(
-        scale="paper", problem="cifar10", effective_batch=1024, steps=1000, diagnose_every=5, network="alexnet"
+        scale="paper", problem="cifar10(network=alexnet)", effective_batch=1024, steps=1000, diagnose_every=5
     ),
 }
 

@@ -25,7 +25,7 @@ from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, MethodLike
 from asyncsim.study.finished import figures, say_written
-from asyncsim.study.own_file import require_as_they_were
+from asyncsim.study.loading import require_as_they_were
 from asyncsim.study.sweep import Result
 from asyncsim.wording import note, tell
 
@@ -154,7 +154,6 @@ def _begun(config: Config, folder: Path) -> Config:
     if never:
         raise InputError(f"resume = {str(folder)!r}: its {results.CONFIG} has {never[0]}, which no study records")
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    values |= {name: Path(values[name]) for name in ("data_dir", "text") if values.get(name) is not None}
     begun = Config(**values)
     require_as_they_were({name: values[name] for name in values if getattr(config, name) != values[name]}, folder)
     given = {name: getattr(config, name) for name in fields if getattr(config, name) != getattr(Config(), name)}

@@ -60,7 +60,7 @@ class Config(SweepConfig):
     # Several values here, of which each cell has one.
     window: tuple[int, ...] = (1, 10, 40)  # type: ignore[assignment]
     """Local steps per communication, one after the other."""
-    methods: tuple[MethodLike, ...] = ("agn", "aeasgd", "downpour")
+    methods: tuple[MethodLike, ...] = ("agn", "aeasgd(alpha=0.05)", "downpour")
     """Methods to compare: any whose local steps may be an optimizer's, or your own as FILE.py:FUNCTION (see the
     README)."""
     epochs: float = 200.0
@@ -74,8 +74,6 @@ class Config(SweepConfig):
     gradients and parameters alone. None: plain gradient steps."""
     learning_rate: float = 0.01
     """Step size of a gradient, for all methods."""
-    alpha: float | None = 0.05
-    """Elastic step of each worker (aeasgd). None: 0.9 divided by the workers."""
     diagnose_every: int = 0
     """Worker steps between recordings of the methods' costly diagnostics; 0 for none."""
 
@@ -91,13 +89,11 @@ SCALES = {
         scale="paper",
         workers=(10, 15, 20, 25, 30, 35, 40),
         window=(10, 15, 20, 25, 30, 35, 40),
-        methods=("agn", "aeasgd"),
+        methods=("agn", "aeasgd(alpha=0.05)"),
         epochs=40.0,
         learning_rate=1e-3,
-        problem="mnist",
-        network="mlp",
+        problem="mnist(network=mlp, sharded=True)",
         batch_size=128,
-        sharded=True,
         compute="gamma(mean=0.44, cv=0.2)",
         service="constant(0.2)",
         protocol="write_then_read",

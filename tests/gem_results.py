@@ -163,8 +163,8 @@ def _cells(size, dies, counts):
         "generalization": [({"workers": few}, "gem", size), ({"workers": 1}, "sgd", longer)],
         "misspecification": misspecification,
         "kappa": [
-            *(({"workers": few, "kappa": kappa}, "gem", size) for kappa in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)),
-            ({"workers": few, "kappa": 4.0}, "gem", {**size, "diverged_at": size["steps"]}),
+            *(({"workers": few, "method.kappa": kappa}, "gem", size) for kappa in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5)),
+            ({"workers": few, "method.kappa": 4.0}, "gem", {**size, "diverged_at": size["steps"]}),
         ],
         "tensors": [({"workers": n}, "gem", size) for n in counts[:2]],
         "energy": [

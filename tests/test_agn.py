@@ -77,9 +77,7 @@ def told(capsys, monkeypatch):
     def run(**options):
         monkeypatch.setattr(windows, "run_cells", lambda *of_study: None)
         problem = problems.digits(batch_size=32, hidden=())
-        windows.run(
-            windows.Config(**{"workers": (2,), "methods": ("agn",), "alpha": 0.05, "problem": problem, **options})
-        )
+        windows.run(windows.Config(**{"workers": (2,), "methods": ("agn",), "problem": problem, **options}))
         return capsys.readouterr().err.splitlines()
 
     return run
@@ -178,12 +176,6 @@ def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
     assert "note: --optimizer changes nothing for gem" in capsys.readouterr().err
     with pytest.raises(InputError, match="optimizer = 'rmsprop': has no rate of its own; give learning_rate"):
         dataclasses.replace(config, learning_rate=None).make_methods()
-
-
-def test_studies_take_an_elastic_step(capsys):
-    elastic, other = StudyConfig(methods=("aeasgd", "agn"), alpha=0.05).make_methods()
-    assert elastic.hyperparameters["alpha"] == 0.05 and "alpha" not in other.hyperparameters
-    assert "note: --alpha changes nothing for agn\n" in capsys.readouterr().err
 
 
 def test_the_perceptron_of_the_thesis_has_pixels_from_zero_to_one(monkeypatch):

@@ -194,6 +194,13 @@ def test_alexnets_tensors_have_the_names_of_the_paper():
 # Options
 
 
+def test_the_network_option_of_a_study(tiny, capsys):
+    for network in ("alexnet", "small"):
+        given = f"cifar10(network={network}, data_dir='{tiny[0]}')"
+        assert StudyConfig(problem=given, batch_size=4).make_problem().config["network"] == network
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("problem", "network", "message"),
     [
@@ -203,4 +210,4 @@ def test_alexnets_tensors_have_the_names_of_the_paper():
 )
 def test_an_unknown_network_is_refused_before_any_data_are_read(problem, network, message):
     with pytest.raises(InputError, match=message):
-        StudyConfig(problem=problem, network=network, data_dir="no/such/folder").make_problem()
+        StudyConfig(problem=f"{problem}(network={network}, data_dir='no/such/folder')").make_problem()

@@ -46,10 +46,10 @@ def test_an_ensemble_beats_its_models(tmp_path, capsys):
 def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
     untested = dataclasses.replace(problems.digits(), test=None)
     with pytest.raises(InputError, match="no test data"):
-        ensembles.run(ensembles.Config(problem=untested, evaluate_every=2, alpha=0.1, out=tmp_path / "out"))
+        ensembles.run(ensembles.Config(problem=untested, evaluate_every=2, optimizer="adam", out=tmp_path / "out"))
     assert capsys.readouterr().err.splitlines() == [
         "note: --evaluate-every changes nothing here",
-        "note: --alpha changes nothing for sgd",
+        "note: --optimizer changes nothing for sgd",
     ]
 
 

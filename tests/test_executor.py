@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -276,17 +277,17 @@ def own(learning_rate=0.05):
 
 
 def test_what_is_resumed_has_the_options_that_it_was_begun_with(told, replayed):
-    assert told(*STUDY, "--noise=0.2", "--executor=local", "--out=mine")[0] == 0
+    assert told(*STUDY, "--problem=quadratic(noise=0.2)", "--executor=local", "--out=mine")[0] == 0
     config = json.loads(Path("mine/config.json").read_text())
-    assert config["command"] == [*STUDY[1:], "--noise=0.2"]
+    assert config["command"] == [*STUDY[1:], "--problem=quadratic(noise=0.2)"]
     before, calls = files("mine"), len(replayed.calls)
     shutil.rmtree(f"mine/{RUNS[1]}")
     code, err = told("toy", "--resume", "mine")
-    assert code == 0 and err[0] == f"going on with {' '.join(config['command'])}"
+    assert code == 0 and err[0] == f"going on with {shlex.join(config['command'])}"
     assert len(replayed.calls) == calls + 1 and files("mine") == before
     # Also beside others that are the same; what is typed anew counts.
-    assert told("toy", "--seeds=4", "--noise", "0.2", "--resume=mine")[0] == 0
-    code, err = told("toy", "--noise=0.3", "--resume=mine")
+    assert told("toy", "--seeds=4", "--problem", "quadratic(noise=0.2)", "--resume=mine")[0] == 0
+    code, err = told("toy", "--problem=quadratic(noise=0.3)", "--resume=mine")
     # The fingerprints of code that has closed over it differ, too, which says nothing.
     assert code == 2 and "holds results of another configuration (problem_config noise = 0.2, not 0.3); " in err[-1]
     # What was run in Python has them only there, as has what cannot be read.
@@ -344,7 +345,7 @@ def test_only_the_same_configuration_is_resumed(told):
     write_sealed(Path("studies/config.json"), {})
     for options, message in [
         (("--steps=3", "--resume=mine"), "resume = 'mine': holds results of another configuration (steps = 2, not 3)"),
-        (("--steps=3", "--workers=3", "--noise=0.2", "--seeds=1", "--resume=mine"), "; and in "),
+        (("--steps=3", "--workers=3", "--problem=quadratic(noise=0.2)", "--seeds=1", "--resume=mine"), "; and in "),
         (("--resume=absent",), "resume = 'absent': no results of a study"),
         (("--resume=studies",), "resume = 'studies': its config.json names no study; give the folder of one"),
         (("--resume=mine", "--out=other"), "out = 'other': results that are resumed stay where they are; leave it out"),

@@ -191,7 +191,7 @@ def test_a_curve_that_diverged_ends_with_a_cross(figures):
 
 
 def test_recordings_that_are_far_apart_are_joined(tmp_path):
-    write_study(tmp_path, "kappa", [({"workers": 2, "kappa": 1.0}, "gem", {"every": 2})])
+    write_study(tmp_path, "kappa", [({"workers": 2, "method.kappa": 1.0}, "gem", {"every": 2})])
     figure = gem.FIGURES["8b"].draw(read(tmp_path, "kappa"))
     (line,) = [line for line in figure.axes[0].lines if line.get_label() == "\u03ba = 1"]
     # Of five worker steps the first, third and fifth.
@@ -262,7 +262,7 @@ def test_tensors_are_named_by_their_paths(tmp_path):
 
 @pytest.mark.parametrize("name", ["8a", "8b"])
 def test_of_several_clusters_the_one_with_the_most_workers_has_the_curves_of_kappa(tmp_path, name):
-    cells = [({"workers": n, "kappa": kappa}, "gem", {}) for n in (4, 2) for kappa in (1.0, 2.0)]
+    cells = [({"workers": n, "method.kappa": kappa}, "gem", {}) for n in (4, 2) for kappa in (1.0, 2.0)]
     write_study(tmp_path / "both", "kappa", cells)
     write_study(tmp_path / "one", "kappa", cells[:2])
     both, one = (gem.FIGURES[name].draw(read(tmp_path / folder, "kappa")) for folder in ("both", "one"))

@@ -21,14 +21,14 @@ from asyncsim.study.sweep import sweep
 #: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
 TINY = {
     "stability": ("--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits", "learning_rate workers"),
-    "kappa": ("--workers 2 --kappa 2 --steps 20 --diagnose-every 1", "workers kappa"),
+    "kappa": ("--workers 2 --methods gem(kappa=[1,2]) --steps 20 --diagnose-every 1", "workers"),
     "misspecification": ("--workers 2 --learning-rate 0.1 --steps 4", "learning_rate workers"),
     "speedup": ("--workers 1 2 --methods downpour --seconds 1", "workers batch_size compute"),
     "generalization": ("--workers 2 --steps 4 --problem digits --batch-size 4", "workers"),
     "queue": ("--workers 4 --service 0.5 --methods downpour --steps 10", "discipline workers"),
     "forensics": (
-        "--workers 2 3 --fitted 2 --service 0 --cv 0.2 --learning-rate 0.1 0.03 --hidden 0 0.2 0.1 --noise 0 "
-        "--steps 60 --methods downpour",
+        "--workers 2 3 --fitted 2 --service 0 --cv 0.2 --learning-rate 0.1 0.03 --hidden 0 0.2 0.1 "
+        "--problem quadratic(noise=0) --steps 60 --methods downpour",
         "service cv learning_rate workers",
     ),
 }
@@ -75,12 +75,14 @@ def test_study_runs_and_says_what_it_wrote(told, name):
 
 def check_kappa(results):
     # GEM's own median of pi, over the last tenth of the commits.
-    for row, run in zip(results.summary.itertuples(), results.runs(), strict=True):
+    assert results.summary["method"].tolist() == ["gem(kappa=1)", "gem(kappa=2)"]
+    kappas = results.summary["method.kappa"]
+    for row, kappa, run in zip(results.summary.itertuples(), kappas, results.runs(), strict=True):
         shown = run.diagnostics
         late = shown[(shown["quantity"] == "pi") & (shown["tensor"] == "") & (shown["quantile"] == 0.5)]
         late = late[late["commit"] >= 36]
         assert row.median_pi == pytest.approx(late["value"].mean(), rel=1e-12) and len(late) >= 1
-        assert run.config["hyperparameters"]["kappa"] == row.kappa
+        assert run.config["hyperparameters"]["kappa"] == kappa
 
 
 def check_misspecification(results):
@@ -164,7 +166,7 @@ def test_scales_are_valid_and_chosen_by_name(name):
         ("stability", "--rates-at 3 0", "rates_at = 0: must be at least 1"),
         ("stability", "--fraction 0", "fraction = 0.0: must be above zero"),
         ("stability", "--fraction 2", "fraction = 2.0: above one, a loss that grows would count; give at most one"),
-        ("kappa", "--kappa 1 -1", "kappa = -1.0: must be zero or above"),
+        ("kappa", "--methods gem(kappa=[1,-1])", "kappa = -1: must be zero or above"),
         ("speedup", "--workers 3", "workers = 3: cannot divide an effective batch of 256; give numbers that do"),
         ("speedup", "--seconds 0", "seconds = 0.0: must be above zero (s)"),
         ("speedup", "--effective-batch 0", "effective_batch = 0: must be at least 1"),
@@ -197,9 +199,6 @@ ELASTIC = """from asyncsim import methods
 
 def elastic(learning_rate=0.05, alpha=0.1):
     return methods.aeasgd(learning_rate, alpha=alpha)._replace(name="elastic", hyperparameters={})
-
-def plain(learning_rate=0.05):
-    return methods.downpour(learning_rate)._replace(name="plain")
 """
 
 
@@ -213,8 +212,11 @@ def plain(learning_rate=0.05):
             [f"{option} changes nothing without --limits" for option in ("--most-workers", "--rates-at", "--fraction")],
         ),
         ("stability", "--scale paper --most-workers 7", ["--most-workers changes nothing without --limits"]),
-        ("stability", "--methods mine.py:elastic gem --alpha 0.1", ["--alpha changes nothing for gem"]),
-        ("stability", "--methods mine.py:plain --alpha 0.1", ["--alpha changes nothing for plain"]),
+        (
+            "stability",
+            "--methods mine.py:elastic(alpha=0.2) gem --optimizer adam",
+            ["--optimizer changes nothing for elastic, gem"],
+        ),
         (
             "staleness",
             "--diagnose-every 0 --diagnose-energy",
@@ -256,7 +258,9 @@ def test_first_and_last_loss():
 @pytest.mark.full
 def test_limits_that_were_not_found(told):
     # In two steps nobody halves the loss: rates are too low as well as too high.
-    options = "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --noise 0 --steps 2"
+    options = (
+        "--workers 1 --most-workers 1 --learning-rate 0.01 --methods downpour --steps 2 --problem quadratic(noise=0)"
+    )
     code, _, err = told("stability", options)
     assert code == 0 and any("downpour, learning rate with workers 1: nothing stable" in line for line in err)
     assert pd.read_csv("mine/limits.csv")[["largest_stable", "smallest_unstable"]].isna().all(axis=None)
@@ -299,7 +303,8 @@ def test_limits_of_gradient_descent(told, monkeypatch):
     # One worker on a quadratic of curvature one: the loss shrinks with a rate below two and grows above it.
     module = study.load("stability")
     monkeypatch.setattr(module, "_RATES", [1.0, 1.9, 2.1])
-    options = "--workers 1 --most-workers 1 --learning-rate 1 --methods downpour --curvature 1 --noise 0 --steps 40"
+    options = "--workers 1 --most-workers 1 --learning-rate 1 --methods downpour --steps 40 "
+    options += "--problem quadratic(curvature=[1],noise=0)"
     code, out, err = told("stability", options)
     assert code == 0, err
     table = pd.read_csv("mine/limits.csv").set_index("question")

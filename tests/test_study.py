@@ -193,8 +193,24 @@ def test_methods_with_spaces_or_commas_or_one_name_from_python():
         ("staleness --momentum 1", "error: momentum = 1.0: must be below one"),
         ("staleness --methods downpour --momentum 1", "error: momentum = 1.0: must be below one"),
         ("staleness --methods mine.py:damped", "methods = 'mine.py:damped': there is no file mine.py"),
-        ("staleness --kappa -1", "kappa = -1.0: must be zero or above"),
-        ("staleness --pi-max 0", "pi_max = 0.0: must be above zero"),
+        ("staleness --methods gem(kappa=-1)", "kappa = -1: must be zero or above"),
+        ("staleness --methods gem(pi_max=0)", "pi_max = 0: must be above zero"),
+        (
+            "staleness --methods gem(kapa=2)",
+            "methods = 'gem(kapa=2)': parameter = 'kapa': unknown; did you mean 'kappa'? choose from "
+            "learning_rate, momentum, kappa, pi_max, variant",
+        ),
+        (
+            "staleness --methods gem(kappa=2",
+            "'gem(kappa=2': not a method; write for example gem(",
+        ),
+        ("staleness --methods gem(0.1,0.9,1,5,paper,3)", "6 parameters given; write gem(learning_rate=0.05, "),
+        ("staleness --methods gem(kappa=[])", "a list of values is empty; give one or more"),
+        ("staleness --methods 3", "methods = '3': not a method; write a name, and its arguments in brackets"),
+        (
+            "staleness --problem mnist(data_dir=/x)",
+            "not a problem; write for example digits(batch_size=8); texts that",
+        ),
         ("staleness --compute 0", "compute = constant(value=0): a local step must take some time"),
         ("staleness --compute -1", "compute = '-1': constant: value = -1.0: must be zero or above (seconds)"),
         ("staleness --compute gama(mean=1,cv=1)", "did you mean 'gamma'? choose from constant, exponential, "),
@@ -209,10 +225,13 @@ def test_methods_with_spaces_or_commas_or_one_name_from_python():
         ("staleness --no-exclusive", "exclusive = False: an exchange is always one atomic visit"),
         ("staleness --batch-size 0", "batch_size = 0: must be at least 1"),
         ("staleness --batch-size 100000", "batch_size = 100000: train has only 1437 examples"),
-        ("staleness --workers 1500 --steps 1 --sharded --batch-size 1", "the smallest of 1500 shards"),
-        ("staleness --problem quadratic --curvature -1", "curvature = (-1.0,): must be a list of eigenvalues above"),
-        ("staleness --problem quadratic --noise -1", "noise = -1.0: must be zero or above"),
-        ("staleness --problem mnist --dropout 1", "dropout = 1.0: must be below one"),
+        (
+            "staleness --workers 1500 --steps 1 --problem digits(1,sharded=True)",
+            "the smallest of 1500 shards",
+        ),
+        ("staleness --problem quadratic(curvature=[-1])", "curvature = [-1]: must be a list of eigenvalues above"),
+        ("staleness --problem quadratic(noise=-1)", "noise = -1: must be zero or above"),
+        ("staleness --problem mnist(dropout=1)", "dropout = 1: must be below one"),
         ("staleness --out /dev/null", "out = '/dev/null': exists and is not an empty folder; give another"),
         ("staleness --out /dev/null/x", "out = '/dev/null/x': cannot be written: Not a directory; give a folder"),
     ],
@@ -229,7 +248,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(told, empty_folder, arguments,
 @pytest.mark.parametrize("option", [["--out", ""], ["--out="], ["--out", "", "--workers", "2"]])
 def test_an_empty_path_is_not_the_working_folder(told, empty_folder, name, option):
     assert told(name, *option) == (2, [], ["error: out = '': is empty; give the name of a file or folder"])
-    assert told("staleness", "--data-dir=")[2] == ["error: data_dir = '': is empty; give the name of a file or folder"]
     assert list(empty_folder.iterdir()) == []
 
 
@@ -258,8 +276,8 @@ def test_missing_mnist_names_the_three_ways(told, empty_folder, monkeypatch):
     monkeypatch.setattr(pooch, "retrieve", no_network)
     monkeypatch.setattr(pooch, "os_cache", lambda name: empty_folder.parent / "cache")
     ways = ("the data_dir option", "ASYNCSIM_DATA", "a network")
-    for options in ([], ["--data-dir", "nowhere"]):
-        code, out, err = told("staleness", "--problem", "mnist", *options)
+    for problem in ("mnist", "mnist(data_dir=nowhere)"):
+        code, out, err = told("staleness", "--problem", problem)
         assert (code, out, len(err)) == (2, [], 1)
         assert all(way in err[0] for way in ways)
         assert list(empty_folder.iterdir()) == []
@@ -319,9 +337,34 @@ def test_a_method_of_an_own_file(capsys):
     (method,) = Config(methods="mine.py:stepping", steps=7).make_methods()
     assert method.hyperparameters == {"steps": 3}
     capsys.readouterr()
-    method, _ = Config(methods=("mine.py:damped", "gem"), learning_rate=0.1, kappa=2.0).make_methods()
+    method, _ = Config(methods=("mine.py:damped", "gem"), learning_rate=0.1).make_methods()
     assert method.hyperparameters == {"learning_rate": 0.1, "patience": 10}
-    assert capsys.readouterr().err == "note: --kappa changes nothing for damped\n"
+    (method,) = Config(methods="mine.py:damped(patience=3)", learning_rate=0.1).make_methods()
+    assert method.hyperparameters == {"learning_rate": 0.1, "patience": 3}
+    (method,) = Config(methods="mine.py:stepping(7)").make_methods()
+    assert method.hyperparameters["steps"] == 7 and capsys.readouterr().err == ""
+
+
+def test_entries_with_arguments_and_sweeps(capsys):
+    def made(*entries, **options):
+        return {one.name: one.hyperparameters for one in Config(methods=entries, **options).make_methods()}
+
+    assert list(made("gem(kappa=2)")) == ["gem"]
+    found = made("gem", "gem(kappa=[1, 2.5], momentum=0.5)", "downpour", learning_rate=0.1)
+    assert list(found) == ["gem", "gem(kappa=1,momentum=0.5)", "gem(kappa=2.5,momentum=0.5)", "downpour"]
+    assert [one.get("kappa") for one in found.values()] == [1.0, 1, 2.5, None]
+    assert [one["learning_rate"] for one in found.values()] == [0.1] * 4
+    # What all entries share sets none apart.
+    assert list(made("gem(kappa=[1, 2], momentum=0.5, variant=paper)")) == ["gem(kappa=1)", "gem(kappa=2)"]
+    found = made("downpour(optimizer=adam, learning_rate=0.002)", "easgd(policy=barrier(3))", optimizer="sgd")
+    assert found["downpour"] == {"learning_rate": 0.002, "optimizer": "adam"} and found["easgd"]["optimizer"] == "sgd"
+    with pytest.raises(InputError, match="the same name twice"):
+        made("gem(kappa=1)", "gem(kappa=1)")
+    (method,) = Config(methods=("gem(0.2)",)).make_methods()
+    assert method.hyperparameters["learning_rate"] == 0.2
+    problem = Config(problem="quadratic(curvature=[2, 1], noise=0.5)").make_problem()
+    assert (problem.config["curvature"], problem.config["noise"]) == ([2, 1], 0.5)
+    assert capsys.readouterr().err == ""
 
 
 def test_cells_share_only_what_is_the_same():
@@ -401,15 +444,14 @@ def test_a_problem_of_an_own_file(capsys):
     Path("mine.py").write_text(MOONS)
     problem = Config(problem="mine.py:moons").make_problem()
     assert (problem.batch_size, problem.config["noise"], problem.name) == (8, 0.2, "moons of 100")
-    assert capsys.readouterr().err == "note: mine.py:moons keeps its own noise = 0.2 (the study's: 0.1)\n"
+    assert capsys.readouterr().err == ""
     for name in ("undefined", "partial"):  # which say no name themselves
         assert Config(problem=f"mine.py:{name}").make_problem().name == name
-    problem = Config(problem="mine.py:moons", batch_size=4, noise=0.3, dropout=0.1).make_problem()
+    problem = Config(problem="mine.py:moons(noise=0.3)", batch_size=4).make_problem()
     assert (problem.batch_size, problem.config["noise"]) == (4, 0.3)
-    assert capsys.readouterr().err == "note: --dropout changes nothing for mine.py:moons\n"
-    cells = sweep(
-        SweepConfig(problem="mine.py:moons", methods=("downpour",)), [{"workers": 2}, {"workers": 3, "noise": 0.1}]
-    )
+    assert capsys.readouterr().err == ""
+    grid = [{"workers": 2}, {"workers": 3, "problem": "mine.py:moons(noise=0.1)"}]
+    cells = sweep(SweepConfig(problem="mine.py:moons", methods=("downpour",)), grid)
     assert [cell.problem.name for cell in cells] == ["moons of 2", "moons of 3"]
     assert [cell.problem.config["noise"] for cell in cells] == [0.2, 0.1]
 
@@ -483,13 +525,10 @@ def test_what_lies_beside_an_own_file_can_be_imported(tmp_path, monkeypatch):
     ("options", "notes"),
     [
         ({}, []),
-        ({"learning_rate": 0.1, "momentum": 0.5, "batch_size": 8, "sharded": True}, []),
-        ({"kappa": 2.0, "methods": ("gem",)}, []),
-        ({"kappa": 2.0}, ["--kappa changes nothing for downpour, adaptive_staleness"]),
-        ({"pi_max": None, "methods": ("sgd",)}, ["--pi-max changes nothing for sgd"]),
-        ({"dropout": 0.1}, ["--dropout changes nothing for digits"]),
+        ({"learning_rate": 0.1, "momentum": 0.5, "batch_size": 8}, []),
+        ({"optimizer": "adam"}, ["--optimizer changes nothing for gem"]),
         ({"problem": "quadratic", "batch_size": 8}, ["--batch-size changes nothing for quadratic"]),
-        ({"problem": problems.quadratic([1.0]), "noise": 1.0}, ["--noise changes nothing for quadratic"]),
+        ({"problem": problems.quadratic([1.0]), "batch_size": 8}, ["--batch-size changes nothing for quadratic"]),
         (
             {"methods": ("gem", methods.downpour()._replace(name="mine")), "learning_rate": 0.1},
             ["--learning-rate changes nothing for mine"],
@@ -664,7 +703,7 @@ def test_study_from_python(tmp_path, capsys):
         service=0.01,
         methods=(own, "downpour"),
         problem=problems.quadratic([1.0, 0.1]),
-        data_dir=tmp_path / "data",
+        batch_size=8,
         out=tmp_path / "mine",
     )
     result = staleness.run(config)
@@ -680,8 +719,8 @@ def test_study_from_python(tmp_path, capsys):
     assert written["hyperparameters"] == {"mine": {"learning_rate": 0.02}, "downpour": {"learning_rate": 0.05}}
     assert written["versions"]["jax"] == jax.__version__ and "numpy" in written["versions"]
     # What these objects do not use is not written, least of all with its default.
-    assert not {"out", "data_dir", "curvature", "noise", "learning_rate", "kappa"} & set(written)
-    assert capsys.readouterr().err.count("note: --data-dir changes nothing for quadratic") == 1
+    assert not {"out", "batch_size", "learning_rate"} & set(written)
+    assert capsys.readouterr().err.count("note: --batch-size changes nothing for quadratic") == 1
 
 
 def printed(told, *options: str) -> str:
@@ -759,9 +798,9 @@ def test_options_are_chosen_where_they_are_given(capsys):
     assert {name for name in vars(made) if made.changed(name)} == {"exclusive", "batch_size"}
     _, scaled = study.configure("windows", ["--scale", "paper"])
     assert [name for name in ("network", "learning_rate", "scale") if scaled.changed(name)] == ["scale"]
-    _, ignored = study.configure("staleness", ["--problem", "quadratic", "--heterogeneity", "0"])
+    _, ignored = study.configure("staleness", ["--problem", "quadratic", "--batch-size", "None"])
     ignored.make_problem()
-    assert "note: --heterogeneity changes nothing for quadratic\n" in capsys.readouterr().err
+    assert "note: --batch-size changes nothing for quadratic\n" in capsys.readouterr().err
 
 
 def test_means_are_of_the_seeds_that_finished():

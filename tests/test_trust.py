@@ -16,7 +16,7 @@ import pytest
 from asyncsim import InputError, methods, problems, study
 from asyncsim.__main__ import main
 from asyncsim.files import write_sealed
-from asyncsim.study.own_file import recognised
+from asyncsim.study.recognition import recognised
 
 TOY = ("staleness", "--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic")
 MINE = """
@@ -203,7 +203,7 @@ def test_what_an_own_file_imports_from_its_folder_counts(monkeypatch):
 @pytest.mark.full
 def test_all_that_is_shipped_is_told_apart_in_every_process():
     code = (
-        "from asyncsim import methods, problems; from asyncsim.study.own_file import recognised; "
+        "from asyncsim import methods, problems; from asyncsim.study.recognition import recognised; "
         "print(*(recognised(make()) for make in methods.METHODS.values()), recognised(problems.digits()))"
     )
     own = [recognised(make()) for make in methods.METHODS.values()] + [recognised(problems.digits())]
@@ -225,7 +225,7 @@ def test_all_that_is_shipped_is_told_apart_in_every_process():
         (["study", "--version", "x"], "study = '--version': unknown"),
         (["study", *TOY, "--window", "1000000000"], "window = 1000000000: must be at most 100,000; give fewer"),
         (["study", *TOY, "--seeds", "1000000000"], "seeds = 1000000000: must be at most 100,000"),
-        (["study", *TOY, "--problem", "characters", "--text", "/dev/zero"], "text = '/dev/zero': not a file"),
+        (["study", *TOY, "--problem", "characters(text='/dev/zero')"], "text = '/dev/zero': not a file"),
         (["study", *TOY, "--out", "a\udcff"], "out = 'a\\udcff': its name is not UTF-8; give another"),
         (["study", *TOY, "--out", "x" * 3_000], "xxx...': has 3000 bytes, at most 2000; give less"),
         (["study", *TOY, "--out", "x" * 300], "': cannot be written: File name too long"),

@@ -132,12 +132,18 @@ _FREE = [(color, _LINES[(i + turn) % 4]) for turn in range(3) for i, color in en
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the look of each method in a figure, all different up to twelve that the table does not know.
 
-    Of a family the first has its colour; the others take colours that are free, and the family's once there are none.
+    An entry with arguments in its name, ``gem(kappa=2)``, is of the family of its method. Of a family the first has its
+    colour; the others take colours that are free, and the family's once there are none.
     Of a method that the table does not know the name chooses the colour, and the next one if another in ``names`` has
     that already. Figures that are to agree are drawn with the looks of all their methods.
     """
     names = list(names)
     found = {name: one for name, one in METHOD_LOOKS.items() if name in names}
+    for name in names:
+        method, _, arguments = name.partition("(")
+        if arguments and method in METHOD_LOOKS:
+            one = METHOD_LOOKS[method]
+            found[name] = one._replace(label=f"{one.label} ({arguments.replace('_', ' ')}")
     firsts = {one.color: name for name, one in reversed(found.items())}
     free = iter([color for color in _PALETTE if color not in firsts])
     for name, one in found.items():

@@ -1,5 +1,6 @@
 """Problems: what the workers learn, one task a file."""
 
+import functools
 from collections.abc import Callable
 
 from asyncsim.problems.characters import characters
@@ -11,13 +12,13 @@ from asyncsim.problems.mnist import mnist
 from asyncsim.problems.problem import Problem
 from asyncsim.problems.quadratic import quadratic
 
-#: What the command line offers, by name.
+#: The one table of problems: the command line and its help follow from it.
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     "digits": digits,
     "mnist": mnist,
     "cifar10": cifar10,
     "characters": characters,
-    "quadratic": quadratic,
+    "quadratic": functools.partial(quadratic, curvature=(1.0, 0.3, 0.1, 0.03), noise=0.1),
     "least_squares": least_squares,
     "logistic": logistic,
 }

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.calls import form_of
+from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add

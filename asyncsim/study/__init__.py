@@ -1,7 +1,7 @@
 """Studies: what all of them share, and the command line that runs them.
 
 ``python -m asyncsim.study NAME [options]`` runs a study, `load` imports one for Python. A study of one cluster has a
-`config`, whose methods and problem `factories` makes; `comparison` runs methods side by side, `sweep` those of a
+`config`, whose methods and problem `entries` makes; `comparison` runs methods side by side, `sweep` those of a
 grid, `tabulation` other measurements, on an `executor`, into a folder of `results`. `finished` reads them again.
 """
 

@@ -24,8 +24,7 @@ from asyncsim.errors import InputError, require_path, shown
 from asyncsim.interruption import interruptible
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, StudyOptions
-from asyncsim.study.loading import hidden, load, sha256, shipped, studies, told_in_a_line
-from asyncsim.study.own_file import require_as_they_were
+from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, shipped, studies, told_in_a_line
 from asyncsim.study.typed import fields_of, split_numbers, value_of, without
 from asyncsim.wording import note, tell
 
@@ -165,6 +164,13 @@ def _read(name: str, study: ModuleType, options: Sequence[str]) -> Any:
     """Return a study's config as its command line says; raise InputError if no command line can be made of it."""
     import tyro
 
+    offered = ""
+    if issubclass(study.Config, StudyOptions):
+        package = Path(__file__).parent.parent
+        offered = "\n\n".join(
+            f"{what.capitalize()}: {', '.join(_names_in(package / what / '__init__.py'))}."
+            for what in ("methods", "problems")
+        )
     # One that there is not is refused when the options are read.
     scale = getattr(study, "SCALES", {}).get(value_of("scale", options))
     try:
@@ -174,7 +180,9 @@ def _read(name: str, study: ModuleType, options: Sequence[str]) -> Any:
                 study.Config,
                 **({} if scale is None else {"default": scale}),
                 prog=f"{_COMMAND} {name}",
-                description=_wrapped(f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}"),
+                description=_wrapped(
+                    f"{study.__doc__ or ''}\n\n{getattr(study.Config, 'help_notes', '')}\n\n{offered}"
+                ),
                 args=options,
             )
     except InputError:
@@ -220,6 +228,16 @@ def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
 def _warn_of(files: dict[str, Path]) -> None:
     for name, path in files.items():
         note(f"{path} is not used: a shipped study is called {name}; rename yours")
+
+
+def _names_in(path: Path) -> list[str]:
+    """Return the names in a package's table of methods, or of problems, without importing them."""
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(table := statement.value, ast.Dict):
+            return [str(key.value) for key in table.keys if isinstance(key, ast.Constant)]
+        if isinstance(statement, ast.AnnAssign) and isinstance(table, ast.DictComp):
+            return [ast.unparse(name) for name in getattr(table.generators[0].iter, "elts", [])]
+    return []
 
 
 def _first_line(path: Path) -> str:

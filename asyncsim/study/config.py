@@ -78,10 +78,8 @@ waits.
     steps: int = 200
     """Commits per worker, on average; a trace has steps * workers commits."""
     methods: tuple[MethodLike, ...] = ("gem", "downpour", "adaptive_staleness")
-    """Methods to compare: adag, adaptive_staleness, aeasgd, agn, async_local_sgd, averaging, batch_sgd, damping,
-    dana_slim, dana_zero, dc_asgd, delay_adaptive, delayed_nesterov, downpour, dynsgd, eamsgd, easgd, fedasync, fedbuff,
-    gap_aware, gem, hogwild, lgd, lsgd, mem_sgd, qsgd, rennala, ringleader, ringmaster, sgd, softsync, or your own as
-    FILE.py:FUNCTION (see the README)."""
+    """Methods to compare, of those above; with arguments as in "gem(kappa=2)", with several values of one as in
+    "gem(kappa=[1, 2])"; your own as FILE.py:FUNCTION (see the README)."""
     seeds: int = 3
     """Number of seeds: 0, 1, ... One trace per seed, shared by the methods."""
 
@@ -116,43 +114,22 @@ waits.
     """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
 
     problem: ProblemLike = "digits"
-    """digits, characters (bundled), mnist, cifar10 (downloaded once), quadratic, least_squares or logistic (synthetic),
-    or your own as FILE.py:FUNCTION (see the README). From Python also a Problem object."""
+    """What is learnt, of the problems above; with arguments as in "mnist(network=mlp)"; your own as FILE.py:FUNCTION
+    (see the README). From Python also a Problem object."""
     batch_size: int | None = None
-    """Examples per gradient. None: 64 for mnist and cifar10, 32 for the others; quadratic has no examples."""
-    sharded: bool = False
-    """Each worker sees only its own share of the training set; else all of it (least_squares and logistic always)."""
-    network: str | None = None
-    """cnn or mlp (mnist); small, resnet20 or alexnet (cifar10). None: the first of these."""
-    dropout: float | None = None
-    """Probability that a channel is dropped, from 0 to below 1 (mnist's cnn). None: 0.5."""
-    data_dir: Path | None = None
-    """Folder that holds mnist/ or cifar10/ (mnist, cifar10). None: that of ASYNCSIM_DATA, else a download is cached."""
-    text: Path | None = None
-    """Text file in UTF-8 (characters). None: the bundled one."""
-    heterogeneity: float = 0.0
-    """How far the workers' own optima lie apart, 0 or above (least_squares, logistic)."""
-    curvature: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03)
-    """Eigenvalues of the Hessian (quadratic)."""
-    noise: float = 0.1
-    """Standard deviation of each gradient coordinate (quadratic), whose minibatch losses may then be below 0."""
+    """Examples per gradient, unless the problem says its own. None: 64 for mnist and cifar10, 32 for the others;
+    quadratic has no examples."""
 
     learning_rate: float = 0.05
-    """Step size of a gradient, for all methods; one of your own keeps its own default unless this is another."""
+    """Step size of a gradient, of all methods that do not say their own; one of your own function keeps its default
+    unless this is another."""
     optimizer: str | None = None
     """Local optimizer of the workers by its name in optax, adam say, with the learning rate for its own: those whose
-    steps need gradients and parameters alone (all methods whose messages are made of local steps). None: plain gradient
-    steps."""
-    alpha: float | None = None
-    """Elastic step of each worker (aeasgd, eamsgd, easgd). None: 0.9 divided by the workers."""
+    steps need gradients and parameters alone, of all methods that take one and do not say their own. None: plain
+    gradient steps."""
     momentum: float = 0.9
-    """Momentum of the methods that have one, and of the proxy whose energy all are compared with; from 0 to below 1."""
-    kappa: float = 1.0
-    """Energy of the proxy relative to momentum SGD (gem)."""
-    pi_max: float | None = 5.0
-    """Upper end of the clip of pi (gem). None: no clip."""
-    variant: Literal["program", "paper"] = "program"
-    """Which published form to follow, the authors' program or the paper (gem)."""
+    """Momentum of the methods that have one and do not say their own, and of the proxy whose energy all are compared
+    with; from 0 to below 1."""
 
     evaluate_every: int | None = None
     """Worker steps between evaluations on all data, of which three examples take as long as the gradient of one. None:
@@ -242,7 +219,7 @@ waits.
             An unknown method, one asked for twice, or a hyper-parameter outside its range; a function of the user's
             own that makes none.
         """
-        from asyncsim.study.factories import make_methods
+        from asyncsim.study.entries import make_methods
 
         return make_methods(self, swept, changed or self.changed)
 
@@ -255,7 +232,7 @@ waits.
             An unknown problem, an option outside its range, or data that cannot be had; a function of the user's own
             that makes none.
         """
-        from asyncsim.study.factories import make_problem
+        from asyncsim.study.entries import make_problem
 
         return make_problem(self, swept, changed or self.changed)
 
@@ -273,14 +250,12 @@ waits.
         import jax
         import optax
 
-        from asyncsim.study.factories import factory_options
-        from asyncsim.study.own_file import files_of, recognised
+        from asyncsim.study.entries import OF_METHODS, OF_PROBLEMS
+        from asyncsim.study.loading import files_of
+        from asyncsim.study.recognition import recognised
         from asyncsim.traces.columns import package_versions
 
-        # A study's own option may be called as an argument of some factory, which does not get it.
-        elsewhere = set.union(*factory_options()) & {field.name for field in dataclasses.fields(StudyOptions)}
-        elsewhere |= ELSEWHERE
-        elsewhere -= {"workers"}  # the cluster's, too
+        elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE} - {"workers"}  # the cluster's, too
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         typed = self.command if self.command is not None else results.typed_in(self.resume)
         code = {f"code of {method.name}": recognised(method) for method in methods}
@@ -362,7 +337,7 @@ class StudyConfig(StudyOptions):
         if not self.exclusive and cluster.protocol == "write_then_read":
             note("--no-exclusive changes nothing: the visits of write_then_read are always separate")
         if cluster.workers == 1:
-            self.say_ignored(("sharded", "heterogeneity", "discipline"), "with one worker")
+            self.say_ignored(("discipline",), "with one worker")
         if self.dynamic_window and set(cluster.windows) == {self.window}:
             note(f"--dynamic-window changes nothing with a window of {self.window}: all workers have it")
         return cluster

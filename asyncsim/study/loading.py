@@ -10,12 +10,17 @@ working folder. From Python::
 
 import hashlib
 import importlib.util
+import re
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from asyncsim.errors import InputError, require_choice
+from asyncsim.calls import split
+from asyncsim.errors import InputError, require_choice, shown
+from asyncsim.study import results
 
 
 def studies() -> dict[str, Path]:
@@ -60,6 +65,65 @@ def load(name: str) -> ModuleType:
             "a study is a dataclass Config and a function run(config)"
         )
     return module
+
+
+#: ``FILE.py:FUNCTION``, with arguments or without.
+_OWN = re.compile(r"\s*([^(]+?\.py):(.*)", re.DOTALL)
+
+
+def own_file(text: str) -> tuple[str, str]:
+    """Return the file of the user's own that an entry names, empty if it names none, and the rest of the entry."""
+    found = _OWN.fullmatch(text)
+    return (found[1], found[2].strip()) if found else ("", text.strip())
+
+
+def load_function(option: str, entry: str, file: str, name: str, kind: str) -> Callable[..., Any]:
+    """Return a function of a file, which returns something of a ``kind``; raise InputError if there is none."""
+    told, path = f"{option} = {shown(entry)}", Path(file).absolute()
+    if not path.is_file():
+        raise InputError(f"{told}: there is no file {file}")
+    if str(path.parent) not in sys.path:  # as of a script: what lies beside it can be imported
+        sys.path.insert(0, str(path.parent))
+    try:
+        found = getattr(load_file(f"asyncsim.own.{path.stem}", path), name, None)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{told}: cannot be imported: {told_in_a_line(error, str(path))}") from error
+    if found is None:
+        raise InputError(f"{told}: {file} has no function {name}")
+    if not callable(found):
+        raise InputError(f"{told}: {name} is a {type(found).__name__}, must be a function that returns a {kind}")
+    return found
+
+
+def files_of(options: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the files of all ``FILE.py:FUNCTION`` in the values of options: option and sha256 by path."""
+    found = {}
+    for option, value in options.items():
+        texts = [one for one in (value if isinstance(value, tuple | list) else (value,)) if isinstance(one, str)]
+        for entry in dict.fromkeys([*texts, *split(texts)]):
+            file, _ = own_file(entry)
+            if file and Path(file).is_file():
+                found[file] = option, sha256(Path(file).read_bytes())
+    return found
+
+
+def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
+    """Raise InputError for a file in values of options that only a folder of results names, if it may be a stranger's.
+
+    It is imported again only if its hash is that which is recorded and it lies outside the folder; or if it is typed.
+    """
+    recorded = results.config_of(folder).get(results.FILES)
+    for file, (option, found) in files_of(values).items():
+        if folder.resolve() in Path(file).resolve().parents:
+            why = "lies inside the results"
+        elif not isinstance(recorded, dict) or recorded.get(file) != found:
+            why = "is not the file that it was"
+        else:
+            continue
+        raise InputError(
+            f"resume = {str(folder)!r}: {file} {why}, so it is not run because {results.CONFIG} names it; give "
+            f"--{option.replace('_', '-')} again if you trust it"
+        )
 
 
 def load_file(name: str, path: Path) -> ModuleType:

@@ -118,7 +118,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         An option that cannot be used, whatever cell it belongs to.
     """
     from asyncsim.study.cell import Cell
-    from asyncsim.study.factories import factory_options
+    from asyncsim.study.entries import OF_METHODS, OF_PROBLEMS
 
     methods: dict[Any, Any] = {}
     problems: dict[Any, Any] = {}
@@ -126,7 +126,7 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
     for values in grid:
         own = config.at(**values)
         own.check()
-        of_methods, of_problem = (_chosen(own, options) for options in factory_options())
+        of_methods, of_problem = _chosen(own, ("methods", *OF_METHODS)), _chosen(own, ("problem", *OF_PROBLEMS))
         if of_methods not in methods:
             methods[of_methods] = own.make_methods(set(values), config.changed)
         if of_problem not in problems:

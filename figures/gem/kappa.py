@@ -27,8 +27,8 @@ from .panels import (
 
 def losses(results: Finished) -> Figure:
     """Draw the loss for each kappa, of the most workers: figure 8a."""
-    results = one_cluster(at_rate(chosen(results, method="gem")))
-    curves = family(results, "kappa")
+    results = one_cluster(at_rate(_of_gem(results)))
+    curves = family(results, "method.kappa")
     figure, (axes,) = look.new_figure(*PANEL)
     log_axis(axes, curves.values(), LOSS, most=MOST_LOSS)
     draw_family(axes, curves, _labels(curves))
@@ -38,8 +38,8 @@ def losses(results: Finished) -> Figure:
 
 def factors(results: Finished) -> Figure:
     """Draw the median factor for each kappa, of the most workers: figure 8b."""
-    results = one_cluster(at_rate(chosen(results, method="gem")))
-    curves = family(results, "kappa", median_pi)
+    results = one_cluster(at_rate(_of_gem(results)))
+    curves = family(results, "method.kappa", median_pi)
     figure, (axes,) = look.new_figure(*PANEL)
     axes.set_ylim(0, 5.05)
     draw_family(axes, curves, _labels(curves))
@@ -48,6 +48,12 @@ def factors(results: Finished) -> Figure:
     axes.set_ylabel("median \u03c0 over the weights")
     finish(figure, axes, _setting(results), columns=4)
     return figure
+
+
+def _of_gem(results: Finished) -> Finished:
+    """Return the rows of GEM, whatever its kappa."""
+    of_gem = results.summary["method"].str.partition("(")[0] == "gem"
+    return chosen(results._replace(summary=results.summary[of_gem]))
 
 
 def _labels(curves: Iterable[float]) -> dict[float, str]:
