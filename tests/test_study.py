@@ -463,7 +463,7 @@ def test_a_problem_of_an_own_file(capsys):
         ("methods", "mine:own", "methods = 'mine:own': write FILE.py:FUNCTION for one of your own"),
         ("methods", "mine.py:dampd", "mine.py has no function dampd"),
         ("methods", "mine.py:made", "made is a Method, must be a function that returns a Method"),
-        ("methods", "mine.py:needs", "missing a required argument: 'patience'; give every argument a default"),
+        ("methods", "mine.py:needs", "patience missing; write needs(patience)"),
         ("methods", "mine.py:other", "methods = 'mine.py:other': returned 3; must return a Method"),
         ("methods", "mine.py:fails", "methods = 'mine.py:fails': cannot be made: line 17: RuntimeError: no luck"),
         ("methods", "broken.py:damped", "cannot be imported: line 1: ZeroDivisionError: division by zero"),
@@ -767,7 +767,7 @@ def test_the_table_tells_apart_what_differs(told):
     assert larger.splitlines()[1:-1] == out.splitlines()[1:-1]
     shutil.rmtree("mine")
     # Each timing has a table that says whose.
-    out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem,sgd", "--variant=paper")
+    out = printed(told, "--workers=3", "--steps=4", "--seeds=1", "--methods=downpour,gem(variant=paper),sgd")
     heads = [line.rpartition("; ")[2] for line in out.splitlines() if "; 1 trace" in line]
     assert heads == ["1 trace of downpour", "1 trace of gem", "1 trace of sgd"]
     assert out.count("staleness, mean") == out.count("throughput (commits/s)") == 3

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from asyncsim.calls import Call, bind, parameters_of, read, require_all, split, write
 from asyncsim.errors import InputError, require_choice, shown
 from asyncsim.methods import METHODS, Method, named_optimizer
-from asyncsim.wording import note
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.replays.method_check import check_fields
 from asyncsim.study.loading import load_function, own_file, told_in_a_line
+from asyncsim.wording import note
 
 if TYPE_CHECKING:
     from asyncsim.study.config import StudyOptions
