@@ -194,13 +194,6 @@ def test_alexnets_tensors_have_the_names_of_the_paper():
 # Options
 
 
-def test_the_network_option_of_a_study(tiny, capsys):
-    for network in ("alexnet", "small"):
-        given = f"cifar10(network={network}, data_dir='{tiny[0]}')"
-        assert StudyConfig(problem=given, batch_size=4).make_problem().config["network"] == network
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("problem", "network", "message"),
     [

@@ -282,7 +282,7 @@ def test_bad_input_is_one_line(options, message, capsys, tmp_path, monkeypatch):
     assert error.startswith("error: ") and message in error
 
 
-@pytest.mark.parametrize(("name", "problem"), [("energy", "mnist"), ("tensors", "cifar10")])
+@pytest.mark.parametrize(("name", "problem"), [("energy", "mnist"), ("tensors", "cifar10(network=alexnet)")])
 def test_scale_sets_the_other_defaults(name, problem):
     _, config = study.configure(name, ["--scale", "paper", "--seeds", "5"])
     assert (config.scale, config.problem, config.seeds) == ("paper", problem, 5)
