@@ -972,7 +972,7 @@ def test_wheel_carries_studies_and_figures(tmp_path):
     installed, empty = tmp_path / "installed", tmp_path / "empty"
     empty.mkdir()
     subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True)
-    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {"asyncsim"}
+    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {"asyncsim", "bin"}
     assert {"staleness.py", "throughput.py"} <= {path.name for path in (installed / "asyncsim/studies").iterdir()}
     assert (installed / "asyncsim/problems/queues.txt").is_file()
 
