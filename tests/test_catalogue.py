@@ -84,6 +84,8 @@ def case(rule, /, window=1, timing="asynchronous", **options):
 
 #: Rule, window, timing and options of the factory, by its name and what is special.
 RULES = {
+    "downpour": case(one),
+    "adaptive_staleness": case(formulas.damping(lambda visit: 1 / (visit.tau + 1))),
     "agn": case(formulas.agn, 4),
     "hogwild": case(one, timing="torn"),
     "adag": case(formulas.adag()),
@@ -212,7 +214,7 @@ def test_methods_are_their_papers_formulas(name, workers):
 
 @pytest.mark.parametrize(
     "name",
-    [unless(name in ("lgd", "fedbuff"), name) for name in METHODS if free(METHODS[name]) is not METHODS[name]],
+    [unless(name == "fedbuff", name) for name in METHODS if free(METHODS[name]) is not METHODS[name]],
 )
 def test_methods_that_need_a_policy_learn_under_it_and_refuse_others(name):
     method, problem = METHODS[name](), problems.quadratic(CURVATURE, start=START)
@@ -250,7 +252,8 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("name", [unless(name == "ringleader", name) for name in PLAIN])
+@pytest.mark.full
+@pytest.mark.parametrize("name", PLAIN)
 def test_one_worker_is_sequential_sgd_bit_for_bit(name):
     problem = problems.quadratic(CURVATURE, noise=0.1, start=START)
     found, expected = (
@@ -402,6 +405,7 @@ def test_a_fixed_delay_is_less_stable_than_random_ones():
     assert falls("fixed", 0.8 * limit) and not falls("fixed", 1.2 * limit) and falls("random", 1.2 * limit)
 
 
+@pytest.mark.full
 def test_what_is_kept_of_sparse_messages_stays_within_its_bound():
     """Karimireddy et al. 2019, lemma 3, with gradients of norm at most G = 4; without a memory nothing is kept."""
     share, task = (
@@ -421,6 +425,7 @@ def test_what_is_kept_of_sparse_messages_stays_within_its_bound():
     assert 0.1 * bound < max(norms) <= bound
 
 
+@pytest.mark.full
 def test_messages_that_are_all_of_an_update_make_downpour():
     task = problems.quadratic([0.5, 1.0, 2.0], noise=0.1)
     ends = [

@@ -67,21 +67,12 @@ def test_a_policy_that_was_not_called():
         Cluster(3, 1.0, policy=barrier)
 
 
-def test_a_policy_from_its_text():
-    assert Cluster(3, 1.0, policy="barrier(2)").policy == barrier(2)
-
-
 def test_laws_from_numbers_and_texts():
     cluster = Cluster(2, "gamma(mean=1, cv=0.2)", service=0.005, latency=("exponential(mean=0.1)", 0.2))
     assert cluster.compute == Gamma(1.0, 0.2)
     assert cluster.service == Constant(0.005)
     assert (cluster.latency_up, cluster.latency_down) == (Exponential(0.1), Constant(0.2))
     assert cluster.compute_laws == (Gamma(1.0, 0.2),) * 2
-
-
-def test_a_law_per_worker_from_one_text():
-    cluster = Cluster(3, "[1]*2 + [exponential(mean=3)]")
-    assert cluster.compute_laws == (Constant(1.0), Constant(1.0), Exponential(3.0))
 
 
 def test_a_law_per_worker_from_an_array():
@@ -166,16 +157,6 @@ def test_json_round_trip(cluster):
     restored = Cluster.from_dict(json.loads(json.dumps(cluster.to_dict())))
     assert restored == cluster
     assert hash(restored) == hash(cluster)
-
-
-@pytest.mark.parametrize("law", [lambda i: Gamma(1 + i % 2, 0.2), lambda i: Gamma(1 + i, 0.2)], ids=["two", "all"])
-def test_thousands_of_different_laws(law):
-    cluster = Cluster(5_000, [law(i) for i in range(5_000)])
-    assert Cluster.from_dict(cluster.to_dict()) == cluster
-
-
-def test_windows_of_an_array():
-    assert Cluster(3, 1.0, window=np.array([1, 2, 3])).window == (1, 2, 3)
 
 
 def test_from_dict_names_what_is_wrong():

@@ -142,14 +142,14 @@ def judged(**options):
     return compare.Config(problem=problem, methods=("downpour",), workers=2, steps=4, **{"tune": (0.1, 0.2)} | options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("measure", "best", "rate"),
     [
         ("train_come", "most", 0.2),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (("train_come", "least", 0.1), ("train_gap", "least", 0.2), ("train_loss", None, 0.2))
-        ),
+        ("train_come", "least", 0.1),
+        ("train_gap", "least", 0.2),
+        ("train_loss", None, 0.2),
     ],
 )
 def test_any_measure_of_the_problem_chooses_the_best_rate(measure, best, rate):

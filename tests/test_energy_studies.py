@@ -220,6 +220,7 @@ def test_momentum_theory_is_of_plain_steps(optimizer, known, tmp_path, capsys, l
     assert row.split()[-1] == ("yes" if known else "no") and "nan" not in row
 
 
+@pytest.mark.full
 def test_momentum_theory_is_of_the_studys_own_rate(tmp_path):
     options = {"workers": (3,), "seeds": 3, "steps": 2, "compute": ("exponential(1)",)}
     config = momentum.Config(**options, methods=(methods.downpour(0.1),), out=tmp_path / "out")
@@ -280,10 +281,3 @@ def test_bad_input_is_one_line(options, message, capsys, tmp_path, monkeypatch):
     assert study.main(options.split()) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and message in error
-
-
-@pytest.mark.parametrize(("name", "problem"), [("energy", "mnist"), ("tensors", "cifar10(network=alexnet)")])
-def test_scale_sets_the_other_defaults(name, problem):
-    _, config = study.configure(name, ["--scale", "paper", "--seeds", "5"])
-    assert (config.scale, config.problem, config.seeds) == ("paper", problem, 5)
-    assert study.configure(name)[1] == study.load(name).SCALES["small"]

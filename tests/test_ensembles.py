@@ -115,6 +115,7 @@ def test_an_own_problem_predicts(tmp_path):
     assert table.loc[2, "test_loss"] < table.loc[2, "single_loss"]
 
 
+@pytest.mark.full
 def test_models_that_diverge_are_counted_and_left_out(tmp_path):
     config = ensembles.Config(workers=2, steps=30, seeds=1, learning_rate=1e30, out=tmp_path / "out")
     summary = ensembles.run(config).summary

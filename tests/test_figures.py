@@ -310,17 +310,6 @@ def test_a_figure_gets_taller_with_its_title(tmp_path):
                     assert axes.get_window_extent().height > 1.1 * figure.dpi
 
 
-def test_titles_that_stand_beside_each_other_make_room_once():
-    text, heights = "; ".join(["a part of a title"] * 9), []
-    with look.style():
-        figure, panels = look.new_figure(look.DOUBLE, 5.0, 2, 2)
-        for axes in panels:
-            layout.panel_title(axes, text)
-            heights.append(figure.get_figheight())
-    assert 5.0 < heights[0] == heights[1] < heights[2] == heights[3]
-    assert heights[2] - heights[1] == pytest.approx(heights[0] - 5.0)
-
-
 def test_methods_with_the_same_accuracies_are_all_seen(tmp_path):
     table = pd.DataFrame({"method": ["agn", "aeasgd", "downpour"], "window": 1, "workers": 4, "train_accuracy": 0.9})
     table.assign(seed=0, status="finished").to_csv(tmp_path / "summary.csv", index=False)
@@ -476,14 +465,6 @@ def test_the_queue_is_drawn_exactly_or_within_its_least_and_most():
     assert band.get_data().values.max() == steps["in_system"].max()
     area = steps["in_system"].to_numpy()[:-1] @ np.diff(steps["time"])
     assert curve.get_ydata().mean() * steps["time"].iloc[-1] == pytest.approx(area)
-
-
-def test_a_band_that_would_flatten_the_queue_is_left_out():
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    plots.queue_length(axes, trace := simulate(Cluster(20, "exponential(1)", service=0.002), 1000))
-    most = trace.queue()["in_system"].max()
-    assert not axes.patches and f", most {most}" in legend(axes)
-    assert axes.get_ylim()[1] < most
 
 
 def drawn(axes, label: str) -> list[tuple[float, float, float]]:

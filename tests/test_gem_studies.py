@@ -1,5 +1,6 @@
 """The studies of the GEM paper: each runs, keeps what it says, and finds what is known beforehand."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -143,16 +144,16 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, "energy", "tensors", "windows", "leaders"])
 def test_scales_are_valid_and_chosen_by_name(name):
     module = study.load(name)
-    assert set(module.SCALES) == {"small", "paper"}
+    assert {scale: config.scale for scale, config in module.SCALES.items()} == {"small": "small", "paper": "paper"}
     for scale, config in module.SCALES.items():
         config.check()
-        assert config.scale == scale
         assert study.configure(name, ["--scale", scale])[1] == config
     small, paper = module.SCALES["small"], module.SCALES["paper"]
-    assert small.problem == "digits" and paper.problem == "mnist" and small == module.Config()
+    assert study.configure(name, ["--scale", "paper", "--seeds", "7"])[1] == dataclasses.replace(paper, seeds=7)
+    assert small == module.Config() and small.problem == "digits" != paper.problem
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,7 @@ def shared_memory(cluster, commits, seed=0):
 
 @pytest.mark.parametrize(
     ("workers", "blocks"),
-    [
-        (7, 4),
-        pytest.param(1, 4, marks=pytest.mark.full),
-        *(pytest.param(n, b, marks=pytest.mark.full) for n in (2, 7) for b in (1, 8, 50)),
-    ],
+    [(7, 4), *(pytest.param(n, b, marks=pytest.mark.full) for n, b in ((1, 4), (2, 1), (2, 50), (7, 8)))],
 )
 def test_a_replay_is_what_workers_do_to_a_shared_vector(workers, blocks):
     cluster = lock_free(workers, blocks)
@@ -111,14 +107,6 @@ def test_versions_of_blocks():
     # Nobody misses what it has itself written: its last commit, where there was one.
     own = torn.frame.groupby("worker")["version"].shift(1, fill_value=0).to_numpy()
     assert (found >= own[:, None]).all()
-
-
-def test_nobody_waits_without_locks():
-    trace = simulate(lock_free(9, 2), 400)
-    assert np.array_equal(trace.frame["arrive_time"], trace.frame["serve_time"])
-    summary = trace.summary()
-    assert summary["queue_max"] == 0 and summary["wait_mean"] == 0
-    assert summary["utilisation"] > 1  # several are served at once
 
 
 def test_hogwild_names_the_timing_that_it_needs():

@@ -147,9 +147,3 @@ def test_methods_that_take_no_optimizer_keep_their_rule(tmp_path, capsys):
 def test_bad_input(options, message):
     with pytest.raises(InputError, match="^" + message):
         leaders.Config(**options).check()
-
-
-def test_scales():
-    assert set(leaders.SCALES) == {"small", "paper"}
-    for config in leaders.SCALES.values():
-        config.check()

@@ -1,6 +1,7 @@
 """Timing policies: against the usual SimPy model, exact invariants, and the closed forms of waiting and staleness."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -173,13 +174,15 @@ def test_a_longer_trace_starts_like_a_shorter_one(cluster, commits, seed):
     assert simulate(cluster, commits + 25, seed).frame.iloc[: len(shorter)].equals(shorter)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @runs
 def test_many_workers_have_the_same_events(cluster, commits, seed):
+    """The environment for many workers, with periods of any length against the times."""
     few = simulate(cluster, commits, seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_FEW", 0)
-        assert simulate(cluster, commits, seed).frame.equals(few.frame)
+    for per_period in (0.1, 3, 1000):
+        with mock.patch.multiple(engine, _FEW=0, _PER_PERIOD=per_period):
+            many = simulate(cluster, commits, seed)
+        assert many.frame.equals(few.frame) and many.present.equals(few.present)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -406,11 +409,6 @@ def test_texts_that_are_refused(text, message):
 def test_clusters_that_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         Cluster(4, 1.0, **options)
-
-
-def test_a_parameter_of_another_policy_is_refused():
-    with pytest.raises(InputError, match="has no such parameter"):
-        Policy("asynchronous", bound=3)
 
 
 # What is told of a trace

@@ -63,9 +63,9 @@ def test_the_size_of_pieces_changes_nothing(sizes, protocol):
 # Repeating
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.full)])
-def test_a_second_replay_gives_the_same_bytes(precision, tmp_path):
-    trace, method, problem = make_trace(commits=700), make_method("gem"), make_problem("digits")
+def test_a_second_replay_gives_the_same_bytes(tmp_path):
+    precision = "float32"
+    trace, method, problem = make_trace(commits=300), make_method("gem"), make_problem("digits")
     for name in ("first", "second"):
         run = replay(trace, method, problem, seed=3, precision=precision, progress=False)
         run.save(tmp_path / name)
@@ -233,16 +233,6 @@ def test_a_run_ends_with_the_commit_that_diverges(precision, protocol):
     assert run.evaluations["commit"].tolist() == list(range(0, first + 1, 14))
 
 
-@pytest.mark.full
-def test_divergence_leaves_other_runs_alone():
-    trace, problem = make_trace(commits=500), make_problem("quadratic")
-    before = replay(trace, make_method("gem"), problem, progress=False)
-    assert replay(trace, methods.downpour(learning_rate=1e6), problem, progress=False).status == "diverged"
-    after = replay(trace, make_method("gem"), problem, progress=False)
-    assert after.status == "finished" and after.diverged_at is None
-    assert before.commits.equals(after.commits) and np.array_equal(before.params, after.params)
-
-
 def test_divergence_stops_a_replay_that_is_advanced_by_hand():
     trace, problem = make_trace(), problems.quadratic(np.ones(4))
     replayed = Replay(trace, methods.downpour(learning_rate=1e6), problem, precision="float64")
@@ -376,12 +366,11 @@ def test_traces_that_a_replay_does_not_know(change, message):
         replay(changed, methods.downpour(), make_problem("quadratic"))
 
 
-@pytest.mark.parametrize("arguments", [("trace", methods.gem), ("cluster",), ("problem",)])
-def test_the_wrong_kind_of_argument(arguments):
+@pytest.mark.parametrize("wrong", [{"method": methods.gem}, {"method": "gem"}, {"trace": "a"}, {"problem": "digits"}])
+def test_the_wrong_kind_of_argument(wrong):
     right = {"trace": make_trace(commits=50), "method": methods.gem(), "problem": make_problem("quadratic")}
-    wrong = {"trace": {"method": methods.gem}, "cluster": {"trace": "a path"}, "problem": {"problem": "digits"}}
     with pytest.raises(InputError, match="must be a"):
-        replay(**(right | wrong[arguments[0]]))
+        replay(**(right | wrong))
 
 
 def test_stops_are_those_it_was_made_with():
@@ -424,11 +413,6 @@ def test_functions_that_keep_values_are_told(calls, told):
     method = methods.downpour()._replace(name="leaky", apply=leaky)
     with pytest.raises(InputError, match=told):
         replay(prescribed(2, 20, 3), method, problems.quadratic([1.0]))
-
-
-def test_names_are_no_methods():
-    with pytest.raises(InputError, match=r"method: is a str, must be a Method, which methods\.gem\(\) returns"):
-        replay(prescribed(2, 20, 3), "gem", problems.quadratic([1.0]))
 
 
 @pytest.mark.parametrize(("commits", "at"), [(3, [0, 1, 2, 3]), (200, list(range(0, 201, 10)))])

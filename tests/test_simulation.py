@@ -1,7 +1,5 @@
 """The simulation: hand-computed runs, exact invariants, the usual SimPy model, and queueing theory."""
 
-from unittest import mock
-
 import ciw
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
 from asyncsim.clusters.policy import barrier, discard_stale
 from asyncsim.errors import InputError
-from asyncsim.simulation import engine
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.simulate import simulate
 from asyncsim.streams import Streams
@@ -238,18 +235,6 @@ def assert_usual(cluster, commits, seed):
     assert trace.frame["staleness"].sum() + ages.sum() == sum(columns["others"])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@runs
-def test_many_workers_have_the_same_events(cluster, commits, seed):
-    # The environment for many workers, with periods of any length against the times.
-    few = simulate(cluster, commits, seed)
-    for per_period in (0.1, 3, 1000):
-        with mock.patch.multiple(engine, _FEW=0, _PER_PERIOD=per_period):
-            many = simulate(cluster, commits, seed)
-        assert many.frame.equals(few.frame)
-        assert many.present.equals(few.present)
-
-
 @settings(max_examples=150, deadline=None, derandomize=True)
 @runs
 def test_invariants(cluster, commits, seed):
@@ -284,25 +269,6 @@ def test_invariants(cluster, commits, seed):
         assert (np.diff(own["read_version"]) >= 0).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@runs
-def test_conservation_of_staleness_in_one_atomic_visit(cluster, commits, seed):
-    # algorithms.md, L1: K (n - 1) if the read comes after the own commit, K n if it comes before.
-    for protocol, others in (("exchange", cluster.workers - 1), ("read_then_write", cluster.workers)):
-        atomic = Cluster.from_dict({**cluster.to_dict(), "protocol": protocol, "exclusive": True})
-        trace = simulate(atomic, commits, seed)
-        ages = commits - trace.open_reads["read_version"]
-        assert len(ages) == cluster.workers
-        assert trace.frame["staleness"].sum() + ages.sum() == commits * others
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@runs
-def test_a_longer_trace_starts_like_a_shorter_one(cluster, commits, seed):
-    longer = simulate(cluster, commits + 25, seed)
-    assert longer.frame.iloc[:commits].equals(simulate(cluster, commits, seed).frame)
-
-
 def test_repeats_and_seeds():
     cluster = Cluster(4, Gamma(1, 0.5), Exponential(0.1), discipline="random")
     first, again, other = (simulate(cluster, 100, seed) for seed in (5, 5, 6))
@@ -324,18 +290,6 @@ def test_another_worker_changes_nobody_elses_times():
         common = alone.index.intersection(by_job(more, name).index)
         assert len(common) > 350
         assert alone[common].equals(by_job(more, name)[common])
-
-
-def test_another_law_of_one_worker_changes_nobody_elses_times():
-    base, changed = (
-        simulate(Cluster(3, [Gamma(1, 0.5), law, Gamma(2, 0.5)]), 200, seed=1)
-        for law in (Uniform(1, 2), Exponential(3))
-    )
-    for worker in (0, 2):
-        left, right = (by_job(trace, "commit_time")[worker] for trace in (base, changed))
-        common = left.index.intersection(right.index)
-        assert len(common) > 30
-        assert left[common].equals(right[common])
 
 
 def test_another_discipline_or_service_leaves_the_computations():
@@ -378,13 +332,6 @@ def test_delays_of_several_steps_are_sums_of_draws():
     np.testing.assert_array_equal(drawn, np.concatenate(expected))
     constant = delays([Constant(0.25), Constant(1.5)], 3, "compute", steps=3)
     assert [constant(0), constant(1), constant(0)] == [0.75, 4.5, 0.75]
-
-
-@pytest.mark.parametrize("law", [Gamma(1.0, 0.5), Exponential(2.0), Uniform(1, 3), LAWS[-1]], ids=str)
-def test_delays_follow_their_law(law):
-    take = delays([law], 1, "compute", steps=4)
-    drawn = np.array([take(0) for _ in range(20_000)])
-    assert abs(drawn.mean() - 4 * law.mean) < K_SIGMA * 2 * law.std / np.sqrt(len(drawn))
 
 
 def test_refused():
