@@ -213,8 +213,7 @@ def test_methods_are_their_papers_formulas(name, workers):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [unless(name == "fedbuff", name) for name in METHODS if free(METHODS[name]) is not METHODS[name]],
+    "name", [unless(name == "fedbuff", name) for name in METHODS if free(METHODS[name]) is not METHODS[name]]
 )
 def test_methods_that_need_a_policy_learn_under_it_and_refuse_others(name):
     method, problem = METHODS[name](), problems.quadratic(CURVATURE, start=START)

@@ -145,12 +145,7 @@ def judged(**options):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("measure", "best", "rate"),
-    [
-        ("train_come", "most", 0.2),
-        ("train_come", "least", 0.1),
-        ("train_gap", "least", 0.2),
-        ("train_loss", None, 0.2),
-    ],
+    [("train_come", "most", 0.2), ("train_come", "least", 0.1), ("train_gap", "least", 0.2), ("train_loss", None, 0.2)],
 )
 def test_any_measure_of_the_problem_chooses_the_best_rate(measure, best, rate):
     folder, summary = compare.run(judged(seeds=1, measure=measure, best=best))

@@ -64,11 +64,7 @@ def test_options_that_change_nothing_are_said_aloud(tmp_path, capsys):
             ["service", "latency", "bandwidth", "protocol", "discipline", "policy"],
         ),
         # A lone worker of these reads before its own commit, and makes a version of several messages.
-        (
-            "downpour",
-            {"protocol": "read_then_write", "discipline": "random", "policy": "buffered(2)"},
-            ["discipline"],
-        ),
+        ("downpour", {"protocol": "read_then_write", "discipline": "random", "policy": "buffered(2)"}, ["discipline"]),
     ],
 )
 def test_what_changes_nothing_for_lone_workers_is_noted(methods, options, noted, tmp_path, capsys):

@@ -174,10 +174,7 @@ def test_what_is_not_in_view_sideways_is_not_told():
     axes.set(yscale="log", xlim=(0, 1.5), ylim=(0.1, 2.0))
     mark_beyond(axes, curves, {"gem": "GEM"}, "step")
     mark_below(axes, curves, {"gem": "GEM"}, "step")
-    assert [text.get_text() for text in axes.texts] == [
-        "\u2191 GEM up to 5e+00",
-        "\u2193 GEM, some seed down to 1e-02",
-    ]
+    assert [text.get_text() for text in axes.texts] == ["\u2191 GEM up to 5e+00", "\u2193 GEM, some seed down to 1e-02"]
 
 
 @pytest.mark.parametrize("losses", [[[0.0, 0.0], [1.0, 0.5]], [[0.0, 0.0]], [[1e-290, 1e-291]], [[1.0, 1.0]]])

@@ -454,10 +454,7 @@ def test_the_cluster_that_fits_all_methods_is_chosen_and_the_rest_held_to_a_bar(
     folder = tmp_path / "forensics"
     folder.symlink_to(results / "forensics")
     found = published.table(gem.forensics.measure(read(folder, "forensics")))
-    assert set(found["setting"]) == {
-        "learning_rate=0.05 service=0.01 cv=0.2",
-        "learning_rate=0.01 service=0.01 cv=0.2",
-    }
+    assert set(found["setting"]) == {"learning_rate=0.05 service=0.01 cv=0.2", "learning_rate=0.01 service=0.01 cv=0.2"}
     by_series = found.set_index("series")
     assert by_series.loc["downpour n=2", "deviation"] == pytest.approx(0.05)
     assert by_series.loc["downpour n=2", "within"] == ""

@@ -39,10 +39,7 @@ REFERENCES = [
     (Exponential(mean=0.3), stats.expon(scale=0.3)),
     (Gamma(mean=2.0, cv=0.2), stats.gamma(25, scale=2 / 25)),
     (Gamma(mean=0.5, cv=1.5), stats.gamma(1 / 2.25, scale=0.5 * 2.25)),
-    (
-        LogNormal(mean=2.0, cv=0.5),
-        stats.lognorm(math.sqrt(math.log(1.25)), scale=2 / math.sqrt(1.25)),
-    ),
+    (LogNormal(mean=2.0, cv=0.5), stats.lognorm(math.sqrt(math.log(1.25)), scale=2 / math.sqrt(1.25))),
     (Uniform(low=0.5, high=1.75), stats.uniform(0.5, 1.25)),
     (Weibull(mean=1.0, shape=0.7), stats.weibull_min(0.7, scale=1 / math.gamma(1 + 1 / 0.7))),
     (Weibull(mean=3.0, shape=2.5), stats.weibull_min(2.5, scale=3 / math.gamma(1 + 1 / 2.5))),

@@ -370,8 +370,7 @@ def test_gems_kappa_and_clip(kappa, pi_max):
 
 
 @pytest.mark.parametrize(
-    ("problem", "precision"),
-    [pytest.param("digits", "float32", marks=pytest.mark.full), ("quadratic", "float64")],
+    ("problem", "precision"), [pytest.param("digits", "float32", marks=pytest.mark.full), ("quadratic", "float64")]
 )
 def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision):
     trace, problem = atomic_trace(1), PROBLEMS[problem]()

@@ -31,16 +31,7 @@ from cases import (
 )
 from event_loop import RECORDED, EventLoop, deviation, forced_deviation
 
-from asyncsim import (
-    barrier,
-    bounded_staleness,
-    buffered,
-    cancel_stale,
-    discard_stale,
-    first_of,
-    methods,
-    rounds,
-)
+from asyncsim import barrier, bounded_staleness, buffered, cancel_stale, discard_stale, first_of, methods, rounds
 from asyncsim.replays.replay import Replay
 
 COMMITS = 400

@@ -13,16 +13,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from asyncsim import Cluster, InputError, methods, prescribed, replay, simulate
-from asyncsim.problems import (
-    Problem,
-    characters,
-    custom,
-    digits,
-    least_squares,
-    logistic,
-    mnist,
-    quadratic,
-)
+from asyncsim.problems import Problem, characters, custom, digits, least_squares, logistic, mnist, quadratic
 from asyncsim.problems.batches import BatchIndices
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.problems.mnist import mnist_from_arrays
@@ -406,6 +397,10 @@ def half(params, batch, key):
     return jnp.sum(params * params)
 
 
+def own(*data, **options):
+    return custom(line, half, *data, **options)
+
+
 def scores(params, data):
     return data["x"] @ params
 
@@ -449,8 +444,8 @@ BAD = {
         least_squares(2, 9, examples=8).batch_indices(0, 2)
     ),
     "sharded = 'no': must be True or False": lambda: digits(sharded="no"),
-    "sharded = 0: must be True or False": lambda: custom(line, half, sharded=0),
-    "map_on_cpu = 1: must be True or False": lambda: custom(line, half, map_on_cpu=1),
+    "sharded = 0: must be True or False": lambda: own(sharded=0),
+    "map_on_cpu = 1: must be True or False": lambda: own(map_on_cpu=1),
     "shards = 0: must be at least 1": lambda: dataclasses.replace(digits(sharded=True), shards=0),
     "shards = -2: must be at least 1": lambda: dataclasses.replace(digits(sharded=True), shards=-2),
     "workers = 0": lambda: digits().batch_indices(0, 0),
@@ -459,17 +454,17 @@ BAD = {
     "dropout = -0.1": lambda: mnist(dropout=-0.1),
     "dropout = 0.5: the mlp has no channels to drop": lambda: mnist(dropout=0.5, network="mlp"),
     "no/such/folder": lambda: mnist(data_dir="no/such/folder"),
-    "batch_size = None": lambda: custom(line, half, np.ones(3)),
-    "batch_size = 4: train has only 3": lambda: custom(line, half, np.ones(3), batch_size=4),
-    "batch_size = 4.*need train": lambda: custom(line, half, batch_size=4),
-    "sharded = True: need": lambda: custom(line, half, sharded=True),
-    "train: arrays of shapes": lambda: custom(line, half, [np.ones(3), np.ones(4)], batch_size=1),
-    "train: needs at least one": lambda: custom(line, half, {}, batch_size=1),
-    "train: needs .* one or more": lambda: custom(line, half, np.ones((0, 3)), batch_size=1),
-    "train: an array of <U1": lambda: custom(line, half, ["a"], batch_size=1),
-    "test: needs": lambda: custom(line, half, np.ones(3), np.float64(1), batch_size=1),
-    "test: its tree": lambda: custom(line, half, {"x": np.ones(3)}, {"y": np.ones(3)}, batch_size=1),
-    r"test: examples of shape \(2,\)": lambda: custom(line, half, np.ones((3, 4)), np.ones((3, 2)), batch_size=1),
+    "batch_size = None": lambda: own(np.ones(3)),
+    "batch_size = 4: train has only 3": lambda: own(np.ones(3), batch_size=4),
+    "batch_size = 4.*need train": lambda: own(batch_size=4),
+    "sharded = True: need": lambda: own(sharded=True),
+    "train: arrays of shapes": lambda: own([np.ones(3), np.ones(4)], batch_size=1),
+    "train: needs at least one": lambda: own({}, batch_size=1),
+    "train: needs .* one or more": lambda: own(np.ones((0, 3)), batch_size=1),
+    "train: an array of <U1": lambda: own(["a"], batch_size=1),
+    "test: needs": lambda: own(np.ones(3), np.float64(1), batch_size=1),
+    "test: its tree": lambda: own({"x": np.ones(3)}, {"y": np.ones(3)}, batch_size=1),
+    r"test: examples of shape \(2,\)": lambda: own(np.ones((3, 4)), np.ones((3, 2)), batch_size=1),
     "init: must return": lambda: custom(lambda key: jnp.ones(2, jnp.int32), half),
     "init: must .* gave {}": lambda: custom(lambda key: {}, half),
     r"init: must return parameters, gave arrays without elements, float\w+\[0\]; give one or more": lambda: custom(
@@ -478,10 +473,10 @@ BAD = {
     "init: must return parameters, gave arrays without elements, {'a'": lambda: custom(
         lambda key: {"a": jnp.zeros((0, 3)), "b": jnp.zeros(0)}, lambda p, b, k: jnp.sum(p["b"])
     ),
-    "config = 3: must be a dict, or another mapping": lambda: custom(line, half, config=3),
-    "config = 'x': must be a dict": lambda: custom(line, half, config="x"),
-    r"config = \[1\]: must be a dict": lambda: custom(line, half, config=[1]),
-    r"config = \[\]: must be a dict": lambda: custom(line, half, config=[]),
+    "config = 3: must be a dict, or another mapping": lambda: own(config=3),
+    "config = 'x': must be a dict": lambda: own(config="x"),
+    r"config = \[1\]: must be a dict": lambda: own(config=[1]),
+    r"config = \[\]: must be a dict": lambda: own(config=[]),
     "test: an array of complex128; must be of NumPy's real numbers": lambda: custom(
         line, half, np.ones(3), np.ones(3, complex), batch_size=1
     ),
@@ -497,7 +492,7 @@ BAD = {
     r"evaluate: takes \(p\); it is called as evaluate\(params, data\)": lambda: custom(
         line, half, evaluate=lambda p: {}
     ),
-    "evaluate: must return a dict of scalars": lambda: custom(line, half, evaluate=lambda p, d: {"loss": {"a": p[0]}}),
+    "evaluate: must return a dict of scalars": lambda: own(evaluate=lambda p, d: {"loss": {"a": p[0]}}),
     "data_dir = 5: must be a path": lambda: mnist(data_dir=5),
     "data_dir = '': is empty; give the name": lambda: mnist(data_dir=""),
     r"test: images of shape \[784\], must be \[28, 28\]; reshape": lambda: of_images(
@@ -533,11 +528,11 @@ BAD = {
     "loss: must return a state of the .* types": lambda: custom(
         line, lambda p, s, b, k: (jnp.sum(p), jnp.float32(1)), init_state=lambda: jnp.int32(0)
     ),
-    "evaluate: must return a dict": lambda: custom(line, half, evaluate=lambda p, d: {"accuracy": jnp.sum(p)}),
-    "evaluate: must .* scalars": lambda: custom(line, half, evaluate=lambda p, d: {"loss": p}),
+    "evaluate: must return a dict": lambda: own(evaluate=lambda p, d: {"accuracy": jnp.sum(p)}),
+    "evaluate: must .* scalars": lambda: own(evaluate=lambda p, d: {"loss": p}),
     r"predict = 3: must be a function, predict\(params, data\)": lambda: classes(3),
     r"predict: takes \(p\); it is called as predict\(params, data\)": lambda: classes(lambda p: p),
-    "predict: there are no examples to predict; give train": lambda: custom(line, half, predict=scores),
+    "predict: there are no examples to predict; give train": lambda: own(predict=scores),
     r"predict: must return floating-point scores, \[3, classes\], gave float\w+\[3\]": lambda: classes(
         lambda p, d: d["x"][:, 0]
     ),
@@ -555,18 +550,18 @@ BAD = {
         scores, test=labelled([1, 2, 1])
     ),
     "train: labels from -1 to 1, but predict": lambda: classes(scores, labelled([-1, 1, 1])),
-    "problem: name = '': must be a text of one line": lambda: custom(line, half, name=""),
-    "problem: name = ' ': must be a text of one line": lambda: custom(line, half, name=" "),
-    "problem: name = 'two.nlines': must be a text of one line": lambda: custom(line, half, name="two\nlines"),
-    "problem: name = 5: must be a text of one line": lambda: custom(line, half, name=5),
+    "problem: name = '': must be a text of one line": lambda: own(name=""),
+    "problem: name = ' ': must be a text of one line": lambda: own(name=" "),
+    "problem: name = 'two.nlines': must be a text of one line": lambda: own(name="two\nlines"),
+    "problem: name = 5: must be a text of one line": lambda: own(name=5),
     "problem: name = None: must be a text of one line": lambda: Problem(None, line, half, half),
-    "problem: name = 'a/b': names folders and files; leave out any of /": lambda: custom(line, half, name="a/b"),
+    "problem: name = 'a/b': names folders and files; leave out any of /": lambda: own(name="a/b"),
     "problem: name = '..': names folders": lambda: dataclasses.replace(quadratic([1.0]), name=".."),
 }
 
 
 def test_arrays_of_another_byte_order_are_the_same_numbers():
-    problem = custom(line, half, np.array([1.0, 2.0], ">f8"), batch_size=1)
+    problem = own(np.array([1.0, 2.0], ">f8"), batch_size=1)
     assert problem.train.dtype.isnative and problem.train.tolist() == [1.0, 2.0]
 
 
@@ -579,7 +574,7 @@ def test_bad_input(message):
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="a long double is a double on this system")
 def test_numbers_wider_than_jax_holds():
     with pytest.raises(InputError, match=r"test: an array of \w+, which JAX cannot hold; convert it"):
-        custom(line, half, np.ones(3), np.ones(3, np.longdouble), batch_size=1)
+        own(np.ones(3), np.ones(3, np.longdouble), batch_size=1)
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from cases import (
-    FORCED,
-    OWN,
-    make_method,
-    make_problem,
-    make_trace,
-    mean_of_four,
-    nested_problem,
-    stateful_problem,
-)
+from cases import FORCED, OWN, make_method, make_problem, make_trace, mean_of_four, nested_problem, stateful_problem
 from event_loop import RECORDED, EventLoop, deviation
 
 import asyncsim.replays.plan

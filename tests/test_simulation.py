@@ -85,11 +85,7 @@ def test_separate_read_then_write_by_hand():
         1, 2.0, 1.0, (0.5, 0.25), bandwidth=4, message_bytes=4, protocol="read_then_write", exclusive=False
     )
     trace = simulate(cluster, 3)
-    assert rows(trace, *TIMES) == [
-        (0.0, 6.25, 6.25, 7.25),
-        (7.5, 13.75, 13.75, 14.75),
-        (15.0, 21.25, 21.25, 22.25),
-    ]
+    assert rows(trace, *TIMES) == [(0.0, 6.25, 6.25, 7.25), (7.5, 13.75, 13.75, 14.75), (15.0, 21.25, 21.25, 22.25)]
     names = ("read_version", "read_arrive_time", "read_serve_time", "read_time", "form_version", "form_time")
     assert rows(trace, *names, "staleness") == [
         (0, 0.0, 0.0, 0.0, 0, 3.5, 0),

@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import gammainc
 
 from asyncsim import Cluster, theory
-from asyncsim.clusters.laws import (
-    Constant,
-    Empirical,
-    Exponential,
-    Gamma,
-    LogNormal,
-    Mixture,
-    Pareto,
-    Uniform,
-    Weibull,
-)
+from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
 from asyncsim.errors import InputError
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
@@ -54,13 +44,7 @@ def run_events(random, workers, events, rereads_at_once, drops):
     return np.array(reads), np.array(others, dtype=np.int64), version
 
 
-@given(
-    st.integers(0, 2**32),
-    st.integers(1, 8),
-    st.integers(0, 60),
-    st.sampled_from([0, 0.5, 1]),
-    st.floats(0, 0.9),
-)
+@given(st.integers(0, 2**32), st.integers(1, 8), st.integers(0, 60), st.sampled_from([0, 0.5, 1]), st.floats(0, 0.9))
 def test_other_open_reads_counts_what_an_event_loop_counts(seed, workers, events, rereads_at_once, drops):
     random = np.random.default_rng(seed)
     reads, others, versions = run_events(random, workers, events, rereads_at_once, drops)
@@ -172,12 +156,7 @@ def simulate_renewals(durations):
 
 @pytest.mark.parametrize(
     "law",
-    [
-        Gamma(2.0, 0.5),
-        LogNormal(1.0, 0.6),
-        Uniform(0.2, 1.0),
-        Mixture([Gamma(1, 0.2), Constant(5)], [9, 1]),
-    ],
+    [Gamma(2.0, 0.5), LogNormal(1.0, 0.6), Uniform(0.2, 1.0), Mixture([Gamma(1, 0.2), Constant(5)], [9, 1])],
     ids=str,
 )
 def test_renewal_staleness_variance_against_a_simulation(law):

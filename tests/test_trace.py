@@ -10,14 +10,7 @@ import pytest
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Gamma, Uniform
-from asyncsim.clusters.policy import (
-    asynchronous,
-    barrier,
-    bounded_staleness,
-    cancel_stale,
-    discard_stale,
-    first_of,
-)
+from asyncsim.clusters.policy import asynchronous, barrier, bounded_staleness, cancel_stale, discard_stale, first_of
 from asyncsim.errors import InputError
 from asyncsim.simulation.simulate import simulate
 from asyncsim.traces.columns import COLUMNS, FORMAT, Source

@@ -77,10 +77,7 @@ def test_the_event_engine_is_the_usual_model():
 #: Methods of the scale of language models, and others whose rule knows the window.
 RULES = {
     "async_local_sgd": (methods.async_local_sgd, formulas.outer_nesterov(0.07, 0.9, lambda visit: 1)),
-    "delayed_nesterov": (
-        methods.delayed_nesterov,
-        formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1),
-    ),
+    "delayed_nesterov": (methods.delayed_nesterov, formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1)),
     "agn": (methods.agn, formulas.agn),
     "fedasync": (
         functools.partial(methods.fedasync, rho=0.5),
