@@ -648,7 +648,7 @@ def test_a_cluster_that_is_not_there(told):
 
 
 @needs_ray
-def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch):
+def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch, tmp_path):
     import ray
     from ray._raylet import AuthenticationMode, get_authentication_mode
 
@@ -656,7 +656,15 @@ def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     modes = []
-    monkeypatch.setattr(ray, "init", lambda **options: modes.append(get_authentication_mode()))
+
+    def init(**options):
+        modes.append(get_authentication_mode())
+        token.write_text("secret")
+
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     for chosen in ("disabled", None):  # what is wanted of other clusters says nothing of one that is started here
         if chosen is None:
@@ -669,6 +677,7 @@ def test_a_cluster_has_a_token_and_one_that_is_joined_was_chosen(monkeypatch):
     with pytest.raises(InputError, match=r"address = 'auto': whether .* set RAY_AUTH_MODE=token"), joined("auto"):
         pass
     assert modes == [AuthenticationMode.TOKEN] * 2
+    assert token.stat().st_mode & 0o777 == 0o600
 
 
 def test_jobs_here_are_computed_when_they_are_asked_for():

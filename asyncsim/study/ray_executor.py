@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -94,6 +95,9 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
                 logging_level=logging.ERROR,
                 **({"include_dashboard": False, **local} if address is None else {}),
             )
+        if address is None:
+            with contextlib.suppress(OSError):  # a token that came otherwise, say
+                Path.home().joinpath(".ray", "auth_token").chmod(0o600)  # Ray lets all users of the machine read it
     except (RayError, OSError, ValueError, RuntimeError) as error:
         _set_auth_mode(chosen)
         raise InputError(
