@@ -157,6 +157,11 @@ def test_damaged_recordings_are_not_gone_on_with_in_silence(tmp_path, capsys):
         in_threads(whole, method, processes, 60, task)
     with pytest.raises(InputError, match=refused):
         _prepare(whole, header(method, processes, 60), resume=True)
+    # A digit is another one.
+    log.write_bytes(contents.replace(b'"staleness": 2', b'"staleness": 1', 1))
+    for go_on in (lambda: load(whole), lambda: _prepare(whole, header(method, processes, 60), resume=True)):
+        with pytest.raises(InputError, match=r"a damaged log \(line \d+ has another checksum\)"):
+            go_on()
     # The remedies: the log, or no checkpoint.
     log.write_bytes(contents)
     assert in_threads(whole, method, processes, 60, task)[0].commits() == 60

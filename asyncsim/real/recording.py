@@ -5,7 +5,7 @@
 ``visits.jsonl``
     The log: one line per event, handed to the operating system before anybody hears of the event, so that it survives
     the death of the process that wrote it. At each checkpoint it is flushed to the disk, against the loss of the
-    machine. A line that was cut off in the middle is no event.
+    machine. Each line has a checksum; one that was cut off in the middle is no event.
 ``checkpoint.npz``
     All arrays after some of the events, replaced every ``checkpoint_every`` commits.
 ``states``
@@ -107,7 +107,8 @@ class Log:
 
     def append(self, event: Event) -> None:
         """Hand one event to the operating system."""
-        self.file.write(json.dumps(event).encode() + b"\n")
+        text = json.dumps(event)
+        self.file.write(f'{text[:-1]}, "checksum": {zlib.crc32(text.encode())}}}\n'.encode())
         self.file.flush()
 
 
@@ -123,8 +124,13 @@ def read_log(folder: Path) -> tuple[list[Event], int]:
     try:
         content = path.read_bytes() if path.exists() else b""
         whole = content.rfind(b"\n") + 1
-        return [json.loads(line) for line in content[:whole].splitlines()], whole
-    except (OSError, ValueError) as error:
+        events = [json.loads(line) for line in content[:whole].splitlines()]
+        for number, event in enumerate(events, 1):
+            checksum = event.pop("checksum", None)  # older logs have none
+            if checksum not in (None, zlib.crc32(json.dumps(event).encode())):
+                raise ValueError(f"line {number} has another checksum")
+        return events, whole
+    except (AttributeError, OSError, TypeError, ValueError) as error:
         raise InputError(f"{str(path)!r}: a damaged log ({error}); record again") from None
 
 

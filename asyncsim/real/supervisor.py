@@ -177,7 +177,8 @@ def _prepare(folder: Path, header: Header, resume: bool) -> None:
                 f"resume: {name} = {value!r}, and the recording in {str(folder)!r} has {found[name]!r}; go on with "
                 "what it was begun with"
             )
-    # The server does this too; here the user sees what it says.
+    # The server reads them too; here the user sees what is wrong.
+    load(folder)
     usable_checkpoint(folder / CHECKPOINT, len(read_log(folder)[0]))
 
 
