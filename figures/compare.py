@@ -3,7 +3,7 @@
 The data come from ``python -m asyncsim.study compare``, which draws this itself. To draw it again::
 
     python -m figures results/compare              # in a clone
-    python -m asyncsim.figures results/compare     # installed
+    asyncsim figures results/compare     # installed
 
 ``loss``: training loss of every method, at its best learning rate, against simulated time and against gradients
 computed.

@@ -3,7 +3,7 @@
 The data come from ``python -m asyncsim.study ensembles``, which draws this figure itself. To draw it again::
 
     python -m figures results/ensembles              # in a clone
-    python -m asyncsim.figures results/ensembles     # installed
+    asyncsim figures results/ensembles     # installed
 
 ``ensembles``: loss and accuracy on the test data of the averaged predictions of so many models, and of these models
 themselves.

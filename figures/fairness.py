@@ -3,7 +3,7 @@
 The data come from ``python -m asyncsim.study fairness``, which draws this figure itself. To draw it again::
 
     python -m figures results/fairness              # in a clone
-    python -m asyncsim.figures results/fairness     # installed
+    asyncsim figures results/fairness     # installed
 
 ``fairness``: each worker's share of the commits, of real processes and in the simulator, by discipline.
 """

@@ -3,7 +3,7 @@
 Drawn from the results of the study ``leaders``, which draws them itself. To draw them again::
 
     python -m figures lsgd                                   # in a clone
-    python -m asyncsim.figures lsgd --results results        # installed
+    asyncsim figures lsgd --results results        # installed
 
 The paper's own curves are not known as numbers, so there is none of them here.
 """

@@ -4,7 +4,7 @@ The best explicit momentum against the number of workers, and how fast the loss 
 ``python -m asyncsim.study best_momentum``, which draws this itself. To draw it again::
 
     python -m figures momentum                                    # in a clone
-    python -m asyncsim.figures momentum --results results         # installed
+    asyncsim figures momentum --results results         # installed
 """
 
 import numpy as np

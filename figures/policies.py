@@ -3,7 +3,7 @@
 The data come from ``python -m asyncsim.study policies``, which draws them itself. To draw them again::
 
     python -m figures results/policies              # in a clone
-    python -m asyncsim.figures results/policies     # installed
+    asyncsim figures results/policies     # installed
 
 ``policies``: what the workers do with their time under each policy. ``loss``: training losses against simulated time, a
 panel for each method.

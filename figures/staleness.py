@@ -3,7 +3,7 @@
 The data come from ``python -m asyncsim.study staleness``, which draws these figures itself. To draw them again::
 
     python -m figures results/staleness              # in a clone
-    python -m asyncsim.figures results/staleness     # installed
+    asyncsim figures results/staleness     # installed
 
 ``staleness``: how stale commits are, and theory. ``loss``: minibatch loss against simulated time and worker steps.
 ``energy``: central over proxy energy. ``queue``: the first visits, and the visits at the server over time; a row for

@@ -3,7 +3,7 @@
 The data come from ``python -m asyncsim.study throughput``, which draws this figure itself. To draw it again::
 
     python -m figures results/throughput              # in a clone
-    python -m asyncsim.figures results/throughput     # installed
+    asyncsim figures results/throughput     # installed
 
 ``throughput``: how many commits, gradients or visits each contender makes per second, by task, workers and method; the
 median of the turns and a line from the slowest to the quickest.

@@ -3,7 +3,7 @@
 The data come from ``python -m asyncsim.study validate``, which draws this figure itself. To draw it again::
 
     python -m figures results/validate              # in a clone
-    python -m asyncsim.figures results/validate     # installed
+    asyncsim figures results/validate     # installed
 
 ``agreement``: how far each recording's losses and parameters are from those of its replays, commit by commit; and the
 bar.

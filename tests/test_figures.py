@@ -371,6 +371,9 @@ def test_looks_are_stable_and_distinct():
     assert list(found) == names and found == look.looks(names)
     assert len({(one.color, str(one.line)) for one in found.values()}) == len(names)
     assert len({one.label for one in found.values()}) == len(names)
+    entries = look.looks(["gem", "gem(pi_max=2)", "gem(kappa=2)"])
+    assert [one.label for one in entries.values()] == ["GEM", "GEM (pi max=2)", "GEM (kappa=2)"]
+    assert len({one.color for one in entries.values()}) == 3
     # A colour that no other method of the figure has.
     beside = look.looks(["my_own_method", "dana_zero", "lsgd", "easgd"])
     assert len({one.color for one in beside.values()}) == 4

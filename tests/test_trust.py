@@ -16,7 +16,7 @@ import pytest
 from asyncsim import InputError, methods, problems, study
 from asyncsim.__main__ import main
 from asyncsim.files import write_sealed
-from asyncsim.study.recognition import recognised
+from asyncsim.study.loading import recognised
 
 TOY = ("staleness", "--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic")
 MINE = """
@@ -203,7 +203,7 @@ def test_what_an_own_file_imports_from_its_folder_counts(monkeypatch):
 @pytest.mark.full
 def test_all_that_is_shipped_is_told_apart_in_every_process():
     code = (
-        "from asyncsim import methods, problems; from asyncsim.study.recognition import recognised; "
+        "from asyncsim import methods, problems; from asyncsim.study.loading import recognised; "
         "print(*(recognised(make()) for make in methods.METHODS.values()), recognised(problems.digits()))"
     )
     own = [recognised(make()) for make in methods.METHODS.values()] + [recognised(problems.digits())]

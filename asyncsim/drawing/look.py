@@ -86,8 +86,8 @@ class Look(NamedTuple):
     label: str
 
 
-#: The one table from a method's name to its look: a family has a colour, its members have lines. Where a figure has
-#: several of a family, `looks` gives all but the first another colour.
+#: Looks of methods by their names; others have what `looks` finds. A family has a colour, its members have lines.
+#: Where a figure has several of a family, `looks` gives all but the first another colour.
 METHOD_LOOKS = {
     "gem": Look(BLUE, "-", "GEM"),
     "async_local_sgd": Look(BLUE, "--", "async local SGD"),

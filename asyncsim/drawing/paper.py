@@ -175,7 +175,7 @@ class Paper:
         width = max(map(len, self.figures))
         listed = [f"  {name:<{width}}  {one.shows} (results/{one.folder})" for name, one in self.figures.items()]
         parser = argparse.ArgumentParser(
-            prog=f"python -m figures {self.name}",
+            prog=f"asyncsim figures {self.name}",
             description=self.about,
             epilog="\n".join(["figures:", *listed]),
             formatter_class=argparse.RawDescriptionHelpFormatter,

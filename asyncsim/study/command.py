@@ -9,12 +9,13 @@ import dataclasses
 import errno
 import itertools
 import os
+import re
 import shlex
 import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,9 +24,8 @@ from asyncsim import __version__
 from asyncsim.errors import InputError, require_path, shown
 from asyncsim.interruption import interruptible
 from asyncsim.study import results
-from asyncsim.study.config import ELSEWHERE, StudyOptions
+from asyncsim.study.config import ELSEWHERE, StudyOptions, fields_of
 from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, shipped, studies, told_in_a_line
-from asyncsim.study.typed import fields_of, split_numbers, value_of, without
 from asyncsim.wording import note, tell
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
@@ -34,6 +34,9 @@ INCOMPLETE = 3  #: Exit code of a study of which some runs failed.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 #: Characters of an error that are printed.
 _LONGEST = 4_000
+_NUMBER = re.compile(r"-[\d.][\d.e+-]*")
+#: Numbers with commas between them, with or without the option's name.
+_NUMBERS = re.compile(r"(?:(--[\w.-]+)=)?((?:-?[\d.][\d.e+-]*,)+-?[\d.][\d.e+-]*)")
 _COMMAND = "python -m asyncsim.study"
 _NO_CACHE = "--no-compilation-cache"
 _USAGE = f"""usage: {_COMMAND} NAME [options]
@@ -134,14 +137,14 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
         There is no study of that name, or its file is not one; or a path is an empty text.
     """
     study = load(name)
-    options = split_numbers(options)
-    folder = value_of("resume", options)
+    options = _split_numbers(options)
+    folder = _value_of("resume", options)
     begun = results.command_of(folder, name)
     if begun:
         _require_recordable(begun, folder, study.Config)
         tell(f"going on with {shlex.join(begun)}")
     anew = fields_of(options)
-    options = [*without(begun, anew), *options]
+    options = [*_without(begun, anew), *options]
     config = _read(name, study, options)
     _refuse_empty_paths(config, options)
     if begun:
@@ -149,7 +152,7 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
         require_as_they_were({name: getattr(config, name) for name in of_folder}, Path(folder))
     if isinstance(config, StudyOptions):
         # A frozen dataclass; no fields, as they are no options.
-        object.__setattr__(config, "command", tuple(without(options, ELSEWHERE)))
+        object.__setattr__(config, "command", tuple(_without(options, ELSEWHERE)))
         own = studies()[name]
         if own.parent != shipped("studies"):
             found = {os.path.relpath(own): sha256(own.read_bytes())}
@@ -172,7 +175,7 @@ def _read(name: str, study: ModuleType, options: Sequence[str]) -> Any:
             for what in ("methods", "problems")
         )
     # One that there is not is refused when the options are read.
-    scale = getattr(study, "SCALES", {}).get(value_of("scale", options))
+    scale = getattr(study, "SCALES", {}).get(_value_of("scale", options))
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -201,19 +204,12 @@ def _require_recordable(begun: Sequence[str], folder: str, config: type) -> None
     """Raise InputError unless all that a folder says was typed is what studies record; it may be a stranger's."""
     fields = {field.name for field in dataclasses.fields(config)} - ELSEWHERE
     for option in begun:
-        known = not option.startswith("-") or _is_number(option) or (fields_of([option]) or {""}) <= fields
+        known = not option.startswith("-") or _NUMBER.fullmatch(option) or (fields_of([option]) or {""}) <= fields
         if not known or not option.isprintable():
             raise InputError(
                 f"resume = {folder!r}: its {results.CONFIG} has {shown(option)} among the options, which no study "
                 "records; mistrust that folder, or remove it there"
             )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return bool(float(text)) or True
-    except ValueError:
-        return False
 
 
 def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
@@ -228,6 +224,38 @@ def _refuse_empty_paths(config: Any, options: Sequence[str]) -> None:
 def _warn_of(files: dict[str, Path]) -> None:
     for name, path in files.items():
         note(f"{path} is not used: a shipped study is called {name}; rename yours")
+
+
+def _split_numbers(options: Sequence[str]) -> list[str]:
+    """Split numbers that were given with commas between them, as names may be."""
+    split: list[str] = []
+    for option in options:
+        found = _NUMBERS.fullmatch(option)
+        name, values = found.groups() if found else ("", option)
+        split += [name] if name else []
+        split += values.split(",") if found else [values]
+    return split
+
+
+def _value_of(name: str, options: Sequence[str]) -> str:
+    """Return the last value of an option that has one; empty if it was not given."""
+    last = ""
+    for option, following in itertools.pairwise([*options, ""]):
+        typed, given, value = option.partition("=")
+        if typed == f"--{name}":
+            last = value if given else following
+    return last
+
+
+def _without(options: Iterable[str], fields: Collection[str]) -> list[str]:
+    """Return what was typed but for the options of some fields, and their values."""
+    kept, keeps = [], True
+    for option in options:
+        if option.startswith("--"):
+            keeps = fields_of([option]).isdisjoint(fields)
+        if keeps:
+            kept.append(option)
+    return kept
 
 
 def _names_in(path: Path) -> list[str]:

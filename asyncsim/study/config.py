@@ -19,7 +19,7 @@ from asyncsim.errors import InputError, require_count, require_fraction, require
 from asyncsim.files import plain
 from asyncsim.study import executor, results
 from asyncsim.study.device import computing_device
-from asyncsim.study.typed import fields_of
+from asyncsim.study.loading import files_of, recognised
 from asyncsim.wording import note
 
 if TYPE_CHECKING:
@@ -38,9 +38,17 @@ else:
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 #: Options on which no result depends.
 ELSEWHERE = frozenset(("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"))
-
+#: Options of a study that are arguments of its methods, and of its problem, where these do not say their own.
+OF_METHODS = ("learning_rate", "optimizer", "momentum")
+OF_PROBLEMS = ("batch_size", "workers")
 #: Their runs are listed before the first begins.
 _MOST_SEEDS = 100_000
+
+
+def fields_of(options: Iterable[str]) -> frozenset[str]:
+    """Return the fields whose options were typed, the negations of switches among them."""
+    names = {option.removeprefix("--").partition("=")[0] for option in options if option.startswith("--")}
+    return frozenset(name.removeprefix("no-").replace("-", "_") for name in names)
 
 
 @dataclass(frozen=True)
@@ -205,33 +213,15 @@ waits.
     def make_methods(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "list[Method]":
         """Return the methods, saying aloud which changed options some of them ignore.
 
-        Parameters
-        ----------
-        swept : collection of str
-            Options that set a study's cells apart, the columns of its summary: functions of the user's own get these,
-            too, where they are the default.
-        changed : function, optional
-            Whether the user of the study chose an option, whose default there may be another; by default `changed`.
-
-        Raises
-        ------
-        InputError
-            An unknown method, one asked for twice, or a hyper-parameter outside its range; a function of the user's
-            own that makes none.
+        Functions of the user's own get the options that were ``changed``, by default what `changed` says, and those
+        that are ``swept``, which set a study's cells apart. Raises InputError for entries that make no methods.
         """
         from asyncsim.study.entries import make_methods
 
         return make_methods(self, swept, changed or self.changed)
 
     def make_problem(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "Problem":
-        """Return the problem, saying aloud which changed options it ignores; arguments as in `make_methods`.
-
-        Raises
-        ------
-        InputError
-            An unknown problem, an option outside its range, or data that cannot be had; a function of the user's own
-            that makes none.
-        """
+        """Return the problem, saying aloud which changed options it ignores; as `make_methods`."""
         from asyncsim.study.entries import make_problem
 
         return make_problem(self, swept, changed or self.changed)
@@ -250,9 +240,6 @@ waits.
         import jax
         import optax
 
-        from asyncsim.study.entries import OF_METHODS, OF_PROBLEMS
-        from asyncsim.study.loading import files_of
-        from asyncsim.study.recognition import recognised
         from asyncsim.traces.columns import package_versions
 
         elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE} - {"workers"}  # the cluster's, too
@@ -317,18 +304,7 @@ class StudyConfig(StudyOptions):
         return dataclasses.replace(self, **values)
 
     def make_cluster(self, message_bytes: float | None = None) -> Cluster:
-        """Return the cluster, saying aloud which options change nothing.
-
-        Parameters
-        ----------
-        message_bytes : float, optional
-            Size of a message with parameters; needed with a bandwidth.
-
-        Raises
-        ------
-        InputError
-            A value that no cluster can have.
-        """
+        """Return the cluster, saying aloud which options change nothing; ``message_bytes`` goes with a bandwidth."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", HeterogeneityWarning)
             cluster = self._cluster(message_bytes)

@@ -16,6 +16,7 @@ from asyncsim.errors import InputError, require_choice, shown
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.replays.method_check import check_fields
+from asyncsim.study.config import OF_METHODS, OF_PROBLEMS
 from asyncsim.study.loading import load_function, own_file, told_in_a_line
 from asyncsim.wording import note
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from asyncsim.study.config import StudyOptions
 
 Made = TypeVar("Made", Method, Problem)
-#: Options of a study that are arguments of its methods, and of its problem.
-OF_METHODS = ("learning_rate", "optimizer", "momentum")
-OF_PROBLEMS = ("batch_size", "workers")
 #: What `asyncsim.problems.custom` calls a problem by default; a study calls it as the function that makes it.
 _UNNAMED = "custom"
 #: Letters that no file's name may have.

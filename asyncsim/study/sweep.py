@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.study import results
-from asyncsim.study.config import StudyConfig, StudyOptions
+from asyncsim.study.config import OF_METHODS, OF_PROBLEMS, StudyConfig, StudyOptions
 from asyncsim.study.executor import opened
 from asyncsim.wording import counted, each_note_once, note, tell
 
@@ -118,7 +118,6 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         An option that cannot be used, whatever cell it belongs to.
     """
     from asyncsim.study.cell import Cell
-    from asyncsim.study.entries import OF_METHODS, OF_PROBLEMS
 
     methods: dict[Any, Any] = {}
     problems: dict[Any, Any] = {}

@@ -5,7 +5,7 @@ MNIST with its perceptron::
 
     python -m figures agn                                   # in a clone: all that there are results for
     python -m figures agn --only collapse --results results
-    python -m asyncsim.figures agn                          # installed
+    asyncsim figures agn                          # installed
 """
 
 import functools

@@ -5,7 +5,7 @@ published curves in grey where they are known::
 
     python -m figures gem                                   # in a clone: all that there are results for
     python -m figures gem --only 1a,3 --results results
-    python -m asyncsim.figures gem                          # installed
+    asyncsim figures gem                          # installed
 
 They are compared with the published curves in numbers too: ``deviations.csv``.
 """
