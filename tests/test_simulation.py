@@ -231,40 +231,6 @@ def assert_usual(cluster, commits, seed):
     assert trace.frame["staleness"].sum() + ages.sum() == sum(columns["others"])
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@runs
-def test_invariants(cluster, commits, seed):
-    trace = simulate(cluster, commits, seed)
-    frame = trace.frame
-    assert len(trace) == commits
-    np.testing.assert_array_equal(frame["commit"], np.arange(commits))
-    np.testing.assert_array_equal(frame["version"], np.arange(1, commits + 1))
-    np.testing.assert_array_equal(frame["staleness"], frame["version"] - 1 - frame["read_version"])
-    assert (frame["staleness"] >= 0).all()
-    assert (frame["outcome"] == "applied").all()
-
-    assert (np.diff(frame["commit_time"]) >= 0).all()
-    order = ["read_arrive_time", "read_serve_time", "read_time", *TIMES]
-    if cluster.protocol == "read_then_write" and not cluster.exclusive:
-        order.remove("start_time")  # the read visit of this job comes between its start and its write
-        assert (frame["start_time"] <= frame["form_time"]).all()
-        assert (frame["form_time"] <= frame["arrive_time"]).all()
-    assert (np.diff(frame[order].to_numpy(), axis=1) >= 0).all()
-
-    # One visit at a time.
-    visits = frame[["serve_time", "commit_time"]].to_numpy()
-    if cluster.separate_reads:
-        reads = [table.loc[table["job"] > 0, ["read_serve_time", "read_time"]] for table in (frame, trace.open_reads)]
-        visits = np.concatenate([visits, *(table.to_numpy() for table in reads)])
-        visits = visits[np.lexsort(visits.T)]
-    assert (visits[1:, 0] >= visits[:-1, 1]).all()
-
-    for worker, own in frame.groupby("worker"):
-        assert own["job"].tolist() == list(range(len(own))), worker
-        assert (own["start_time"].to_numpy()[1:] >= own["commit_time"].to_numpy()[:-1]).all()
-        assert (np.diff(own["read_version"]) >= 0).all()
-
-
 def test_repeats_and_seeds():
     cluster = Cluster(4, Gamma(1, 0.5), Exponential(0.1), discipline="random")
     first, again, other = (simulate(cluster, 100, seed) for seed in (5, 5, 6))
