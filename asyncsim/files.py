@@ -224,8 +224,8 @@ def write_json(path: Path, values: Any) -> Path:
 def sealed(values: Mapping[str, Any]) -> str:
     """Return plain values as the text of a JSON file that ends with a checksum of the others; see `unsealed`."""
     body = {name: value for name, value in values.items() if name != CHECKSUM}
-    checksum = hashlib.sha256(json.dumps(body, indent=1, default=str).encode()).hexdigest()
-    return json.dumps({**body, CHECKSUM: checksum}, indent=1, default=str) + "\n"
+    checksum = hashlib.sha256(json.dumps(body, indent=1).encode()).hexdigest()
+    return json.dumps({**body, CHECKSUM: checksum}, indent=1) + "\n"
 
 
 def write_sealed(path: Path, values: Mapping[str, Any]) -> Path:

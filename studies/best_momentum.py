@@ -13,6 +13,7 @@ below it where asynchrony alone brings too much.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,8 +23,8 @@ from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw, say_written
-from asyncsim.study.sweep import Result, SweepConfig, sweep
-from asyncsim.study.tabulation import Job, tabulated
+from asyncsim.study.jobs import Result, measurement, run_jobs
+from asyncsim.study.sweep import SweepConfig, sweep
 from asyncsim.wording import counted, over_seeds, table_text
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.tabulation.tabulated`."""
+    """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
     config.say_ignored(_IGNORED, "here")
     with config.computing_device():
@@ -101,20 +102,26 @@ def run(config: Config) -> Result:
         swept = {name: list(getattr(config, name)) for name in ("learning_rate", "server_momentum")}
         record = {"study": "best_momentum", **config.record([heavy_ball()], cells[0].problem), **swept}
         jobs = [
-            Job(f"{cell.cluster.workers} workers, seed {seed}", (config, cell, seed))
+            measurement(
+                f"{cell.cluster.workers} workers, seed {seed}",
+                _losses,
+                *(config, cell, seed),
+                labels={"workers": cell.cluster.workers, "seed": seed},
+            )
             for cell in cells
             for seed in range(config.seeds)
         ]
         replays = [(cell.problem, cell.cluster.workers) for cell in cells]
-        with tabulated(config, "best_momentum", record, _losses, jobs, replays) as (folder, tables):
-            summary = tables[results.SUMMARY]
+
+        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             best = best_momentum(summary)
             write_csv(folder / TABLE, best)
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
             gradients = counted(config.gradients, "gradient")
             print(f"{record['problem']}, the least loss after {gradients}; {seeds}\n{table_text(best)}")
             say_written(folder, "parts", results.SUMMARY, TABLE, *draw("best_momentum", folder, "momentum"))
-    return Result(folder, summary)
+
+        return run_jobs("best_momentum", config, record, jobs, replays, conclude)
 
 
 def heavy_ball(learning_rate: float = 0.05, server_momentum: float = 0.0) -> "Method":

@@ -9,6 +9,7 @@ dist-keras have a share each. A problem of your own needs test data and a predic
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from asyncsim.errors import InputError
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, say_written
+from asyncsim.study.jobs import Result, measurement, run_jobs
 from asyncsim.study.loading import own_file
-from asyncsim.study.sweep import Result, sweep
-from asyncsim.study.tabulation import Job, tabulated
+from asyncsim.study.sweep import sweep
 from asyncsim.wording import over_seeds, table_text
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Config(StudyConfig):
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.tabulation.tabulated`.
+    """Run the study; see `asyncsim.study.jobs.run_jobs`.
 
     Raises
     ------
@@ -66,19 +67,24 @@ def run(config: Config) -> Result:
         _require_predictions(cell.problem)
         record = {"study": "ensembles", **config.record(cell.methods, cell.problem)}
         jobs = [
-            Job(f"{method.name}, seed {seed}", (config, cell.cluster, method, cell.problem, seed))
+            measurement(
+                f"{method.name}, seed {seed}",
+                _ensemble,
+                *(config, cell.cluster, method, cell.problem, seed),
+                labels={"method": method.name, "seed": seed},
+            )
             for seed in range(config.seeds)
             for method in cell.methods
         ]
-        replays = [(cell.problem, config.workers)]
-        with tabulated(config, "ensembles", record, _ensemble, jobs, replays) as (folder, tables):
-            summary = tables[results.SUMMARY]
+
+        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             drawn = figures("ensembles").draw(folder)
             seeds = over_seeds(summary["seed"].nunique(), "means over")
             print(f"{cell.problem.name}, {seeds}; of the first so many models, without those that diverged")
             print(report(summary))
             say_written(folder, "parts", results.SUMMARY, *drawn)
-    return Result(folder, summary)
+
+        return run_jobs("ensembles", config, record, jobs, [(cell.problem, config.workers)], conclude)
 
 
 def _unused(config: Config, methods: "Sequence[Method]") -> list[str]:

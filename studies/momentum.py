@@ -11,16 +11,19 @@ the workers then come nearly in turn, and what fits their mean path best has ano
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from asyncsim.errors import InputError, require_positive
+from asyncsim.files import read_table
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw, say_written
-from asyncsim.study.sweep import Result, SweepConfig, sweep
-from asyncsim.study.tabulation import Job, Tables, tabulated
+from asyncsim.study.jobs import Job, Result, Tables, measurement, run_jobs
+from asyncsim.study.sweep import SweepConfig, sweep
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +114,7 @@ class Estimate(NamedTuple):
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.tabulation.tabulated`.
+    """Run the study; see `asyncsim.study.jobs.run_jobs`.
 
     Raises
     ------
@@ -140,10 +143,12 @@ def run(config: Config) -> Result:
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
         replays = [(problem, cell.cluster.workers) for cell in cells]
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
-        with tabulated(config, "momentum", record, _measured, jobs, replays, _momentum_told) as (folder, tables):
-            print(report(tables[TABLES[0]]))
+
+        def conclude(folder: Path, summary: "pd.DataFrame") -> None:
+            print(report(read_table(folder / TABLES[0])))
             say_written(folder, "parts", results.SUMMARY, *TABLES, *draw("momentum", folder))
-    return Result(folder, tables[results.SUMMARY])
+
+        return run_jobs("momentum", config, record, jobs, replays, conclude)
 
 
 def revealing_quadratic() -> "Problem":
@@ -274,8 +279,14 @@ def _grid(config: Config) -> list[dict[str, Any]]:
 def _job(cell: "Cell", method: "Method") -> Job:
     from asyncsim.clusters.cluster_text import describe
 
-    labels = {**_of_cell(cell), "method": method.name}
-    return Job(f"{describe(cell.cluster)}, {method.name}", (cell, method), f"{cell.name}/{method.name}", labels)
+    return measurement(
+        f"{describe(cell.cluster)}, {method.name}",
+        _measured,
+        *(cell, method),
+        place=f"{cell.name}/{method.name}-{counted(cell.config.seeds, 'seed')}",
+        labels={**_of_cell(cell), "method": method.name},
+        say=_momentum_told,
+    )
 
 
 def _momentum_told(tables: Tables) -> str:

@@ -17,9 +17,8 @@ from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError
 from asyncsim.files import write_csv
 from asyncsim.study import results
-from asyncsim.study.beside_theory import Known, beside, trace_means
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
-from asyncsim.study.finished import Finished, figures, read, say_written
+from asyncsim.study.finished import Finished, Known, beside, figures, read, say_written, trace_means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target, until_target
 from asyncsim.wording import LEAST_SHARE, counted, table_text

@@ -27,7 +27,6 @@ from asyncsim.wording import note
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.study.executor import Executor
 
 #: Learning rates that are tried, relative to the lowest of the study.
 _RATES = [2 ** (power / 2) for power in range(-8, 11)]
@@ -100,13 +99,11 @@ def run(config: Config) -> Result:
         # Made together, as cells of one learning rate then share what is compiled.
         points = list(dict.fromkeys([*grid, *tried] if config.limits else grid))
         cells = dict(zip(points, sweep(config, [{"learning_rate": r, "workers": n} for n, r in points]), strict=True))
-
-        def measure(folder: Path, executor: "Executor") -> list[str]:
+        searched = []
+        if config.limits:
             searched = limits.searches(cells, counts, rates, learning_rate=config.learning_rate, workers=rates_at)
-            return limits.find(searched, config.fraction, folder, executor)
-
         own = [cells[point] for point in dict.fromkeys(grid)]
-        return run_cells("stability", config, own, _conclude, measure if config.limits else None)
+        return run_cells("stability", config, own, _conclude, [limits.job(one, config.fraction) for one in searched])
 
 
 def _counts(most: int) -> list[int]:

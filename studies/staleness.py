@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.study import results
-from asyncsim.study.beside_theory import Known, beside, trace_means
 from asyncsim.study.config import StudyConfig
-from asyncsim.study.finished import figures, say_written
+from asyncsim.study.finished import Known, beside, figures, say_written, trace_means
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.wording import LEAST_SHARE, counted
 

@@ -30,8 +30,8 @@ from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
 from asyncsim.study import executor, finished, limits, sweep
-from asyncsim.study.executor import Done, Failure, Failures, Local, map_kept
-from asyncsim.study.tabulation import Job, collect
+from asyncsim.study.executor import Done, Local
+from asyncsim.study.jobs import Runner, measurement
 from asyncsim.threads import cached, require_wanted
 
 ROOT = study.shipped("studies").parent
@@ -73,9 +73,9 @@ def told(capsys):
 @pytest.fixture
 def replayed(monkeypatch):
     """What is replayed; an error in ``stops`` ends the replay of that number, from one, and is taken out."""
-    from asyncsim.study import comparison
+    from asyncsim.study import cell
 
-    replay, calls, stops = comparison.replay, [], {}
+    replay, calls, stops = cell.replay, [], {}
 
     def watched(trace, method, problem, seed, **options):
         calls.append(seed)
@@ -83,7 +83,7 @@ def replayed(monkeypatch):
             raise stops.pop(len(calls))
         return replay(trace, method, problem, seed=seed, **options)
 
-    monkeypatch.setattr(comparison, "replay", watched)
+    monkeypatch.setattr(cell, "replay", watched)
     return SimpleNamespace(calls=calls, stops=stops)
 
 
@@ -374,33 +374,55 @@ def test_methods_and_data_that_were_changed_are_not_resumed(told):
         staleness.run(staleness.Config(problem=given[1], resume=Path("data"), **few))
 
 
-def test_values_that_are_kept_are_not_computed_again():
-    files = [Path("parts", f"{place}.json") for place in range(3)]
-    kept = list(map_kept(Local(), lambda x: [x / 3, 1 / (x - 1)], [(0,), (1,), (2,)], files))
-    assert [(done.place, isinstance(done.value, Failure)) for done in kept] == [(0, False), (1, True), (2, False)]
-    again = list(map_kept(Local(), lambda x: "again", [(0,), (1,), (2,)], files))
-    assert again == [kept[0], kept[2], Done(1, "again")]
-
-
-def test_what_measurements_bring_is_in_the_tables_in_their_order_beside_the_errors(capsys):
+def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_is_kept(capsys):
     class LastFirst(Local):
         def map(self, function, jobs):
             return reversed(list(super().map(function, jobs)))
 
     def measured(x):
-        return {"a.csv": [{"x": x, "inverse": 1 / x}], "b.csv": [{"x": x}] * x}
+        return {"a.csv": [{"x": x, "inverse": 1 / (x // 2)}], "b.csv": [{"x": x}] * (x - 1)}
 
-    jobs = [Job(f"job {x}", (x,), f"of/{x}", {"x": x}) for x in (0, 1, 2)]
-    found = collect(LastFirst(), measured, jobs, Path(), errors="b.csv", told=lambda rows: f"{len(rows['b.csv'])} rows")
-    assert found.tables["a.csv"]["inverse"].tolist() == [1.0, 0.5] and found.tables["b.csv"]["x"].tolist() == [1, 2, 2]
+    def run(function):
+        jobs = [
+            measurement(
+                f"job {x}",
+                *(function, x),
+                place=f"of/{x}",
+                labels={"x": x},
+                errors="b.csv",
+                say=lambda tables: f"{len(tables['b.csv'])} rows",
+            )
+            for x in range(4)
+        ]
+        runner = Runner(Path(), LastFirst())
+        runner.run(jobs)
+        return runner
+
+    runner = run(measured)
+    tables = runner.tables()
+    assert tables["a.csv"]["inverse"].tolist() == [1.0, 1.0] and tables["b.csv"]["x"].tolist() == [0, 1, 2, 3, 3]
     error = "ZeroDivisionError: division by zero"
-    assert found.failed == [{"job": "job 0", "x": 0, "status": "failed", "error": error}]
-    assert pd.read_csv("a.csv")["x"].tolist() == [1, 2]
-    written = pd.read_csv("b.csv")
-    assert written["x"].tolist() == [0, 1, 2, 2] and written["error"].dropna().tolist() == [error]
-    assert unsealed(Path("parts/of/2.json"))["value"] == measured(2)
+    assert tables["b.csv"][["status", "error"]].dropna().values.tolist() == [["failed", error]] * 2
+    assert pd.read_csv("a.csv")["x"].tolist() == [2, 3] and pd.read_csv("b.csv")["x"].tolist() == [0, 1, 2, 3, 3]
+    assert runner.missing == ["parts/of/0.json", "parts/of/1.json"] and runner.failures == {"b.csv": 2}
+    assert unsealed(Path("parts/of/2.json"))["tables"] == measured(2)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["[1/3] job 2: 2 rows", "[2/3] job 1: 1 rows"] and lines[-1] == f"job 0: failed: {error}"
+    assert lines[0].startswith("[1/4] job 3: 2 rows, in ") and lines[-1] == f"[4/4] job 0: failed: {error}"
+    assert sum(line.startswith("Traceback") for line in lines) == 1  # of two errors that are the same
+    assert len(run(lambda x: {"b.csv": [{"x": x}]}).tables()["b.csv"]) == 5
+    assert capsys.readouterr().err.splitlines()[0] == "[1/4] job 2: 1 rows, read"
+
+
+@pytest.mark.parametrize("damaged", ["[1, ", "[1]", '{"tables": {}}', '{"tables": {}, "sha256": "0"}', "[" * 100_000])
+def test_a_damaged_part_is_computed_again_aloud(capsys, damaged):
+    job = measurement("a", lambda: {"a.csv": [{"x": 1}]})
+    Path("parts").mkdir()
+    Path("parts/a.json").write_text(damaged)
+    for _ in range(2):
+        runner = Runner(Path(), Local())
+        runner.run([job])
+        assert runner.tables()["a.csv"]["x"].tolist() == [1]
+    assert capsys.readouterr().err.count("a.json: damaged") == 1
 
 
 @pytest.mark.full
@@ -437,8 +459,8 @@ def test_own_measurements_that_failed_or_were_interrupted_are_resumed(
     if isinstance(error, KeyboardInterrupt):
         assert code == 130
     else:
-        note = f"1 of 2 measurements failed; {table} has their errors, and --resume mine tries them again"
-        assert code == 3 and f"note: {note}" in err, err
+        note = f"runs failed; {table} has their errors, and --resume mine tries them again"
+        assert code == 3 and any(note in line for line in err), err
         failed = pd.read_csv(f"mine/{table}").dropna(subset="error")
         assert failed["error"].tolist() == ["RuntimeError: no"] and failed["method"].tolist() == ["downpour"]
     before = len(calls)
@@ -470,16 +492,6 @@ def test_a_study_of_which_all_runs_fail_ends_with_the_error(told, replayed):
     code, err = told(*STUDY, "--out=mine")
     assert code == 2 and err[-1].startswith("error: all 4 runs failed, the first with RuntimeError: no")
     assert sum(line.startswith("Traceback") for line in err) == 1
-
-
-def test_every_error_has_one_traceback(capsys):
-    failures = Failures()
-    for error in ("ValueError: a", "ValueError: a", "ValueError: b"):
-        failures.tell("run", Failure(error, f"where {error}\n"))
-    assert [line for line in capsys.readouterr().err.splitlines() if "where" in line] == [
-        "where ValueError: a",
-        "where ValueError: b",
-    ]
 
 
 # Options
@@ -685,12 +697,3 @@ def test_jobs_here_are_computed_when_they_are_asked_for():
     done = Local().map(calls.append, [(0,), (1,)])
     assert (calls, next(done), calls) == ([0], Done(0, None), [0])
     assert (next(done), calls) == (Done(1, None), [0, 1])
-
-
-@pytest.mark.parametrize("damaged", ["[1, ", "[1]", '{"value": 2}', '{"value": 3, "sha256": "0"}', "[" * 100_000])
-def test_a_damaged_part_is_computed_again_aloud(tmp_path, capsys, damaged):
-    file = tmp_path / "a.json"
-    file.write_text(damaged)
-    for _ in range(2):
-        assert list(map_kept(Local(1), abs, [(-1,)], [file])) == [Done(0, 1)]
-    assert capsys.readouterr().err.count("a.json: damaged") == 1

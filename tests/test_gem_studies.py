@@ -364,9 +364,9 @@ def stop_at(monkeypatch, module, number: int) -> None:
 
 @pytest.mark.full
 def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monkeypatch):
-    from asyncsim.study import comparison
+    from asyncsim.study import cell
 
-    stop_at(monkeypatch, comparison, 2)
+    stop_at(monkeypatch, cell, 2)
     code, out, err = told("queue", "--workers 2 --methods downpour --steps 2")
     assert (code, err[-1]) == (130, f"interrupted: what was finished is in mine{GO_ON}")
     config = json.loads(Path("mine/config.json").read_text())
@@ -386,12 +386,12 @@ def test_interrupted_limits_keep_the_grid(told, monkeypatch):
 
 
 def test_forensics_whose_runs_all_fail_ends_with_their_error(told, monkeypatch):
-    from asyncsim.study import comparison
+    from asyncsim.study import cell
 
     def fail(*arguments, **options):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(comparison, "replay", fail)
+    monkeypatch.setattr(cell, "replay", fail)
     options = "--workers 2 3 --fitted 2 --service 0 --cv 0.2 --learning-rate 0.1 --hidden 0 0.2 0.1 --steps 2"
     code, _, err = told("forensics", f"{options} --methods downpour")
     told_last = "error: all 1 runs failed, the first with RuntimeError: no; what was finished before is in mine"

@@ -16,6 +16,7 @@ from asyncsim.drawing import look
 from asyncsim.files import write_csv, write_json, write_whole
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig
+from asyncsim.study.jobs import measurement, run_jobs
 from asyncsim.study.sweep import run_cells, sweep
 
 TINY = {"workers": 2, "steps": 4, "seeds": 1, "problem": "quadratic", "methods": ("downpour", "sgd")}
@@ -95,6 +96,29 @@ def test_killed_at_any_file_operation_it_is_resumed_to_the_same_bytes(kill, step
         shutil.rmtree("mine", ignore_errors=True)
         number += step
     assert number > 20
+
+
+def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_more(capsys):
+    stop, concluded = [1], []
+
+    def measured(seed):
+        if seed in stop:
+            raise KeyboardInterrupt
+        return {results.SUMMARY: [{"seed": seed, "third": seed / 3}]}
+
+    def run(**options):
+        config = StudyConfig(**(TINY | options))
+        jobs = [measurement(f"seed {seed}", measured, seed) for seed in range(config.seeds)]
+        record = {"study": "toy", **config.record(cells()[0].methods, cells()[0].problem)}
+        run_jobs("toy", config, record, jobs, [(cells()[0].problem, 2)], lambda _, rows: concluded.append(len(rows)))
+
+    with pytest.raises(KeyboardInterrupt, match="what was finished is in mine"):
+        run(seeds=2, out=Path("mine"))
+    stop.clear()
+    run(seeds=3, resume=Path("mine"))
+    run(seeds=3, out=Path("whole"))
+    assert concluded == [1, 3, 3] and files("mine") == files("whole")
+    assert "figures are of what ended, 1 of 2 runs" in capsys.readouterr().err
 
 
 # Damaged files

@@ -22,7 +22,7 @@ from asyncsim.calls import name_of
 from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
-from asyncsim.study.beside_theory import Known, beside
+from asyncsim.study.finished import Known, beside
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
 
@@ -880,9 +880,9 @@ TWO = (*TOY[:3], "--problem=quadratic", "--methods=downpour,adaptive_staleness",
 
 def stop_at(monkeypatch, number: int) -> None:
     """Let the replay of that number, from one, be interrupted."""
-    from asyncsim.study import comparison
+    from asyncsim.study import cell
 
-    replay, calls = comparison.replay, []
+    replay, calls = cell.replay, []
 
     def stopping(*arguments, **options):
         calls.append(arguments)
@@ -890,7 +890,7 @@ def stop_at(monkeypatch, number: int) -> None:
             raise KeyboardInterrupt
         return replay(*arguments, **options)
 
-    monkeypatch.setattr(comparison, "replay", stopping)
+    monkeypatch.setattr(cell, "replay", stopping)
 
 
 def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, empty_folder):

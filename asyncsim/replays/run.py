@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.errors import InputError, require_free, require_path
-from asyncsim.files import make_folder, put_in_place, sealed, unsealed
+from asyncsim.files import make_folder, plain, put_in_place, sealed, unsealed
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Run:
             "params": structure,
             "files": {name: _checksum(folder / name) for name in _FILES},
         }
-        (folder / "run.json").write_text(sealed(header))
+        (folder / "run.json").write_text(sealed(plain(header)))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Run":

@@ -1,8 +1,8 @@
 """Studies: what all of them share, and the command line that runs them.
 
 ``python -m asyncsim.study NAME [options]`` runs a study, `load` imports one for Python. A study of one cluster has a
-`config`, whose methods and problem `entries` makes; `comparison` runs methods side by side, `sweep` those of a
-grid, `tabulation` other measurements, on an `executor`, into a folder of `results`. `finished` reads them again.
+`config`, whose methods and problem `entries` makes; a `sweep` makes the cells of a grid. Their runs and other
+measurements are `jobs` for an `executor`, into a folder of `results`. `finished` reads them again.
 """
 
 from asyncsim.study.command import INTERRUPTED, configure, main, overview, set_up_jax

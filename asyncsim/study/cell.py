@@ -1,19 +1,36 @@
-"""What is compared: methods on a cluster, each with the timing that it needs."""
+"""One point of a study's grid: methods on a cluster, each with the timing that it needs, and the runs that they make.
+
+Methods that need another timing than the cluster's get a trace of their own, from the same random streams. Cells of one
+cluster share their traces.
+"""
 
 import dataclasses
+import json
 import math
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Law
+from asyncsim.errors import InputError
+from asyncsim.files import plain
 from asyncsim.methods import Method, Timing
 from asyncsim.problems import Problem
+from asyncsim.replays.method_check import require_replies
+from asyncsim.replays.replay import replay
+from asyncsim.replays.run import Run
+from asyncsim.replays.waves import find_waves
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study.config import StudyConfig
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.study.executor import computing_device
+from asyncsim.study.jobs import Job, Tables
+from asyncsim.study.outcome import outcome
+from asyncsim.study.results import SUMMARY
+from asyncsim.threads import cached
+from asyncsim.traces.trace import Trace
+from asyncsim.wording import each_note_once, note
 
 _ROUND_OFF = 1e-12
 
@@ -41,11 +58,6 @@ class Cell(NamedTuple):
     methods: list[Method]
     problem: Problem
 
-    @property
-    def wanted(self) -> list[str]:
-        """The folders of its runs, in the order of computing."""
-        return [self.folder_of(method, seed) for seed in range(self.config.seeds) for method in self.methods]
-
     def own(self, method: Method) -> tuple[Cluster, int]:
         """Return the cluster that a method is run on, and the commits there, which have as many gradients for all."""
         cluster = meet(self.cluster, method.timing)
@@ -58,12 +70,6 @@ class Cell(NamedTuple):
     def folder_of(self, method: Method, seed: int) -> str:
         """Return the folder of a run, inside that of the study."""
         return (Path("runs", self.name) / f"{method.name}-seed{seed}").as_posix()
-
-
-def missing(cells: Sequence[Cell], summary: "pd.DataFrame") -> list[str]:
-    """Return the folders of the runs that a study's summary lacks."""
-    there = set(summary.get("run_folder", ()))  # no such column if all have failed
-    return [name for cell in cells for name in cell.wanted if name not in there]
 
 
 def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]:
@@ -98,3 +104,144 @@ def same_gradients(commits: int, cluster: Cluster, other: Cluster) -> int:
     """Return in how many commits of another cluster there are as many gradients as in those of the first."""
     # What is to spare guards the floor against round-off: mean windows of unlike workers are quotients.
     return math.floor(commits * cluster.mean_window / other.mean_window * (1 + _ROUND_OFF))
+
+
+@each_note_once()
+def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) -> list[Job]:
+    """Return the runs of some cells, each method of a cell on one trace per seed.
+
+    Parameters
+    ----------
+    cells : iterable of Cell
+    traces : dict
+        The files of the traces that other cells have, by cluster, commits and seed; those of these cells are added.
+
+    Raises
+    ------
+    InputError
+        A method whose replies the traces do not have.
+    """
+    jobs = []
+    for cell in cells:
+        for seed in range(cell.config.seeds):
+            for method in cell.methods:
+                cluster, commits = cell.own(method)
+                name = f"seed{seed}"
+                if cluster != cell.cluster:
+                    name += f"-for-{method.name}"
+                    needs = [
+                        f"{need} = {value}" for need, value in method.timing._asdict().items() if value is not None
+                    ]
+                    length = "" if commits == cell.config.commits else f", of {commits:,} commits for as many gradients"
+                    note(f"{method.name} needs {', '.join(needs)}: it gets its own traces{length}")
+                file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
+                file = traces.setdefault((cluster, commits, seed), file)
+                if method.reply and seed == 0:
+                    require_replies(method, find_waves(_trace(cluster, commits, seed).taken_up).reads)
+                jobs.append(_job(cell, method, seed, cluster, commits, file))
+    return jobs
+
+
+def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, trace_file: str) -> Job:
+    """Return a run: a method on a trace of a cluster that meets its timing."""
+    config, run_folder = cell.config, cell.folder_of(method, seed)
+    labels = {**cell.values, "workers": cell.cluster.workers, "method": method.name, "seed": seed}
+    of_trace = {"own_workers": cluster.workers, "own_trace": cluster != cell.cluster}
+    # Worker steps of the study's cluster, in those of the trace at hand.
+    share = max(1, cell.cluster.workers // cluster.workers)
+    options = {
+        "precision": config.precision,
+        "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,
+        "diagnose_every": config.diagnose_every * share,
+        "diagnose_energy": config.diagnose_energy,
+        "proxy_momentum": config.momentum,
+    }
+
+    def row(run: Run, trace: Trace) -> Tables:
+        own = {
+            **labels,
+            **outcome(run, trace),
+            **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
+            **{f"trace.{name}": value for name, value in trace.summary().items()},
+            **of_trace,
+            "trace_file": trace_file,
+            "run_folder": run_folder,
+        }
+        return {SUMMARY: [own]}
+
+    def keep(folder: Path, found: tuple[Run, Trace]) -> Tables:
+        run, trace = found
+        if not (folder / trace_file).exists():
+            trace.save(folder / trace_file)
+        run.save(folder / run_folder)
+        return row(run, trace)
+
+    def read(folder: Path) -> Tables | None:
+        where, file = folder / run_folder, folder / trace_file
+        for path, odd, what in (
+            (where, where.is_symlink() or (where.exists() and not where.is_dir()), "folder of a run"),
+            (file, file.is_dir(), "file of a trace"),
+        ):
+            if odd:
+                raise InputError(f"{str(path)!r}: is in the place of the {what}; move it away, and go on with --resume")
+        if not where.exists():
+            return None
+        try:
+            trace = Trace.load(file)
+            known = {"cluster": trace.cluster, "commits": len(trace.taken_up), "seed": trace.seed}
+            _require_own("trace", known, {"cluster": cluster, "commits": commits, "seed": seed})
+        except InputError as error:
+            note(f"{error}: made again")
+            # Other runs read it, too; whichever comes first makes it again, the same.
+            file.unlink(missing_ok=True)
+            trace = _trace(cluster, commits, seed)
+            trace.save(file)
+        try:
+            run = Run.load(where)
+            hyperparameters = json.loads(json.dumps(plain(method.hyperparameters)))
+            own = {"method": method.name, "hyperparameters": hyperparameters, "commits": commits, "seed": seed}
+            _require_own(f"run {run_folder}", run.config, own)
+            return row(run, trace)
+        except InputError as error:
+            note(f"{error}: computed again")
+            shutil.rmtree(where)
+            return None
+
+    def say(tables: Tables) -> str:
+        ((found,),) = tables.values()
+        diverged = found["status"] == "diverged"
+        return f"diverged at commit {found['diverged_at']}" if diverged else f"loss {found['final_loss']:.3g}"
+
+    values = "".join(f"{name} {value}, " for name, value in cell.values.items())
+    return Job(
+        f"{values}{method.name}, seed {seed}",
+        run_folder,
+        _replayed,
+        (cluster, commits, seed, method, cell.problem, options, config.device),
+        keep,
+        read,
+        {**labels, **of_trace},
+        say=say,
+    )
+
+
+def _require_own(what: str, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise InputError for what somebody has copied from another run, or its trace."""
+    for name, value in own.items():
+        if found.get(name) != value:
+            raise InputError(f"{what}: is another's, of {name} {found.get(name)!r}, not {value!r}")
+
+
+def _replayed(
+    cluster: Cluster, commits: int, seed: int, method: Method, problem: Problem, options: dict[str, Any], device: str
+) -> tuple[Run, Trace]:
+    """Return a run and its trace."""
+    with computing_device(device):
+        trace = _trace(cluster, commits, seed)
+        return replay(trace, method, problem, seed=seed, **options), trace
+
+
+@cached(maxsize=1)
+def _trace(cluster: Cluster, commits: int, seed: int) -> Trace:
+    """Simulate a trace; the last one is at hand for the next method, and for those at the same time."""
+    return simulate(cluster, commits=commits, seed=seed)

@@ -18,7 +18,6 @@ from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError, require_count, require_fraction, require_positive, shown
 from asyncsim.files import plain
 from asyncsim.study import executor, results
-from asyncsim.study.device import computing_device
 from asyncsim.study.loading import files_of, recognised
 from asyncsim.wording import note
 
@@ -227,8 +226,8 @@ waits.
         return make_problem(self, swept, changed or self.changed)
 
     def computing_device(self) -> contextlib.AbstractContextManager[None]:
-        """Let JAX compute on the chosen kind of device; see `asyncsim.study.device.computing_device`."""
-        return computing_device(self.device)
+        """Let JAX compute on the chosen kind of device; see `asyncsim.study.executor.computing_device`."""
+        return executor.computing_device(self.device)
 
     def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
         """Return what the results depend on, as values that JSON can hold; where they are computed is left out.

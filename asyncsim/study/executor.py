@@ -30,18 +30,15 @@ import itertools
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
-from asyncsim.files import unsealed, write_sealed
 from asyncsim.threads import one_core_each, work_until
-from asyncsim.wording import note, tell
+from asyncsim.wording import tell
 
 if TYPE_CHECKING:
-    from asyncsim.problems.problem import Problem
     from asyncsim.study.config import StudyOptions
 
 EXECUTORS = ("local", "ray")
@@ -169,37 +166,6 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
         return Failure(told, "".join(traceback.format_exception(error)))
 
 
-def map_kept(
-    executor: Executor, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], files: Sequence[Path]
-) -> Iterator[Done]:
-    """Map as an executor does, and keep each value in a JSON file; those that are there already, and whole, are read.
-
-    Parameters
-    ----------
-    executor : Executor
-    function : function
-        What it returns must be values that JSON can hold.
-    jobs : sequence of tuple
-        The arguments of each call.
-    files : sequence of Path
-        One for each job.
-    """
-    missing = []
-    for place, file in enumerate(files):
-        if file.exists():
-            try:
-                yield Done(place, unsealed(file)["value"])
-                continue
-            except (OSError, ValueError, KeyError) as error:
-                note(f"{file}: damaged ({error}): computed again")
-        missing.append(place)
-    for done in executor.map(function, [jobs[place] for place in missing]):
-        place = missing[done.place]
-        if not isinstance(done.value, Failure):
-            write_sealed(files[place], {"value": done.value})
-        yield Done(place, done.value)
-
-
 def check(config: "StudyOptions") -> None:
     """Raise InputError for options of the executor that cannot be used, or if Ray is asked for and not installed."""
     ray = require_choice("executor", config.executor, EXECUTORS) == "ray"
@@ -227,41 +193,24 @@ def check(config: "StudyOptions") -> None:
 
 
 @contextlib.contextmanager
-def opened(config: "StudyOptions", replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
-    """Return the executor that a config asks for, for the length of a ``with`` block.
-
-    Parameters
-    ----------
-    config : StudyOptions
-    replays : iterable of (Problem, int)
-        What is to be replayed, with how many workers: the largest decide how many are computed at a time.
+def computing_device(kind: str) -> Iterator[None]:
+    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves it to JAX.
 
     Raises
     ------
     InputError
-        There is no Ray cluster at the address.
+        JAX finds no such device.
     """
-    if config.executor == "local":
-        from asyncsim.replays.tuning import replays_at_once
+    import jax
 
-        yield Local(min(itertools.starmap(replays_at_once, replays)))
+    if kind == "default":
+        yield
         return
-    from asyncsim.study.ray_executor import RayExecutor, joined
-
-    with joined(config.address):
-        yield RayExecutor(config.cpus_per_run, config.accelerators_per_run, tpu=config.device == "tpu")
-
-
-class Failures:
-    """Tells of jobs that failed: of each error the traceback once."""
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    def tell(self, what: str, failure: Failure) -> None:
-        """Print a failure to standard error."""
-        if failure.error not in self._told:
-            self._told.add(failure.error)
-            if failure.traceback:  # a run that was lost has none
-                tell(failure.traceback.rstrip())
-        tell(f"{what}: failed: {failure.error}")
+    try:
+        device = jax.devices(kind)[0]
+    except RuntimeError:
+        raise InputError(
+            f"device = {kind!r}: JAX finds none here; choose default, which is {jax.default_backend()}"
+        ) from None
+    with jax.default_device(device):
+        yield

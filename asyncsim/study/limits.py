@@ -1,7 +1,6 @@
 """The largest number of workers, and the largest learning rate, with which a method still learns: by bisection."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,14 +9,13 @@ import pandas as pd
 from asyncsim.calls import write
 from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
+from asyncsim.study.jobs import Job, Tables, measurement
 from asyncsim.study.outcome import FINAL_SHARE
-from asyncsim.study.tabulation import Job, Tables, collect, say_failed
 from asyncsim.wording import counted, number_text, tell
 
 if TYPE_CHECKING:
     from asyncsim.replays.run import Run
     from asyncsim.study.cell import Cell
-    from asyncsim.study.executor import Executor
 
 
 #: The limits, and the runs that they follow from.
@@ -101,27 +99,22 @@ def _only(cell: "Cell", place: int) -> "Cell":
     return cell._replace(methods=[cell.methods[place]])
 
 
-def find(searched: Sequence[Search], fraction: float, folder: Path, executor: "Executor") -> list[str]:
-    """Write ``limits.csv``, and the runs that they follow from to ``limit_runs.csv``, as the searches end.
+def job(search: Search, fraction: float) -> Job:
+    """Return a search as a job: its limits are for ``limits.csv``, the runs that they follow from ``limit_runs.csv``.
 
-    Returns the names of those that failed.
-
-    A search that fails has no limits, and the error in the place of them. Each that has ended has a file in ``parts``,
-    and is not made again if that is there.
+    A search that fails has its error in the place of its limits.
     """
-    jobs = [_job(search, fraction) for search in searched]
-    found = collect(executor, limits_of, jobs, folder, errors=TABLES[0], told=_found)
-    say_failed(len(found.failed), len(jobs), folder, TABLES[0])
-    return [row["job"] for row in found.failed]
-
-
-def _job(search: Search, fraction: float) -> Job:
     other = "workers" if search.question == "learning_rate" else "learning rate"
-    return Job(
+    seeds = counted(search.cells[0].config.seeds, "seed")
+    return measurement(
         f"limits of {search.method}, {search.question.replace('_', ' ')} with {other} {search.at:.4g}",
-        (search, fraction),
-        f"{search.method}-{search.question}-at-{write(search.at)}-{counted(search.cells[0].config.seeds, 'seed')}",
-        _labels(search),
+        limits_of,
+        search,
+        fraction,
+        place=f"{search.method}-{search.question}-at-{write(search.at)}-{seeds}",
+        labels=_labels(search),
+        errors=TABLES[0],
+        say=_found,
     )
 
 

@@ -78,16 +78,15 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
 
 
 @contextlib.contextmanager
-def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: bool = False) -> Iterator[Path]:
+def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator[Path]:
     """Return to the folder of a study that ended early; whatever happens, nothing of it is taken away.
 
     Parameters
     ----------
     folder : path
     record : mapping
-        What its ``config.json`` must hold, whatever is missing and was typed.
-    more_runs : bool
-        Whether the study may have been of fewer seeds, or of some of the methods only.
+        What its ``config.json`` must hold, whatever is missing and was typed; it may be of fewer seeds, or of some of
+        the methods only.
 
     Yields
     ------
@@ -102,12 +101,12 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any], more_runs: 
         Passed on, saying where the finished results are and how to go on.
     """
     folder = require_path("resume", folder)
-    _require_same(folder, record, more_runs)
+    _require_same(folder, record)
     with alone_in(folder, "resume") as held, telling(folder, held):
         yield folder
 
 
-def _require_same(folder: Path, record: Mapping[str, Any], more_runs: bool) -> None:
+def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise InputError unless a folder holds results of a study whose record is the same."""
     try:
         found = _of_results(unsealed(folder / CONFIG))
@@ -126,8 +125,7 @@ def _require_same(folder: Path, record: Mapping[str, Any], more_runs: bool) -> N
             f"resume = {str(folder)!r}: holds results of the study {found['study']}; give the folder of one of "
             f"{wanted.get('study')}"
         )
-    if more_runs:
-        found = _with_more_runs(found, wanted)
+    found = _with_more_runs(found, wanted)
     differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     differing = [name for name in differing if not _follows_from_options(name, found, wanted)]
     if differing:
@@ -245,11 +243,9 @@ def read_summary(folder: Path) -> "pd.DataFrame":
 
 def ended(summary: "pd.DataFrame") -> "pd.DataFrame":
     """Return the rows of a summary that have a run: those that failed have only an error, others may be under way."""
-    return (
-        summary[~summary["status"].isin((FAILED, UNFINISHED))]
-        .drop(columns="error", errors="ignore")
-        .reset_index(drop=True)
-    )
+    kept = summary[~summary["status"].isin((FAILED, UNFINISHED))].drop(columns="error", errors="ignore")
+    # Measurements have a status only beside others that failed.
+    return (kept.drop(columns="status") if kept["status"].isna().all() else kept).reset_index(drop=True)
 
 
 def _default_folder(study: str) -> tuple[Path, list[Path]]:

@@ -17,25 +17,22 @@ Scales. A study may have a table ``SCALES`` of configs by name, from which ``--s
 options; see `asyncsim.study.configure`.
 """
 
-import contextlib
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim.errors import InputError, require_count
-from asyncsim.study import results
 from asyncsim.study.config import OF_METHODS, OF_PROBLEMS, StudyConfig, StudyOptions
-from asyncsim.study.executor import opened
-from asyncsim.wording import counted, each_note_once, note, tell
+from asyncsim.study.jobs import Job, Result, run_jobs
+from asyncsim.wording import each_note_once, note
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.study.cell import Cell
-    from asyncsim.study.executor import Executor
 
 #: Characters of a value in the name of a cell's folders.
 _LONGEST = 60
@@ -88,21 +85,6 @@ class SweepConfig(StudyOptions):
         return StudyConfig(**{**options, **first, **values})
 
 
-class Result(NamedTuple):
-    """What a study returns.
-
-    Attributes
-    ----------
-    folder : Path
-        Where everything was written.
-    summary : pandas.DataFrame
-        One row per cell, method and seed, or whatever a study is of that has no cells; also in ``summary.csv``.
-    """
-
-    folder: Path
-    summary: "pd.DataFrame"
-
-
 @each_note_once()
 def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]":
     """Return a cell for each entry of a grid: the config with these values in the place of its own.
@@ -152,15 +134,14 @@ def run_cells(
     study: str,
     config: StudyOptions,
     cells: "Sequence[Cell]",
-    conclude: Callable[[Path, "pd.DataFrame"], None],
-    measure: "Callable[[Path, Executor], list[str]] | None" = None,
+    conclude: "Callable[[Path, pd.DataFrame], None]",
+    measure: Sequence[Job] = (),
     follow: "Callable[[Path, pd.DataFrame], Sequence[Cell]] | None" = None,
 ) -> Result:
-    """Run the cells of a study into a new folder, or those that are missing in an old one, and conclude.
+    """Run the methods of each cell, on one trace per seed; see `asyncsim.study.jobs.run_jobs`.
 
-    A run that fails is a row of the summary with its error; the study ends with an error only if all of them do. This
-    is what the ``run`` of a study does after `StudyOptions.check` and `sweep`, which raise InputError for options that
-    cannot be used.
+    This is what the ``run`` of a study does after `StudyOptions.check` and `sweep`, which raise InputError for options
+    that cannot be used.
 
     Parameters
     ----------
@@ -170,76 +151,21 @@ def run_cells(
     cells : sequence of Cell
     conclude : function
         From the folder and the summary: draws the figures and prints the tables of the runs that there are.
-    measure : function, optional
-        What is to be measured after all cells and before the conclusion, with the executor that computes independent
-        jobs; writes its own tables into the folder, and returns the names of what failed.
+    measure : sequence of Job
+        What is to be measured besides.
     follow : function, optional
         From the folder and the summary of these cells to more of them, chosen by it, which are run then.
-
-    Raises
-    ------
-    InputError
-        A folder or a disk that cannot be written; an executor that cannot be had; no run that did not fail.
-    KeyboardInterrupt
-        Passed on; tables and figures of the runs that were finished are there then, and ``config.json`` names those
-        that are missing.
     """
-    from asyncsim.study.cell import missing
-    from asyncsim.study.comparison import compare
+    from asyncsim.study.cell import jobs_of
 
     record = {"study": study, **config.record(_methods(cells), cells[0].problem)}
     if any(cell.values for cell in cells):
         record["cells"] = [dict(cell.values) for cell in cells]
-    known, unmeasured = list(cells), list[str]()
-
-    def chosen(summary: "pd.DataFrame") -> "Sequence[Cell]":
-        known.extend(follow(folder, summary) if follow is not None else [])
-        return known[len(cells) :]
-
-    def name_missing(interrupted: bool) -> "pd.DataFrame":
-        """Let ``config.json`` name the runs that are missing; return the rows of the others."""
-        ended = results.read_summary(folder)
-        absent = [*missing(known, ended), *unmeasured]
-        results.write_config(folder, record, absent, interrupted)
-        return ended
-
+    traces: dict[Any, str] = {}
+    jobs = [*jobs_of(cells, traces), *measure]
     replays = [(cell.problem, cell.cluster.workers) for cell in cells]
-    with study_folder(config, study, record, more_runs=True) as folder, opened(config, replays) as executor:
-        # Whatever ends the process, what it leaves does not look complete.
-        wanted = [name for cell in cells for name in cell.wanted]
-        results.write_config(folder, record, wanted)
-        try:
-            summary = compare(cells, folder, chosen, executor)
-            if measure is not None:
-                unmeasured += measure(folder, executor)
-        except (KeyboardInterrupt, InputError):
-            with contextlib.suppress(InputError, OSError):
-                ended = name_missing(interrupted=True)
-                if len(ended):
-                    every = sum(len(cell.wanted) for cell in known)
-                    tell(f"tables and figures are of what ended, {len(ended)} of {counted(every, 'run')}")
-                    conclude(folder, ended)
-            raise
-        ended = name_missing(interrupted=False)
-        failed = len(summary) - len(ended)
-        if failed == len(summary):
-            raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
-        conclude(folder, ended)
-        if failed:
-            note(
-                f"{failed} of {len(summary)} runs failed; {results.SUMMARY} has their errors, and "
-                f"{results.resume_option(folder)} tries them again"
-            )
-    return Result(folder, summary)
-
-
-def study_folder(
-    config: StudyOptions, study: str, record: Mapping[str, Any], more_runs: bool = False
-) -> contextlib.AbstractContextManager[Path]:
-    """Return the folder that a study writes to, a new one or that which is resumed; see `asyncsim.study.results`."""
-    if config.resume is None:
-        return results.new_folder(config.out, study, resumable=True)
-    return results.old_folder(config.resume, record, more_runs)
+    more = None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
+    return run_jobs(study, config, record, jobs, replays, conclude, more)
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:

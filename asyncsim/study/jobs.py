@@ -1,0 +1,293 @@
+"""Run the jobs of a study: an executor computes them, the study's folder keeps them, and a resumed study reads them.
+
+A job brings rows of tables: a run one row of ``summary.csv``, a measurement rows of any tables. Whatever the order in
+which jobs end, the tables have their rows in the order of the study.
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncsim.errors import InputError
+from asyncsim.files import unsealed, write_csv, write_sealed
+from asyncsim.study import results
+from asyncsim.study.config import StudyOptions
+from asyncsim.study.executor import Executor, Failure, Local
+from asyncsim.wording import counted, note, tell
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.problems.problem import Problem
+
+#: The rows of tables, by the names of their files.
+Tables = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+class Result(NamedTuple):
+    """What a study returns.
+
+    Attributes
+    ----------
+    folder : Path
+        Where everything was written.
+    summary : pandas.DataFrame
+        One row per run, or whatever a study is of that has none; also in ``summary.csv``.
+    """
+
+    folder: Path
+    summary: "pd.DataFrame"
+
+
+class Job(NamedTuple):
+    """A run or a measurement, independent of all others.
+
+    Attributes
+    ----------
+    name : str
+        As the user reads it.
+    place : str
+        The file or folder, inside that of the study, where its result is kept.
+    function, arguments
+        What an executor calls.
+    keep : function
+        From the study's folder and what the function has returned: writes it, and returns the rows.
+    read : function
+        From the study's folder to the rows of what an earlier attempt has kept there; None if there is nothing, or
+        nothing that can be used.
+    labels : mapping
+        Columns that tell which it is, in the row of one that has failed.
+    errors : str
+        The table that gets this row.
+    say : function
+        From the rows to a few words about them.
+    """
+
+    name: str
+    place: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keep: Callable[[Path, Any], Tables]
+    read: Callable[[Path], Tables | None]
+    labels: Mapping[str, Any] = {}
+    errors: str = results.SUMMARY
+    say: Callable[[Tables], str] = lambda tables: ""
+
+
+def measurement(name: str, function: Callable[..., Tables], *arguments: Any, place: str = "", **rest: Any) -> Job:
+    """Return a job whose rows are kept as they are, as values of JSON in a file of the folder ``parts``.
+
+    ``place`` is that file's name without a suffix, by default the job's own; ``rest`` are other fields of `Job`.
+    """
+    place = f"parts/{place or name}.json"
+
+    def keep(folder: Path, tables: Tables) -> Tables:
+        write_sealed(folder / place, {"tables": tables})
+        return tables
+
+    def read(folder: Path) -> Tables | None:
+        if not (folder / place).exists():
+            return None
+        try:
+            tables: Tables = unsealed(folder / place)["tables"]
+            return tables
+        except (OSError, ValueError, KeyError) as error:
+            note(f"{folder / place}: damaged ({error}): computed again")
+            return None
+
+    return Job(name, place, function, arguments, keep, read, **rest)
+
+
+class Runner:
+    """Runs jobs into a folder, and writes their tables whenever one has ended.
+
+    Parameters
+    ----------
+    folder : Path
+    executor : Executor
+    """
+
+    def __init__(self, folder: Path, executor: Executor):
+        self._folder, self._executor = folder, executor
+        self._jobs: list[Job] = []
+        self._ended: dict[int, Tables] = {}
+        self._failed: dict[int, Tables] = {}
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Compute those of some jobs that the folder has not yet."""
+        places = range(len(self._jobs), len(self._jobs) + len(jobs))
+        self._jobs += jobs
+        for place in places:
+            found = self._jobs[place].read(self._folder)
+            if found is not None:
+                self._ended[place] = found
+                self._tell(place, "read")
+        missing = [place for place in places if place not in self._ended]
+        if len(missing) < len(places):
+            self._write()
+        calls = [(self._jobs[place].function, *self._jobs[place].arguments) for place in missing]
+        told = set()
+        for done in self._executor.map(_timed, calls):
+            place = missing[done.place]
+            job = self._jobs[place]
+            if isinstance(done.value, Failure):
+                row = {**job.labels, "status": results.FAILED, "error": done.value.error}
+                self._failed[place] = {job.errors: [row]}
+                if done.value.error not in told:  # of each error the traceback once; a job that was lost has none
+                    told.add(done.value.error)
+                    if done.value.traceback:
+                        tell(done.value.traceback.rstrip())
+                self._write()
+                self._tell(place, f"failed: {done.value.error}")
+            else:
+                value, seconds = done.value
+                self._ended[place] = job.keep(self._folder, value)
+                self._write()
+                # Wall-clock times are said, not written: the same configuration writes the same bytes.
+                self._tell(place, f"in {seconds:.1f} s")
+
+    @property
+    def missing(self) -> list[str]:
+        """Where the jobs that have not ended would be kept."""
+        return [job.place for place, job in enumerate(self._jobs) if place not in self._ended]
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many jobs have failed, by the tables that have their errors."""
+        tables = [name for tables in self._failed.values() for name in tables]
+        return {name: tables.count(name) for name in tables}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def tables(self) -> "dict[str, pd.DataFrame]":
+        """Return the rows of each table in the order of the jobs."""
+        import pandas as pd
+
+        rows: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+        # The columns come in the order of a row that has all; those that failed have few.
+        for place, tables in [*sorted(self._ended.items()), *sorted(self._failed.items())]:
+            for name, own in tables.items():
+                rows.setdefault(name, []).extend((place, row) for row in own)
+        return {
+            name: pd.DataFrame([row for _, row in own], index=[place for place, _ in own])
+            .sort_index(kind="stable")
+            .reset_index(drop=True)
+            for name, own in rows.items()
+        }
+
+    def _write(self) -> None:
+        for name, table in self.tables().items():
+            write_csv(self._folder / name, table)
+
+    def _tell(self, place: int, how: str) -> None:
+        """Say that a job has ended: what is said is written."""
+        job, found = self._jobs[place], self._ended.get(place)
+        said = job.say(found) if found is not None else ""
+        text = f"{job.name}: {f'{said}, ' if said else ''}{how}"
+        tell(f"[{len(self._ended) + len(self._failed)}/{len(self._jobs)}] {text}")
+
+
+def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    started = time.perf_counter()
+    return function(*arguments), time.perf_counter() - started
+
+
+def run_jobs(
+    study: str,
+    config: StudyOptions,
+    record: Mapping[str, Any],
+    jobs: Sequence[Job],
+    replays: "Iterable[tuple[Problem, int]]",
+    conclude: "Callable[[Path, pd.DataFrame], None]",
+    follow: "Callable[[Path, pd.DataFrame], Sequence[Job]] | None" = None,
+) -> Result:
+    """Run the jobs of a study into a new folder, or those that are missing in an old one, and conclude.
+
+    A job that fails is a row with its error; the study ends with an error only if nothing else is in its summary.
+
+    Parameters
+    ----------
+    study : str
+        Its name.
+    config : StudyOptions
+    record : mapping
+        What the results depend on, for ``config.json``.
+    jobs : sequence of Job
+    replays : iterable of (Problem, int)
+        What the jobs replay, with how many workers: the largest decide how many are computed at a time.
+    conclude : function
+        From the folder and the summary, without what has failed: draws the figures and prints the tables of what there
+        is.
+    follow : function, optional
+        From the folder and the summary of these jobs to more of them, chosen by it, which are run then.
+
+    Raises
+    ------
+    InputError
+        A folder or a disk that cannot be written; an executor that cannot be had; nothing that did not fail.
+    KeyboardInterrupt
+        Passed on; tables and figures of what ended are there then, and ``config.json`` names what is missing.
+    """
+    with _study_folder(config, study, record) as folder, _opened(config, replays) as executor:
+        runner = Runner(folder, executor)
+        # Whatever ends the process, what it leaves does not look complete.
+        results.write_config(folder, record, [job.place for job in jobs])
+        try:
+            runner.run(jobs)
+            if follow is not None and len(ended := _ended(folder)):
+                runner.run(follow(folder, ended))
+        except (KeyboardInterrupt, InputError):
+            with contextlib.suppress(InputError, OSError):
+                results.write_config(folder, record, runner.missing, interrupted=True)
+                if len(ended := _ended(folder)):
+                    there = len(runner) - len(runner.missing)
+                    tell(f"tables and figures are of what ended, {there} of {counted(len(runner), 'run')}")
+                    conclude(folder, ended)
+            raise
+        results.write_config(folder, record, runner.missing)
+        summary = runner.tables()[results.SUMMARY]
+        failed = sum(runner.failures.values())
+        ended = _ended(folder)
+        if ended.empty:
+            raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
+        conclude(folder, ended)
+        if failed:
+            note(
+                f"{failed} of {len(runner)} runs failed; {' and '.join(runner.failures)} has their errors, and "
+                f"{results.resume_option(folder)} tries them again"
+            )
+    return Result(folder, summary)
+
+
+def _ended(folder: Path) -> "pd.DataFrame":
+    """Return the summary of what did not fail; without rows if there is none."""
+    import pandas as pd
+
+    return results.read_summary(folder) if (folder / results.SUMMARY).exists() else pd.DataFrame()
+
+
+def _study_folder(
+    config: StudyOptions, study: str, record: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[Path]:
+    """Return the folder that a study writes to, a new one or that which is resumed; see `asyncsim.study.results`."""
+    if config.resume is None:
+        return results.new_folder(config.out, study, resumable=True)
+    return results.old_folder(config.resume, record)
+
+
+@contextlib.contextmanager
+def _opened(config: StudyOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
+    """Return the executor that a config asks for, for the length of a ``with`` block."""
+    if config.executor == "local":
+        from asyncsim.replays.tuning import replays_at_once
+
+        yield Local(min(itertools.starmap(replays_at_once, replays)))
+        return
+    from asyncsim.study.ray_executor import RayExecutor, joined
+
+    with joined(config.address):
+        yield RayExecutor(config.cpus_per_run, config.accelerators_per_run, tpu=config.device == "tpu")
