@@ -341,7 +341,7 @@ def test_limits_of_more_seeds_are_searched_anew():
     config = study.load("stability").Config(workers=(2,), problem="quadratic", methods=("downpour",))
     (cell,) = sweep(config, [{"workers": 2}])
     searches = [limits.Search("downpour", "workers", 0.05, (2,), (one,)) for one in (cell, cell.with_options(seeds=5))]
-    assert len({limits._job(search, 0.5).file for search in searches}) == 2
+    assert len({limits.job(search, 0.5).place for search in searches}) == 2
 
 
 # What is left when it ends early
