@@ -210,17 +210,6 @@ def damped_buffer(rate=0.05):
     return Method("damped buffer", {"rate": rate}, gradient_steps(rate), apply=apply, init_server=init)
 
 
-def delay_compensated(rate=0.05, strength=0.5):
-    """DC-ASGD: for every worker, the server remembers what that worker last read."""
-
-    def apply(server, central, message, memory, visit):
-        gradient = -message / rate
-        new = central - rate * (gradient + strength * gradient**2 * (central - memory))
-        return Applied(new, server, new)
-
-    return Method("dc-asgd", {"rate": rate}, gradient_steps(rate), apply=apply, init_memory=lambda central: central)
-
-
 def momentum_each(rate=0.02, mu=0.8):
     """The server keeps a velocity for every worker, and the sum of them all."""
 
@@ -231,23 +220,6 @@ def momentum_each(rate=0.02, mu=0.8):
     zeros = jnp.zeros_like
     return Method(
         "momenta", {}, gradient_steps(rate), apply=apply, init_server=zeros, init_memory=lambda c: {"v": zeros(c)}
-    )
-
-
-def elastic(rate=0.05, alpha=0.2):
-    """AEASGD: replicas live on, and are pulled towards the central variable as it is at the visit."""
-
-    def message(replica, update, start, central, visit):
-        difference = alpha * (start + update - central)
-        return difference, start + update - difference, {}
-
-    return Method(
-        name="aeasgd",
-        hyperparameters={"alpha": alpha},
-        optimizer=gradient_steps(rate),
-        message=message,
-        init_worker=lambda central: central,
-        resume=lambda replica, read: replica,
     )
 
 
@@ -271,9 +243,9 @@ def decaying(visit):
 
 OWN = {
     "server state": (mean_of_four, "exchange", 1),
-    "server memory, backup": (delay_compensated, "exchange", 1),
+    "server memory, backup": (methods.dc_asgd, "exchange", 1),
     "server memory, velocity": (momentum_each, "write_then_read", 1),
-    "message with the central variable, and resume": (elastic, "exchange", 3),
+    "message with the central variable, and resume": (methods.aeasgd, "exchange", 3),
     "a tree as message": (pair_of_messages, "read_then_write", 1),
     "a reply before the commit": (lambda: methods.dana_zero(0.01), "read_then_write", 1),
     "an optimizer on the server": (lambda: methods.fedbuff(policy=None), "exchange", 3),
