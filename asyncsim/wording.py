@@ -4,7 +4,7 @@ import contextlib
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,14 +28,6 @@ def over_seeds(count: int, what: str = "mean and range of", fewest: int | None =
         return counted(count, "seed")
     few = "" if fewest is None or fewest == count else f"{fewest:,} to "
     return f"{what} {few}{counted(count, 'seed')}".lstrip()
-
-
-def split_names(names: Iterable[Any]) -> list[Any]:
-    """Split names that were given with commas between them; leave all that is not text as it is."""
-    entries: list[Any] = []
-    for entry in [names] if isinstance(names, str) else names:
-        entries += [name.strip() for name in entry.split(",") if name.strip()] if isinstance(entry, str) else [entry]
-    return entries
 
 
 def wrapped(text: str, width: float) -> str:

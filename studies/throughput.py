@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncsim.calls import split
 from asyncsim.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.files import write_csv, write_json
 from asyncsim.study import results
 from asyncsim.study.finished import figures, say_written
-from asyncsim.wording import note, number_text, split_names, table_text, tell
+from asyncsim.wording import note, number_text, table_text, tell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,9 +83,9 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     """Return the tasks, the numbers of workers and the methods; note what is left out."""
     from asyncsim.methods import METHODS
 
-    tasks = [require_choice("tasks", task, TASKS) for task in split_names(config.tasks)]
+    tasks = [require_choice("tasks", task, TASKS) for task in split(config.tasks)]
     several = [name for name, make in METHODS.items() if make().timing.workers is None]
-    methods = split_names(config.methods)
+    methods = split(config.methods)
     methods = several if methods == ["all"] else [require_choice("methods", name, several) for name in methods]
     workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
     workers = [require_count("workers", count) for count in workers]

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
+from asyncsim.calls import split
 from asyncsim.drawing import look
 from asyncsim.drawing.command import told
 from asyncsim.errors import InputError, require_choice
 from asyncsim.study.finished import Finished, read
-from asyncsim.wording import note, split_names
+from asyncsim.wording import note
 
 #: A column that every summary has.
 _NEEDED = "seed"
@@ -184,7 +185,7 @@ class Paper:
         parser.add_argument("--results", type=Path, default=Path("results"), help="holds a folder for each study")
         parser.add_argument("--out", type=Path, help=f"where to draw; {self.name} in the folder of results otherwise")
         given = parser.parse_args(arguments)
-        return told(lambda: self.draw(given.results, given.out, split_names(given.only or "")))
+        return told(lambda: self.draw(given.results, given.out, split(given.only or "")))
 
     def _draw(
         self, names: Sequence[str], folders: dict[str, Path], out: Path, tell: Callable[[InputError, str], str]
