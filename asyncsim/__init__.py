@@ -71,6 +71,7 @@ __all__ = [
     "proportional_windows",
     "real",
     "recorded",
+    "recorders",
     "replay",
     "replay_ensemble",
     "rounds",

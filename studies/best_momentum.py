@@ -195,7 +195,6 @@ def _losses(config: Config, cell: "Cell", seed: int) -> dict[str, list[dict[str,
             seeds=[seed],
             precision=config.precision,
             evaluate_every=commits,
-            diagnose_every=0,
             server_momentum=config.server_momentum,
             learning_rate=config.learning_rate,
         )

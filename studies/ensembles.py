@@ -164,7 +164,6 @@ def _ensemble(
                 own,
                 precision=config.precision,
                 evaluate_every=config.steps,
-                diagnose_every=0,
                 progress=False,
             )
             if run.diverged_at is None:

@@ -325,8 +325,7 @@ def _hidden(cells: "Iterable[Cell]") -> "dict[tuple[str, int], pd.Series]":
             cluster, commits = cell.own(method)
             for seed in range(config.seeds, 2 * config.seeds):
                 trace = simulate(cluster, commits, seed)
-                options: dict[str, Any] = {"precision": config.precision, "proxy_momentum": config.momentum}
-                runs.append(replay(trace, method, cell.problem, seed, diagnose_every=0, **options))
+                runs.append(replay(trace, method, cell.problem, seed, precision=config.precision))
             found[method.name, cell.cluster.workers] = pd.Series(_curve(runs, cell.cluster.workers).mean)
     return found
 

@@ -190,7 +190,6 @@ def central_paths(cell: "Cell", method: "Method", steps: int) -> Paths:
             cell.problem,
             precision=config.precision,
             evaluate_every=len(trace),
-            diagnose_every=0,
             progress=False,
         )
         version, staleness = (trace.frame[name].to_numpy() for name in ("read_version", "staleness"))

@@ -90,7 +90,7 @@ def run(config: Config) -> Result:
 def _require_pi(cell: "Cell") -> None:
     import jax
 
-    from asyncsim.replays.method_check import check_method
+    from asyncsim.methods.check import check_method
 
     params = jax.eval_shape(cell.problem.init, jax.random.key(0))
     for method in cell.methods:

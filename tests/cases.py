@@ -19,6 +19,7 @@ from asyncsim import (
     prescribed,
     problems,
     proportional_windows,
+    recorders,
     simulate,
 )
 from asyncsim.methods import Applied, Method, gradient_steps
@@ -137,10 +138,10 @@ def make_method(name):
     return METHODS[name]()
 
 
-def stopping(trace, method, problem):
+def stopping(trace, method, problem, form=None):
     """A replay that can stop wherever the loop takes over."""
     stops = np.arange(EVERY, len(trace) + 1, EVERY)
-    return Replay(trace, method, problem, precision="float64", stops=stops, diagnose_every=0)
+    return Replay(trace, method, problem, precision="float64", stops=stops, record=[recorders.energy()], form=form)
 
 
 # Methods that use the rest of the interface, as a user writes them
@@ -166,8 +167,8 @@ def counting(rate=0.05):
     def apply(server, central, message, memory, visit):
         return Applied(central + message / (1 + memory).astype(central.dtype), server, memory + 1)
 
-    options = {"init_memory": lambda central: jnp.int32(0), "elementwise": True}
-    return Method("counting", {"rate": rate}, gradient_steps(rate), apply=apply, **options)
+    init = {"init_memory": lambda central: jnp.int32(0)}
+    return Method("counting", {"rate": rate}, gradient_steps(rate), apply=apply, **init)
 
 
 def noisy(rate=0.05, replies=False):

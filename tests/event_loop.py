@@ -131,17 +131,15 @@ class EventLoop:
     def take_over(self, replay) -> None:
         """Go on from where a replay is: teacher forcing, so that a difference of one commit does not grow over many."""
         stop, waves = replay.position, find_waves(replay.trace)
-        held, size = replay.state.central.size, self.central.size
-        # A copy, since the replay's next advance reuses the memory; a replay may fill up its vectors.
+        # A copy, since the replay's next advance reuses the memory.
         state = jax.tree.map(np.array, replay.state)
-        state = jax.tree.map(lambda leaf: leaf[..., :size] if leaf.shape[-1:] == (held,) else leaf, state)
         self.central, self.server, rows = state.central, state.server, state.workers
         for number, worker in self.workers.items():
             method, optimizer, problem, memory = (
                 jax.tree.map(lambda leaf, number=number: leaf[number], tree)
                 for tree in (rows.method, rows.learner.optimizer, rows.learner.problem, rows.memory)
             )
-            proxy = worker.proxy if self.method.proxy else rows.proxy[number]
+            proxy = worker.proxy if self.method.proxy else rows.recorders[0][number]
             self.workers[number] = Worker(method, optimizer, problem, memory, proxy)
         # Where a server's buffer is not full, the version before has gone, and only what was read of it is there.
         version, before = np.r_[0, 0, self.frame["version"].to_numpy()][[stop + 1, stop]]
@@ -151,8 +149,8 @@ class EventLoop:
         self.reads = {k: state.read[waves.slot[k]] for k in waiting if first[k] < stop}
         if self.method.reply:
             self.replies = {number: state.read[number] for number in self.workers}
-        if waves.separate_forms:
-            self.forms = {k: state.form[waves.form_slot[k]] for k in waiting if waves.form[k] < stop}
+        if waves.separate_pushes:
+            self.forms = {k: state.push_read[waves.push_slot[k]] for k in waiting if waves.push[k] < stop}
 
     def _key(self, worker, own):
         return jax.random.fold_in(jax.random.fold_in(self.method_key, worker), own) if self.method.draws else ()
@@ -249,7 +247,7 @@ def forced_deviation(replay, every: int) -> dict[str, float]:
         begin = replay.position
         replay.advance(end)
         parts.append((begin, end, loop.run(begin, end)))
-        worst = max(worst, deviation(np.asarray(replay.state.central)[: loop.central.size], loop.central))
+        worst = max(worst, deviation(replay.state.central, loop.central))
     recorded = replay.result().commits
     assert len(recorded) == ends[-1]
     found = {

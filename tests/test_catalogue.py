@@ -175,7 +175,7 @@ def quadratic():
 def path_deviation(method, rule, trace):
     """The largest deviation at ten stops, relative to the largest value so far: sums of 500 commits lose digits."""
     stops = np.arange(50, COMMITS + 1, 50)
-    replayed = Replay(trace, method, quadratic(), precision="float64", stops=stops, diagnose_every=0)
+    replayed = Replay(trace, method, quadratic(), precision="float64", stops=stops)
     expected, worst = formulas.run(rule, trace), 0.0
     assert np.abs(expected).max() < 1e3
     for stop in stops.tolist():
@@ -218,7 +218,7 @@ def test_methods_are_their_papers_formulas(name, workers):
 def test_methods_that_need_a_policy_learn_under_it_and_refuse_others(name):
     method, problem = METHODS[name](), problems.quadratic(CURVATURE, start=START)
     cluster = Cluster(7, Gamma(1.0, 0.4), policy=method.timing.policy)
-    run = replay(simulate(cluster, 700), method, problem, diagnose_every=0, progress=False)
+    run = replay(simulate(cluster, 700), method, problem, progress=False)
     assert run.evaluations["train_loss"].iloc[-1] < 0.5 * run.evaluations["train_loss"].iloc[0]
     with pytest.raises(InputError, match=f"method = {name!r}: needs a trace with policy = "):
         replay(simulate(Cluster(7, Gamma(1.0, 0.4)), 70), method, problem)

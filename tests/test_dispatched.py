@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import (
-    COMMITS,
     EVERY,
     FORCED,
-    METHODS,
-    NEEDS,
-    OWN,
-    PROTOCOLS,
     make_method,
     make_problem,
     make_trace,
@@ -22,20 +17,19 @@ from cases import (
 )
 from event_loop import forced_deviation
 
-import asyncsim.replays.allocation
 import asyncsim.replays.dispatched
 import asyncsim.replays.programs
 import asyncsim.replays.running
+import asyncsim.replays.side_by_side
 import asyncsim.replays.tuning
-from asyncsim import Cluster, Exponential, Gamma, barrier, methods, problems, replay, simulate
+from asyncsim import barrier, methods, problems, recorders, replay
 from asyncsim.errors import InputError
 from asyncsim.methods import Applied
-from asyncsim.replays.allocation import keep, trim
 from asyncsim.replays.dispatched import Apart, Dispatched
 from asyncsim.replays.groups import Chunk
 from asyncsim.replays.passing import Passing
 from asyncsim.replays.replay import Replay
-from asyncsim.replays.side_by_side import SideBySide
+from asyncsim.replays.side_by_side import SideBySide, keep, trim
 
 STEPS = 300
 
@@ -51,24 +45,17 @@ def at_once(request, monkeypatch):
     """Dispatch the commits of small problems, too; two gradients at a time, unless a test says how many."""
     count = getattr(request, "param", 2)
     monkeypatch.setattr(asyncsim.replays.tuning, "_LONG_VECTOR", 0)
+    monkeypatch.setattr(asyncsim.replays.tuning, "_FEW_PARAMETERS", 0)
     monkeypatch.setattr(asyncsim.replays.programs, "gradients_at_once", lambda: count)
     return count
 
 
-def dispatched(trace, method, problem, diagnose_every=0):
+def dispatched(trace, method, problem, looks_every=0):
     stops = np.arange(EVERY, len(trace) + 1, EVERY)
-    running = Replay(trace, method, problem, precision="float64", stops=stops, diagnose_every=diagnose_every)
+    record = [recorders.energy(), *([recorders.diagnostics(looks_every)] if looks_every else [])]
+    running = Replay(trace, method, problem, precision="float64", stops=stops, record=record)
     assert isinstance(running.running._held, Apart)
     return running
-
-
-def combinations():
-    default = {("gem", "read_then_write, two visits", "quadratic")}
-    by_gem = {("gem", protocol, "quadratic") for protocol in PROTOCOLS}
-    by_method = {(method, NEEDS.get(method, "exchange"), "quadratic") for method in METHODS if method != "lsgd"}
-    by_protocol = {("downpour", protocol, "digits") for protocol in PROTOCOLS}
-    for case in sorted(by_gem | by_method | by_protocol):
-        yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(map(str, case)))
 
 
 @pytest.fixture
@@ -85,43 +72,9 @@ def alone(anew, monkeypatch):
     monkeypatch.setattr(asyncsim.replays.tuning, "VERY_LONG_VECTOR", 0)
 
 
-@pytest.mark.parametrize(("method", "protocol", "problem"), list(combinations()))
-def test_dispatched_commits_are_the_loop_teacher_forced(method, protocol, problem):
-    trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=STEPS)
-    found = forced_deviation(dispatched(trace, make_method(method), make_problem(problem)), EVERY)
-    assert max(found.values()) < FORCED, found
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("at_once", [3], indirect=True)
-@pytest.mark.parametrize("case", OWN)
-def test_own_methods(case, lenient):
-    make, protocol, window = OWN[case]
-    method, trace = make(), make_trace(protocol, window, commits=STEPS)
-    found = forced_deviation(dispatched(trace, method, make_problem("quadratic")), EVERY)
-    assert max(found.values()) < FORCED, found
-
-
 def shared_reads(workers=6):
     """Workers that all go on from the version that a barrier made."""
     return make_trace(workers=workers, commits=STEPS, policy=barrier())
-
-
-def differing_windows():
-    return simulate(Cluster(6, Gamma(1.0, cv=0.5), Exponential(0.05), window=[1, 2, 4, 1, 2, 4]), STEPS, 0)
-
-
-@pytest.mark.parametrize(
-    ("make_rule", "trace"),
-    [
-        (methods.easgd, shared_reads),
-        pytest.param(methods.lgd, shared_reads, marks=pytest.mark.full),
-        pytest.param(methods.aeasgd, differing_windows, marks=pytest.mark.full),
-    ],
-)
-def test_shared_reads_losses_and_differing_windows(make_rule, trace):
-    found = forced_deviation(dispatched(trace(), make_rule(), make_problem("quadratic")), EVERY)
-    assert max(found.values()) < FORCED, found
 
 
 @pytest.fixture
@@ -185,45 +138,6 @@ def test_a_problem_with_state():
     assert max(found.values()) < FORCED, found
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_runs_repeat_and_record_as_by_the_kernel(precision, monkeypatch):
-    trace, method, problem = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
-
-    def run():
-        options = {"diagnose_every": 10, "diagnose_energy": True, "progress": False}
-        return replay(trace, method, problem, precision=precision, **options)
-
-    found, again = run(), run()
-    monkeypatch.setattr(asyncsim.replays.tuning, "_LONG_VECTOR", COMMITS**3)
-    kernel = run()
-    assert len(kernel.diagnostics) > 0
-    for table in ("commits", "evaluations", "diagnostics"):
-        rows, expected = getattr(found, table), getattr(kernel, table)
-        assert rows.equals(getattr(again, table))
-        assert rows.dtypes.equals(expected.dtypes)
-        numbers = expected.select_dtypes("number").columns
-        tolerance = 1e-4 if precision == "float32" else 1e-10  # DOWNPOUR does not amplify round-off
-        np.testing.assert_allclose(rows[numbers], expected[numbers], rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("at_once", [1, 2], indirect=True)
-def test_gems_diagnostics(monkeypatch):
-    trace, method, problem = (
-        make_trace("read_then_write, two visits", commits=100),
-        methods.gem(),
-        make_problem("digits"),
-    )
-
-    def run():
-        return replay(trace, method, problem, precision="float64", diagnose_every=1, progress=False)
-
-    found = run()
-    monkeypatch.setattr(asyncsim.replays.tuning, "_LONG_VECTOR", COMMITS**3)
-    np.testing.assert_allclose(found.diagnostics["value"], run().diagnostics["value"], atol=1e-9)
-
-
 def test_what_is_read_is_the_central_variable_and_no_copy():
     running = dispatched(make_trace(commits=EVERY), make_method("gem"), make_problem("quadratic"))
     running.advance(EVERY)
@@ -252,14 +166,14 @@ def test_what_nobody_holds_any_longer_is_gone_before_the_chunk_ends(monkeypatch)
     assert alive[-1] <= 2  # the central variable of the state given, and what the first commit started from
 
 
-@pytest.mark.parametrize("diagnose_every", [0, 1])
-def test_very_long_vectors_have_their_memory_given_back(alone, diagnose_every, monkeypatch):
+@pytest.mark.parametrize("looks_every", [0, 1])
+def test_very_long_vectors_have_their_memory_given_back(alone, looks_every, monkeypatch):
     """Also where chunks are shorter than what lies between two trims, here ten commits."""
     trace, method, problem = make_trace(workers=7, commits=EVERY), make_method("gem"), make_problem("quadratic")
     trims = []
     monkeypatch.setattr(asyncsim.replays.tuning, "_ELEMENTS_TO_TRIM", 10 * problem.parameter_count)
     monkeypatch.setattr(asyncsim.replays.dispatched, "trim", lambda: trims.append(1))
-    dispatched(trace, method, problem, diagnose_every).advance(EVERY)
+    dispatched(trace, method, problem, looks_every).advance(EVERY)
     assert len(trims) == EVERY // 10
 
 
@@ -292,14 +206,14 @@ def test_free_memory_of_very_long_vectors_is_not(alone, monkeypatch):
 
 
 def test_glibc_takes_what_it_is_told():
-    set_option = asyncsim.replays.allocation._of_glibc("mallopt")
+    set_option = asyncsim.replays.side_by_side._of_glibc("mallopt")
     if set_option is None:
         pytest.skip("another C library")
-    assert [set_option(*option) for option in asyncsim.replays.allocation._KEEPING] == [1, 1]
+    assert [set_option(*option) for option in asyncsim.replays.side_by_side._KEEPING] == [1, 1]
 
 
 def test_memory_can_be_kept_and_trimmed_where_there_is_no_glibc(monkeypatch):
-    monkeypatch.setattr(asyncsim.replays.allocation, "_of_glibc", lambda function: None)
+    monkeypatch.setattr(asyncsim.replays.side_by_side, "_of_glibc", lambda function: None)
     keep.__wrapped__()
     trim()
 
@@ -362,7 +276,8 @@ def test_nothing_depends_on_how_many_commits_a_call_makes(anew, monkeypatch):
     monkeypatch.setattr(Dispatched, "_finish", finished)
     for threads, every in ((1, 0), (2, 0), (2, 1), (3, 3)):
         monkeypatch.setattr(asyncsim.replays.programs, "gradients_at_once", lambda threads=threads: threads)
-        run = replay(trace, methods.gem(), problem, diagnose_every=every, progress=False)
+        record = [recorders.energy(), *([recorders.diagnostics(every)] if every else [])]
+        run = replay(trace, methods.gem(), problem, record=record, progress=False)
         found.append(run.commits[["loss", "update_norm", "central_energy"]].to_numpy())
     assert len(lengths) > 2
     assert all(np.array_equal(found[0], other) for other in found[1:])
@@ -393,7 +308,7 @@ def test_numbers_of_workers_share_what_is_compiled():
     for workers in (3, 5, 7):
         running = dispatched(make_trace(workers=workers, commits=2 * EVERY), method, problem)
         running.advance(EVERY)
-        compiled = running.running._program.way
+        compiled = running.running._program.engine
         assert len(compiled._gradients._calls) == 1
         assert len(compiled._commit._compiled) <= 4  # for each number of commits in a call
 

@@ -8,7 +8,18 @@ import pytest
 from cases import make_problem, make_trace, noisy
 from test_ensemble import assert_same
 
-from asyncsim import Cluster, InputError, methods, prescribed, problems, replay, replay_ensemble, simulate, study
+from asyncsim import (
+    Cluster,
+    InputError,
+    methods,
+    prescribed,
+    problems,
+    recorders,
+    replay,
+    replay_ensemble,
+    simulate,
+    study,
+)
 from asyncsim.methods import METHODS, Method, gradient_steps
 from asyncsim.methods.compression import quantized
 from asyncsim.replays.draws import method_key, visit_keys
@@ -26,7 +37,14 @@ def telling(**options):
 def drawn_by(workers, seed, **options):
     """What is drawn at each visit, its median, by worker and step."""
     trace = simulate(Cluster(workers=workers, compute="exponential(mean=1)"), 100 * workers, seed=seed)
-    run = replay(trace, telling(**options), problems.quadratic(np.ones(5)), seed=seed, diagnose_every=1, progress=False)
+    run = replay(
+        trace,
+        telling(**options),
+        problems.quadratic(np.ones(5)),
+        seed=seed,
+        record=[recorders.diagnostics(1)],
+        progress=False,
+    )
     table = run.diagnostics.query("quantity == 'drawn' and quantile == 0.5 and tensor == ''")
     # A quadratic's only tensor has no name, and so the row of all has its twin.
     return table.groupby(["worker", "worker_step"])["value"].first()
@@ -79,12 +97,6 @@ def test_a_second_run_draws_the_same(tmp_path):
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")
     )
     assert first == second
-
-
-def test_who_draws_is_not_divided():
-    divided = noisy()._replace(elementwise=True)
-    with pytest.raises(InputError, match=r"noisy\.draws = True: .* make the method with elementwise=False"):
-        replay(make_trace(commits=10), divided, make_problem("quadratic"), progress=False)
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ import pytest
 from cases import OWN, make_problem, make_trace, mean_of_four, stateful_problem
 from event_loop import RECORDED, deviation
 
-from asyncsim import Cluster, InputError, methods, problems, replay, replay_ensemble, simulate
+from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
 from asyncsim.methods import Method
 
 #: Relative, over a run short enough that GEM has not amplified round-off.
@@ -26,7 +26,8 @@ def assert_same(found, expected):
 
 
 def both(trace, factory, problem, **options):
-    options |= {"precision": "float64", "progress": False}
+    record = [recorders.energy(tensors=5), recorders.diagnostics()]
+    options |= {"precision": "float64", "record": record, "progress": False}
     return [replay_ensemble(trace, factory, problem, batched=batched, **options) for batched in (True, False)]
 
 
@@ -164,7 +165,8 @@ def test_a_method_is_no_factory():
 
 
 def test_recorded_columns_are_those_of_a_replay():
-    (run,) = replay_ensemble(make_trace(commits=60), mean_of_four, make_problem("quadratic"), batched=False)
+    given = make_trace(commits=60), mean_of_four, make_problem("quadratic")
+    (run,) = replay_ensemble(*given, record=[recorders.energy()], batched=False)
     assert set(RECORDED) <= set(run.commits.columns)
 
 

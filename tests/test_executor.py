@@ -1,7 +1,6 @@
 """Executors: failed runs are rows, what was interrupted is resumed, and Ray gives the bytes that this process does."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import shlex
@@ -233,10 +232,9 @@ def test_only_replays_that_keep_one_core_busy_are_computed_at_once(monkeypatch):
     small = PROBLEMS["digits"]()
     assert replays_at_once(small, 1_000) == 4
     assert replays_at_once(small, 10_000) == 1
-    assert replays_at_once(dataclasses.replace(small, map_on_cpu=True), 10) == 1
     assert replays_at_once(PROBLEMS["digits"](hidden=[1000, 100]), 10) == 1
     assert replays_at_once(PROBLEMS["quadratic"](curvature=[1.0], noise=0.0), 10) == 1
-    monkeypatch.setattr(tuning, "backend", lambda: "gpu")
+    monkeypatch.setattr(tuning, "default_devices", lambda parameters: [SimpleNamespace(platform="gpu")])
     assert replays_at_once(small, 10) == 1
 
 

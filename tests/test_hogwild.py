@@ -74,9 +74,7 @@ def test_a_replay_is_what_workers_do_to_a_shared_vector(workers, blocks):
     cluster = lock_free(workers, blocks)
     trace, stops = simulate(cluster, 500), np.arange(50, 501, 50)
     problem = problems.quadratic(CURVATURE, start=START)
-    replayed = Replay(
-        trace, methods.hogwild(RATE, blocks=None), problem, precision="float64", stops=stops, diagnose_every=0
-    )
+    replayed = Replay(trace, methods.hogwild(RATE, blocks=None), problem, precision="float64", stops=stops)
     expected = shared_memory(cluster, 500)
     torn = (trace.block_versions()[:, 0] < trace.frame["read_version"]).mean()
     assert torn == 0 if workers == 1 or blocks == 1 else torn > 0.1

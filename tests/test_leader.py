@@ -32,7 +32,7 @@ def rest(method, replicas):
     trace = prescribed([k % count for k in range(ROUNDS * count)], ROUNDS * count, count)
     trace = with_versions(trace, np.arange(1, len(trace) + 1) // count)
     with jax.enable_x64(True):
-        running = Replay(trace, method, double_well(), precision="float64", diagnose_every=0)
+        running = Replay(trace, method, double_well(), precision="float64")
         workers = running.state.workers
         written = workers._replace(method=replicas(workers.method, jnp.array(STARTS)[:, None]))
         running.go_on_from(running.state._replace(workers=written))
@@ -90,9 +90,7 @@ def test_own_methods_that_see_losses_and_memories_are_the_loop(count):
     with jax.enable_x64(True):
         devices = jax.devices()[:count]
         problem = make_problem("quadratic")
-        running = Replay(
-            trace, best_of_all(), problem, precision="float64", stops=stops, diagnose_every=0, devices=devices
-        )
+        running = Replay(trace, best_of_all(), problem, precision="float64", stops=stops, devices=devices)
         assert max(forced_deviation(running, EVERY).values()) < FORCED
 
 

@@ -8,7 +8,7 @@ import pytest
 import asyncsim
 from asyncsim import InputError, methods, problems
 from asyncsim.methods import METHODS, Applied, Timing, add, gradient_steps, send_update
-from asyncsim.replays.method_check import check_fields, check_method
+from asyncsim.methods.check import check_fields, check_method
 
 PROBLEM = problems.digits(hidden=(3,))
 PARAMS = jax.eval_shape(PROBLEM.init, jax.random.key(0))

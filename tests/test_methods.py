@@ -332,7 +332,6 @@ def test_methods_are_their_papers_formulas(name):
         problems.quadratic(CURVATURE, start=START),
         precision="float64",
         stops=np.arange(50, 501, 50),
-        diagnose_every=0,
     )
     assert numpy_deviation(replayed, rule) < 1e-12
 
@@ -411,6 +410,5 @@ def stability(method, workers):
         method,
         problems.quadratic(np.linspace(0.1, 1, 16)),
         precision="float64",
-        diagnose_every=0,
         progress=False,
     )

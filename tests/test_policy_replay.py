@@ -119,7 +119,7 @@ def test_lost_computations_use_up_their_examples():
     """The batches of the messages taken up are those of their jobs: a restart draws others."""
     trace = make_trace(commits=200, policy=discard_stale(2))
     taken = trace.taken_up
-    plan = Plan(taken, make_problem("digits"), 0, np.array([200]), 0, np.float64, 1)
+    plan = Plan(taken, make_problem("digits"), 0, np.array([200]), [], np.float64, jax.devices()[:1], "batch")
     jobs = np.concatenate([np.asarray(p.job)[i, :s] for _, p in plan.chunks(0, 200) for i, s in enumerate(p.size)])
     assert jobs.tolist() == taken.frame["job"].tolist()
     assert (jobs > taken.worker_step).any()

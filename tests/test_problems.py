@@ -445,7 +445,6 @@ BAD = {
     ),
     "sharded = 'no': must be True or False": lambda: digits(sharded="no"),
     "sharded = 0: must be True or False": lambda: own(sharded=0),
-    "map_on_cpu = 1: must be True or False": lambda: own(map_on_cpu=1),
     "shards = 0: must be at least 1": lambda: dataclasses.replace(digits(sharded=True), shards=0),
     "shards = -2: must be at least 1": lambda: dataclasses.replace(digits(sharded=True), shards=-2),
     "workers = 0": lambda: digits().batch_indices(0, 0),

@@ -1,4 +1,4 @@
-"""Replays of random clusters, methods and problems, in each way of computing them: the numbers of the loop over events.
+"""Replays of random clusters, methods and problems, in each form of computing: the numbers of the loop over events.
 
 Strategies draw only what can be replayed, so that nothing is skipped: an `InputError` fails a test.
 """
@@ -31,25 +31,16 @@ from asyncsim import (
     first_of,
     methods,
     problems,
+    recorders,
     rounds,
     simulate,
 )
 from asyncsim.methods import Timing
 from asyncsim.replays import tuning
-from asyncsim.replays.dispatched import Apart
-from asyncsim.replays.halves import Halved
 from asyncsim.replays.replay import Replay
-from asyncsim.replays.replay_state import ReplayState
 from asyncsim.study.cell import meet
 
-#: The state that a replay has in each way, and the sizes with which small problems are replayed so. The kernel has
-#: pieces of several commits for problems of up to ten parameters, and of one for the others.
-WAYS = {
-    "kernel": (ReplayState, {"_FEW_PARAMETERS": 11, "cores": lambda: 1}),
-    "batched": (ReplayState, {"_LOOPING": (), "_CPU_FEW": tuning._ACCELERATOR, "_CPU_MANY": tuning._ACCELERATOR}),
-    "dispatched": (Apart, {"_LONG_VECTOR": 0, "cores": lambda: 2}),
-    "halves": (Halved, {"_FEW_PARAMETERS": 1, "_LONG_WAVE": 0, "cores": lambda: 2}),
-}
+FORMS = ("single", "batch", "dispatched")
 
 
 def by_name(name):
@@ -78,22 +69,19 @@ PROBLEMS = {
 
 class Combination(NamedTuple):
     seed: int
-    way: str
+    form: str
     rule: str
     problem: str
     cluster: Cluster
     commits: int
-    diagnosed: bool
+    looks: bool
 
 
 @functools.cache
-def can_be(way, rule):
-    """Whether a method can be replayed in a way; what each needs is told in `asyncsim.replays.ways`."""
+def can_be(form, rule):
+    """Whether a method can be replayed in a form: where commits are dispatched, there are no arrays of all rows."""
     method = RULES[rule]()
-    keeps = method.resume is not None or jax.tree.leaves(jax.eval_shape(method.optimizer.init, np.ones(2)))
-    apart = not method.sees_memories and method.timing.read_blocks is None
-    halves = apart and method.elementwise and not keeps
-    return {"kernel": True, "batched": True, "dispatched": apart, "halves": halves}[way]
+    return form != "dispatched" or (not method.sees_memories and method.timing.read_blocks is None)
 
 
 def policies(cluster):
@@ -116,13 +104,13 @@ def policies(cluster):
 
 
 @st.composite
-def clusters_of(draw, way, method):
-    """Clusters whose traces a method can be replayed on, in this way."""
+def clusters_of(draw, form, method):
+    """Clusters whose traces a method can be replayed on, in this form."""
     cluster = draw(clusters(sizes=(2, 9)))
     windows = st.lists(st.integers(1, 3), min_size=cluster.workers, max_size=cluster.workers)
     window, discipline = st.just(cluster.window) | windows, st.sampled_from([cluster.discipline, "lock_free"])
     cluster = dataclasses.replace(cluster, window=draw(window), discipline=draw(discipline))
-    if way in ("kernel", "batched") and draw(st.booleans()):
+    if form != "dispatched" and draw(st.booleans()):
         torn = Timing(protocol="write_then_read", discipline="lock_free", read_blocks=draw(st.integers(2, 4)))
         cluster = meet(cluster, torn)
     cluster = meet(cluster, method.timing)
@@ -132,16 +120,16 @@ def clusters_of(draw, way, method):
 
 
 @st.composite
-def combinations(draw, ways, rules):
+def combinations(draw, forms, rules):
     # Hypothesis begins with the simplest of all, the same in every test: its time is better spent. Then it changes
     # what is drawn first.
     seed = draw(st.integers(0, 2**32))
     assume(seed)
-    way, rule = draw(st.sampled_from([pair for pair in itertools.product(ways, rules) if can_be(*pair)]))
-    problem = draw(st.sampled_from([name for name in PROBLEMS if (way, name) != ("halves", "stateful")]))
-    cluster = draw(clusters_of(way, RULES[rule]()))
+    form, rule = draw(st.sampled_from([pair for pair in itertools.product(forms, rules) if can_be(*pair)]))
+    problem = draw(st.sampled_from(list(PROBLEMS)))
+    cluster = draw(clusters_of(form, RULES[rule]()))
     # The last part of a run has at least ten commits, as some methods move only now and then.
-    return Combination(seed, way, rule, problem, cluster, draw(st.integers(160, 200)), draw(st.booleans()))
+    return Combination(seed, form, rule, problem, cluster, draw(st.integers(160, 200)), draw(st.booleans()))
 
 
 @pytest.fixture(autouse=True)
@@ -160,26 +148,25 @@ def anew():
 
 
 def assert_the_loop(combination):
-    """Replay a combination in its way and no other: the method is made anew, so that nothing is compiled for it yet."""
-    seed, way, rule, problem, cluster, commits, diagnosed = combination
-    state, sizes = WAYS[way]
+    """Replay a combination in its form: the method is made anew, so that nothing is compiled for it yet."""
+    seed, form, rule, problem, cluster, commits, looks = combination
     trace, stops = simulate(cluster, commits, seed), np.r_[EVERY:commits:EVERY, commits]
     # A method that waits for a version does not move without one, and no deviation is relative to nothing.
     assume(np.diff(np.r_[0, trace.taken_up.frame["version"].to_numpy()[stops - 1]]).all())
-    options = {"stops": stops, "diagnose_every": 2 if diagnosed else 0, "diagnose_energy": diagnosed}
-    with mock.patch.multiple(tuning, **sizes), np.errstate(invalid="raise"):
-        running = Replay(trace, RULES[rule](), PROBLEMS[problem](cluster.workers), precision="float64", **options)
-        assert type(running.running._held) is state
+    record = [recorders.energy(tensors=2 * looks), *([recorders.diagnostics(2)] if looks else [])]
+    options = {"stops": stops, "record": record, "form": form, "precision": "float64"}
+    with mock.patch.object(tuning, "_CPU", tuning._ACCELERATOR), np.errstate(invalid="raise"):
+        running = Replay(trace, RULES[rule](), PROBLEMS[problem](cluster.workers), **options)
         found = event_loop.forced_deviation(running, EVERY)
     assert max(found.values()) < FORCED, found
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_each_way_is_the_loop(way, data):
-    assert_the_loop(data.draw(combinations([way], RULES)))
+def test_each_form_is_the_loop(form, data):
+    assert_the_loop(data.draw(combinations([form], RULES)))
 
 
 @pytest.mark.full
@@ -187,4 +174,4 @@ def test_each_way_is_the_loop(way, data):
 @settings(max_examples=1, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_each_method_is_the_loop(rule, data):
-    assert_the_loop(data.draw(combinations(WAYS, [rule])))
+    assert_the_loop(data.draw(combinations(FORMS, [rule])))

@@ -152,7 +152,7 @@ def test_a_run_is_the_numpy_loop(run):
     problem, start, gradient = PROBLEMS[name](cluster.workers, np.random.default_rng(seed))
     trace = asyncsim.simulate(cluster, commits, seed)
     method = make(learning_rate=RATE)
-    found = asyncsim.replay(trace, method, problem, seed, precision="float64", diagnose_every=0, progress=False).params
+    found = asyncsim.replay(trace, method, problem, seed, precision="float64", progress=False).params
     expected = numpy_loop(trace, formula, start, gradient)
     assert jax.tree.leaves(found)[0].dtype == np.float64
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * max(1, abs(expected).max()))

@@ -11,7 +11,18 @@ from cases import FORCED, OWN, make_method, make_problem, make_trace, mean_of_fo
 from event_loop import RECORDED, EventLoop, deviation
 
 import asyncsim.replays.plan
-from asyncsim import Cluster, Gamma, InputError, Trace, methods, prescribed, problems, replay_ensemble, simulate
+from asyncsim import (
+    Cluster,
+    Gamma,
+    InputError,
+    Trace,
+    methods,
+    prescribed,
+    problems,
+    recorders,
+    replay_ensemble,
+    simulate,
+)
 from asyncsim.methods import Method, Timing, gradient_steps
 from asyncsim.methods.method import send_update
 from asyncsim.replays import replay as replay_module
@@ -44,7 +55,7 @@ def test_the_size_of_pieces_changes_nothing(sizes, protocol):
     ends = []
     for pieces in ((1,), (3,), (1, 2, 4, 8)):
         sizes(piece_sizes=pieces)
-        run = replay(trace, method, problem, precision="float64", progress=False)
+        run = replay(trace, method, problem, precision="float64", record=[recorders.energy()], progress=False)
         ends.append((run.params, run.commits[list(RECORDED)]))
     for params, commits in ends[1:]:
         assert deviation(params, ends[0][0]) < FORCED
@@ -186,7 +197,7 @@ def watched():
 def test_diagnostics_summarise_what_the_method_shows():
     curvature = np.linspace(0.1, 1, 16)
     problem, method, trace = problems.quadratic(curvature), watched(), make_trace("write_then_read", commits=300)
-    run = replay(trace, method, problem, precision="float64", diagnose_every=10, progress=False)
+    run = replay(trace, method, problem, precision="float64", record=[recorders.diagnostics(10)], progress=False)
     loop = EventLoop(trace, method, problem)
     loop.run(0, 300)
     table = run.diagnostics
@@ -212,14 +223,14 @@ def test_a_run_ends_with_the_commit_that_diverges(precision, protocol):
     with jax.enable_x64(precision == "float64"), np.errstate(over="ignore", invalid="ignore"):
         loop = EventLoop(trace, method, problem, dtype=jnp.dtype(precision))
         expected = loop.run(0, len(trace))
-    finite = np.logical_and.reduce([np.isfinite(expected[name]) for name in RECORDED])
+    finite = np.logical_and.reduce([np.isfinite(expected[name]) for name in RECORDED[:2]])
     first = int(np.argmin(finite))
     assert 10 < first < len(trace) - 1
     run = replay(trace, method, problem, precision=precision, evaluate_every=2, progress=False)
     assert (run.status, run.diverged_at, len(run.commits)) == ("diverged", first, first + 1)
     last = run.commits.iloc[-1]
-    assert not np.isfinite(last[list(RECORDED)].astype(float)).all()
-    assert np.isfinite(run.commits.iloc[:-1][list(RECORDED)].to_numpy()).all()
+    assert not np.isfinite(last[[*RECORDED[:2]]].astype(float)).all()
+    assert np.isfinite(run.commits.iloc[:-1][[*RECORDED[:2]]].to_numpy()).all()
     assert run.evaluations["commit"].max() <= first and np.isfinite(run.evaluations["train_loss"]).all()
     assert run.evaluations["commit"].tolist() == list(range(0, first + 1, 14))
 
@@ -244,13 +255,6 @@ def test_divergence_stops_a_replay_that_is_advanced_by_hand():
         ("precision", "float"),
         ("evaluate_every", 0),
         ("evaluate_every", 2.5),
-        ("diagnose_every", -1),
-        ("diagnose_every", 0.5),
-        ("proxy_momentum", 1.0),
-        ("proxy_momentum", -0.1),
-        ("proxy_momentum", "high"),
-        ("diagnose_energy", "yes"),
-        ("diagnose_energy", None),
         ("progress", 1),
     ],
 )
@@ -304,7 +308,9 @@ def test_a_server_that_starts_from_the_central_variable():
 def test_what_is_recorded_changes_no_result():
     trace = simulate(Cluster(3, Gamma(1.0, cv=0.5)), 300)
     often, seldom = (
-        replay(trace, make_method("gem"), make_problem("digits"), diagnose_every=d, evaluate_every=e).commits["loss"]
+        replay(
+            trace, make_method("gem"), make_problem("digits"), record=[recorders.diagnostics(d)], evaluate_every=e
+        ).commits["loss"]
         for d, e in ((1, 1), (7, 100))
     )
     assert np.array_equal(often, seldom)

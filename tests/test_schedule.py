@@ -2,14 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, strategies
 
 from asyncsim import Cluster, simulate
-from asyncsim.methods import Visit
-from asyncsim.replays.replay_state import Pieces, ReadsOfPiece
-from asyncsim.replays.schedule import Clock, independent, plan_groups
+from asyncsim.replays.schedule import Clock, plan_groups
 
 
 def needed_by(workers):
@@ -80,35 +77,3 @@ def test_threads_share_what_a_barrier_lets_go():
 def test_longer_local_steps_take_a_thread_for_longer():
     groups, _ = plan([-math.inf] * 6, threads=2, room=1, chunk=6, steps=[4, 1, 1, 1, 1, 1])
     assert [thread for _, _, thread, _ in groups] == [0, 1, 1, 1, 1, 0]
-
-
-@given(strategies.data())
-def test_groups_are_as_long_as_nothing_depends_on_another(data):
-    """Against a walk over the commits."""
-    count, room, kinds = (
-        data.draw(strategies.integers(1, 40)),
-        data.draw(strategies.integers(1, 9)),
-        strategies.integers(0, 6),
-    )
-    workers, slots = (data.draw(strategies.lists(kinds, min_size=count, max_size=count)) for _ in range(2))
-    reads = data.draw(strategies.lists(strategies.lists(kinds, max_size=2), min_size=count, max_size=count))
-    expected, begun, committed, changed = [], 0, set(), set()
-    for i in range(count):
-        if i - begun == room or workers[i] in committed or slots[i] in changed:
-            expected.append((begun, i))
-            begun, committed, changed = i, set(), set()
-        committed.add(workers[i])
-        changed.update(reads[i])
-    padded = [[*own, 0, 0][:2] for own in reads]
-    pieces = Pieces(
-        size=np.ones(count, int),
-        slot=np.array(slots)[:, None],
-        form_slot=(),
-        form_offset=(),
-        visit=Visit(staleness=0, worker=np.array(workers)[:, None], worker_step=0, commit=0, time=0, local_steps=0),
-        job=(),
-        rows=(),
-        reads=ReadsOfPiece(np.array([len(own) for own in reads]), np.array(padded), offset=()),
-        form_reads=(),
-    )
-    assert list(independent(pieces, count, room)) == [*expected, (begun, count)]

@@ -72,9 +72,7 @@ def test_replays_grow_and_shrink_as_the_maps_do(workers, share, together):
     trace = in_turn(workers, rounds, together)
     with jax.enable_x64(True):
         stops = np.array([rounds - 40, rounds]) * workers
-        running = Replay(
-            trace, method, problems.quadratic([1.0], start=1.0), precision="float64", stops=stops, diagnose_every=0
-        )
+        running = Replay(trace, method, problems.quadratic([1.0], start=1.0), precision="float64", stops=stops)
         found = []
         for stop in stops:
             running.advance(int(stop))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from event_loop import EventLoop
 
-from asyncsim import Cluster, Exponential, Gamma, methods, problems, simulate, theory
+from asyncsim import Cluster, Exponential, Gamma, methods, problems, recorders, simulate, theory
 from asyncsim.replays.replay import replay
 
 WORKERS, STEP, COMMITS = 10, 0.2, 60
@@ -63,7 +63,7 @@ def test_energies_are_what_their_definitions_say(protocol):
     curvature, start = np.linspace(0.2, 1, 6), np.linspace(1, 2, 6)
     trace = simulate(Cluster(5, Gamma(1.0, 0.5), service=Exponential(0.1), protocol=protocol), 200)
     problem, method = problems.quadratic(curvature, start=start), methods.downpour(rate)
-    run = replay(trace, method, problem, precision="float64", proxy_momentum=mu, progress=False)
+    run = replay(trace, method, problem, precision="float64", record=[recorders.energy(mu)], progress=False)
     loop = EventLoop(trace, method, problem)
     loop.run(0, 200)
     momentum = dict.fromkeys(range(5), np.zeros(6))
@@ -83,7 +83,7 @@ def test_gems_energies_are_its_own():
     """GEM measures from what it pulled, before its own commit, and its proxy is its own momentum."""
     trace = simulate(Cluster(5, Gamma(1.0, 0.5), service=Exponential(0.1)), 200)
     problem, method = problems.quadratic(np.linspace(0.2, 1, 6), start=np.linspace(1, 2, 6)), methods.gem(0.1, 0.7)
-    run = replay(trace, method, problem, precision="float64", proxy_momentum=0.1, progress=False)
+    run = replay(trace, method, problem, precision="float64", record=[recorders.energy(0.1)], progress=False)
     # The loop's versions are the replay's up to round-off, which GEM amplifies little over so few commits.
     loop = EventLoop(trace, method, problem)
     pulled = dict.fromkeys(range(5), loop.central)
@@ -103,5 +103,12 @@ def test_one_gem_worker_spends_the_energy_of_its_proxy():
     """Eq. 13, compliance: where the server's move and the update have one sign, the two energies are equal."""
     trace = simulate(Cluster(1, Exponential(1.0), protocol="read_then_write"), 40)
     problem = problems.quadratic([0.01], start=[100.0])  # the gradient never changes its sign
-    run = replay(trace, methods.gem(0.05, 0.9, pi_max=None), problem, precision="float64", progress=False)
+    run = replay(
+        trace,
+        methods.gem(0.05, 0.9, pi_max=None),
+        problem,
+        precision="float64",
+        record=[recorders.energy()],
+        progress=False,
+    )
     np.testing.assert_allclose(run.commits["central_energy"], run.commits["proxy_energy"], rtol=1e-10)

@@ -10,7 +10,7 @@ import pytest
 
 from asyncsim import InputError, problems, tracing
 from asyncsim.methods import Method, gradient_steps
-from asyncsim.replays.method_check import check_method
+from asyncsim.methods.check import check_method
 from asyncsim.tracing import told
 
 X = np.zeros((20, 5), np.float32)

@@ -61,7 +61,7 @@ class Cut:
         self.trace, self.waves = trace, find_waves(trace)
         waves = self.waves
         self.reads = separate_reads(waves.read, waves.slot) if waves.reads == "separate" else NO_READS
-        self.forms = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else NO_READS
+        self.forms = separate_reads(waves.push, waves.push_slot) if waves.separate_pushes else NO_READS
         kinds = tuple(kind for kind in (self.reads, self.forms) if len(kind.position))
         self.room = max(piece_size, *(most_at_one_position(kind) for kind in kinds), 1)
         self.cuts = cut(waves, piece_size, kinds, self.room, np.array(starts, int))
@@ -130,13 +130,13 @@ def test_every_commit_finds_what_it_read_in_its_slot(trace, piece_size):
     """Slots are filled at a piece's end and looked into at its start, or for messages as soon as they are filled."""
     made = Cut(trace, piece_size)
     waves = made.waves
-    slots, form_slots = dict.fromkeys(range(waves.slots), 0), dict.fromkeys(range(waves.form_slots), 0)
+    slots, form_slots = dict.fromkeys(range(waves.slots), 0), dict.fromkeys(range(waves.push_slots), 0)
     for begin, end in made.pieces():
         assert [slots[waves.slot[k]] for k in range(begin, end)] == made.read[begin:end]
-        if waves.separate_forms:
+        if waves.separate_pushes:
             for k in range(begin, end):
                 # A read of this same piece is not taken from the slot.
-                assert made.form[k] >= begin or form_slots[waves.form_slot[k]] == made.form[k]
+                assert made.form[k] >= begin or form_slots[waves.push_slot[k]] == made.form[k]
         if waves.reads == "separate":
             fill(slots, made.reads, begin, end)
         else:
@@ -173,7 +173,7 @@ def test_pieces_make_every_separate_read_once(trace, piece_size):
     made = Cut(trace, piece_size)
     expected = [
         (made.reads, made.read, made.waves.slot, made.waves.reads == "separate"),
-        (made.forms, made.form, made.waves.form_slot, made.waves.separate_forms),
+        (made.forms, made.form, made.waves.push_slot, made.waves.separate_pushes),
     ]
     for kind, positions, slot, separate in expected:
         found = [
@@ -198,7 +198,7 @@ def test_pieces_make_every_separate_read_once(trace, piece_size):
 def test_protocols_are_told_apart(options, reads, separate_forms):
     cluster = Cluster(5, Exponential(1.0), service=Exponential(0.2), latency=Exponential(0.2), **options)
     waves = find_waves(simulate(cluster, 200))
-    assert (waves.reads, waves.separate_forms) == (reads, separate_forms)
+    assert (waves.reads, waves.separate_pushes) == (reads, separate_forms)
     assert waves.slots == 5 or reads == "separate"
 
 

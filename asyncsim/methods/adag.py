@@ -74,5 +74,4 @@ def adag(
         optimizer=local,
         message=message,
         apply=apply,
-        elementwise=True,
     )

@@ -40,7 +40,6 @@ def adaptive_staleness(
         hyperparameters=named,
         optimizer=local,
         apply=apply,
-        elementwise=True,
     )
 
 

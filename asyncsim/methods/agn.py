@@ -41,4 +41,4 @@ def agn(
     def message(worker, update, start, central, visit):
         return update / visit.local_steps.astype(update.dtype), worker, {}
 
-    return Method(name="agn", hyperparameters=named, optimizer=local, message=message, elementwise=True)
+    return Method(name="agn", hyperparameters=named, optimizer=local, message=message)

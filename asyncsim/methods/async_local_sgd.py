@@ -77,7 +77,6 @@ def async_local_sgd(
         message=message,
         apply=apply,
         init_server=outer.init,
-        elementwise=server_optimizer is None,
     )
 
 
@@ -187,5 +186,4 @@ def delayed_nesterov(
         message=message,
         apply=apply,
         init_server=init_server,
-        elementwise=True,
     )

@@ -51,5 +51,4 @@ def averaging(
         apply=add_mean,
         init_server=empty_buffer,
         timing=Timing(policy=needed),
-        elementwise=True,
     )

@@ -90,7 +90,7 @@ def damping(
     if law == "rank":
         require_nonnegative("threshold", threshold)
         require_share("strength", strength)  # above one the factors of the stalest would be negative
-        rules: dict[str, Any] = {"apply": _by_rank(strength), "init_server": _no_counts, "elementwise": False}
+        rules: dict[str, Any] = {"apply": _by_rank(strength), "init_server": _no_counts}
     else:
         require_choice("law", law, [*_LAWS, "rank"])
         weight = staleness_weight(law, strength, threshold)
@@ -98,7 +98,7 @@ def damping(
         def apply(server, central, message, memory, visit):
             return Applied(central + weight(visit, central) * message, server, memory)
 
-        rules = {"apply": apply, "elementwise": True}
+        rules = {"apply": apply}
     return Method(
         name="damping",
         hyperparameters={**named, "law": law, "strength": strength, "threshold": threshold},
@@ -178,5 +178,4 @@ def delay_adaptive(
         hyperparameters={"learning_rate": learning_rate, "rule": rule, "smoothness": smoothness},
         optimizer=gradient_steps(learning_rate),
         apply=apply,
-        elementwise=True,
     )

@@ -50,7 +50,6 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         init_memory=jnp.zeros_like,
         reply=lambda server, central, memory, visit: central + mu * server,
         timing=Timing(window=1),
-        elementwise=True,
     )
 
 
@@ -91,5 +90,4 @@ def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         message=message,
         init_worker=jnp.zeros_like,
         timing=Timing(window=1),
-        elementwise=True,
     )

@@ -90,5 +90,4 @@ def dc_asgd(
         apply=apply,
         init_server=jnp.zeros_like if adaptive else lambda central: (),
         timing=Timing(window=1),
-        elementwise=True,
     )

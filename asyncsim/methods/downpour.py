@@ -42,7 +42,7 @@ def downpour(
     Dean et al. 2012, "Large scale distributed deep networks", algorithm 1.1 of its appendix.
     """
     named, local = local_steps(learning_rate, optimizer)
-    return Method(name="downpour", hyperparameters=named, optimizer=local, elementwise=True)
+    return Method(name="downpour", hyperparameters=named, optimizer=local)
 
 
 def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None = 8) -> Method:

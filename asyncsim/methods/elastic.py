@@ -105,7 +105,6 @@ def aeasgd(
         init_worker=lambda central: ElasticWorker(central, jnp.zeros_like(central) if remembers else ()),
         resume=lambda worker, read: worker.replica,
         timing=Timing(window=1) if remembers else Timing(),
-        elementwise=True,
     )
 
 
@@ -167,7 +166,6 @@ def eamsgd(
         init_worker=lambda central: ElasticWorker(central, ()),
         resume=lambda worker, read: worker.replica,
         look_ahead=look_ahead,
-        elementwise=True,
     )
 
 
@@ -239,7 +237,6 @@ def easgd(
         init_worker=lambda central: ElasticWorker(central, ()),
         resume=lambda worker, read: worker.replica,
         timing=Timing(policy=needed),
-        elementwise=True,
     )
 
 

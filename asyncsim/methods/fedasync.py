@@ -79,7 +79,6 @@ def fedasync(
         optimizer=local if isinstance(rho, float | int) and rho == 0 else optax.chain(spring(rho), local),
         message=message,
         apply=apply,
-        elementwise=True,
     )
 
 

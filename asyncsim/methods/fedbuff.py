@@ -86,5 +86,4 @@ def fedbuff(
         apply=apply,
         init_server=lambda central: (empty_buffer(central), outer.init(central)),
         timing=Timing(policy=needed),
-        elementwise=server_optimizer is None,
     )

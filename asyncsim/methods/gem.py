@@ -105,5 +105,4 @@ def gem(
         origin=lambda worker, read: worker.pulled,
         proxy=lambda worker: worker.momentum,
         timing=Timing(protocol="read_then_write") if variant == "paper" else Timing(),
-        elementwise=True,
     )

@@ -160,7 +160,6 @@ def lsgd(
         init_memory=init_memory,
         reply=lambda server, central, memory, visit: server,
         timing=Timing(protocol="exchange", window=1 if step_pull else None),
-        elementwise=True,
         sees_loss=True,
         sees_memories=True,
     )
@@ -231,7 +230,6 @@ def lgd(
         init_worker=lambda central: central - pull * central,
         resume=lambda worker, read: worker + pull * read,
         timing=Timing(policy=needed),
-        elementwise=True,
         sees_loss=True,
     )
 

@@ -192,18 +192,12 @@ class Method(NamedTuple):
         others the replay keeps one.
     timing : Timing
         What the trace must provide.
-    elementwise : bool
-        Whether message, apply, reply, resume, origin and proxy work element by element, and each array of their states
-        whose last axis is as long as the vectors is a vector: several devices, or two threads of a CPU, then divide the
-        vectors among them. A norm, a length or a random draw would then be that of a part: leave it False for those.
-        Some commits are computed both ways first, and a method for which that shows is refused. Diagnostics may be
-        anything.
     sees_loss : bool
         Whether visits tell the loss, for methods whose values depend on it.
     sees_memories : bool
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers as they are before this commit.
     draws : bool
-        Whether visits have a key, for methods that draw random numbers. They cannot be ``elementwise``.
+        Whether visits have a key, for methods that draw random numbers.
     """
 
     name: str
@@ -220,7 +214,6 @@ class Method(NamedTuple):
     origin: Callable[[State, Array], Array] | None = None
     proxy: Callable[[State], Array] | None = None
     timing: Timing = Timing()
-    elementwise: bool = False
     sees_loss: bool = False
     sees_memories: bool = False
     draws: bool = False

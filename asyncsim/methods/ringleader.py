@@ -136,7 +136,6 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
         init_memory=init_memory,
         reply=lambda server, central, memory, visit: memory.point,
         timing=Timing(protocol="exchange", window=1),
-        elementwise=True,
     )
 
 

@@ -62,5 +62,4 @@ def softsync(
         apply=add_mean,
         init_server=empty_buffer,
         timing=Timing(policy=needed),
-        elementwise=True,
     )

@@ -40,7 +40,6 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
         apply=add_mean,
         init_server=empty_buffer,
         timing=Timing(policy=needed),
-        elementwise=True,
     )
 
 

@@ -104,7 +104,6 @@ def characters(
         test=test,
         batch_size=batch_size,
         sharded=sharded,
-        map_on_cpu=True,
         config={
             "batch_size": batch_size,
             "sharded": sharded,

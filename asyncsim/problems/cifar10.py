@@ -151,7 +151,6 @@ def cifar10_from_arrays(
         batch_size=batch_size,
         sharded=sharded,
         predict=predict,
-        map_on_cpu=True,
         config={"batch_size": batch_size, "sharded": sharded, "network": network},
     )
 

@@ -25,7 +25,6 @@ def custom(
     init_state: Callable[[], Tree] | None = None,
     name: str = "custom",
     sharded: bool = False,
-    map_on_cpu: bool = False,
     config: dict[str, Any] | None = None,
     predict: Callable[[Tree, Tree], jax.Array] | None = None,
 ) -> Problem:
@@ -58,8 +57,6 @@ def custom(
         Name of one line, for tables and file names.
     sharded : bool
         Worker ``i`` of ``n`` draws from its own examples ``i, i + n, ...`` instead of from all.
-    map_on_cpu : bool
-        On a CPU, do not compute the gradients of several workers as one batch: for convolutions. See `Problem`.
     config : dict, optional
         Further values for provenance; runs are saved with arrays as lists, and what JSON has not as text.
     predict : callable, optional
@@ -92,7 +89,6 @@ def custom(
         init_state=init_state,
         sharded=sharded,
         predict=predict,
-        map_on_cpu=map_on_cpu,
         config={"batch_size": batch_size, "sharded": sharded, **(config or {})},
     )
     own = f"evaluate({_evaluated(init_state is not None)})"

@@ -138,7 +138,6 @@ def mnist_from_arrays(
         sharded=sharded,
         predict=predict,
         # The perceptron too: a matrix product with the weights of several workers is no quicker than one by one.
-        map_on_cpu=True,
         config=config if network == "mlp" else config | {"dropout": probability},
     )
 

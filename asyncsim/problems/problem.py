@@ -57,10 +57,6 @@ class Problem:
         ``predict(params, data)`` returns the scores of the classes before the softmax, shape ``[examples, classes]``,
         of some examples with a ``"label"``; deterministic. None where there are no classes to predict, or they are not
         said.
-    map_on_cpu : bool
-        On a CPU, the gradients of several workers are quicker one after the other than as one batch
-        (convolutions: batching over weights makes them grouped). From 2,000 parameters on they are never a batch there;
-        where a CPU has several devices those of a problem that says so may be divided among these (see `replay`).
 
     Raises
     ------
@@ -80,14 +76,12 @@ class Problem:
     sharded: bool = False
     shards: int | None = None
     predict: Callable[[Tree, Tree], jax.Array] | None = None
-    map_on_cpu: bool = False
     config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         require_threads()
         require_name("problem", self.name)
-        for switch in ("sharded", "map_on_cpu"):
-            require_switch(switch, getattr(self, switch))
+        require_switch("sharded", self.sharded)
         if self.shards is not None:
             require_count("shards", self.shards)
         if self.test is not None:

@@ -13,7 +13,6 @@ order: there they mostly are the recording bit for bit.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +24,11 @@ import pandas as pd
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.real.computing import Computing, Parameters, State, load_state
+from asyncsim.real.computing import RECORDER, Computing, Parameters, State, load_state
 from asyncsim.real.recording import STATES, Recorded
-from asyncsim.replays.programs import Same, cast
+from asyncsim.replays.programs import cast
 from asyncsim.replays.replay import Replay
-from asyncsim.replays.replay_state import ReplayState
+from asyncsim.replays.state import ReplayState
 from asyncsim.replays.waves import find_waves
 
 #: Largest relative difference of parameters and losses over a thousand commits, by precision.
@@ -98,7 +97,6 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         There are no states.
     """
     header = recorded.header
-    problem = _in_turn(Same(problem))
     paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("[0-9]*.npz"))}
     paths = {stop: path for stop, path in paths.items() if stop <= len(recorded.commits)}
     if not paths:
@@ -130,11 +128,6 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     return Agreement(pd.DataFrame(table), BARS[header.precision])
 
 
-@functools.lru_cache(maxsize=4)  # what is compiled for a problem is kept by the very object
-def _in_turn(problem: Same) -> Problem:
-    return dataclasses.replace(problem.value, map_on_cpu=True)
-
-
 class _Followed(NamedTuple):
     """The loss of each commit, and the central variable at the checkpoints."""
 
@@ -154,7 +147,8 @@ def _follow(
         recorded.header.seed,
         precision=recorded.header.precision,
         stops=np.unique([*paths, commits]),
-        diagnose_every=0,
+        record=[RECORDER],
+        form="single",
         devices=jax.devices()[:1],
     )
     central: dict[int, np.ndarray] = {}
@@ -179,7 +173,7 @@ def _replay_state(state: State, replay: Replay) -> ReplayState:
     """
     stop, waves, now = replay.position, find_waves(replay.trace), replay.state
     read: Any = np.array(now.read)
-    form: Any = np.array(now.form)
+    push_read: Any = np.array(now.push_read)
     waiting: dict[int, int] = {}
     worker = replay.trace.frame["worker"].to_numpy()
     for commit in range(stop, len(worker)):
@@ -191,8 +185,8 @@ def _replay_state(state: State, replay: Replay) -> ReplayState:
                 atomic = waves.reads != "separate"  # perhaps a reply, which is more than the central variable
                 own = atomic or waves.read[commit] < stop
                 read[waves.slot[commit]] = held[worker[commit]] if own else state.central
-        if ahead == 0 and waves.separate_forms and waves.form[commit] <= stop:
-            seen = state.pulled[worker[commit]] if waves.form[commit] < stop else state.central
-            form[waves.form_slot[commit]] = seen
+        if ahead == 0 and waves.separate_pushes and waves.push[commit] <= stop:
+            seen = state.pulled[worker[commit]] if waves.push[commit] < stop else state.central
+            push_read[waves.push_slot[commit]] = seen
     rows = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *state.workers)
-    return ReplayState(state.central, state.server, read, form, rows)
+    return ReplayState(state.central, state.server, (), read, push_read, rows)

@@ -15,20 +15,22 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.files import write_whole
+from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.real.options import Processes
 from asyncsim.real.recording import RECORDED, Account, Event, Header
-from asyncsim.replays.commits import build_visit
-from asyncsim.replays.division import Division
+from asyncsim.recorders import energy
+from asyncsim.replays.commit import build_commit, observe, row_after
 from asyncsim.replays.draws import method_key, visit_key
-from asyncsim.replays.flat import flatten
-from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
-from asyncsim.replays.method_check import check_method
+from asyncsim.replays.local import Learner, LocalResult, build_local, flatten, from_vector
 from asyncsim.replays.programs import Same, as_data, cast
-from asyncsim.replays.replay_state import PROXY_MOMENTUM, Layout, WorkerRow
 from asyncsim.replays.running import problem_state, start
+from asyncsim.replays.state import WorkerRow
 from asyncsim.tracing import forget_other_precision, whole_products
+
+#: What the server records of each commit besides its loss and the length of its step.
+RECORDER = energy()
 
 
 class Job(NamedTuple):
@@ -144,22 +146,13 @@ class Parameters:
             row = WorkerRow(
                 method=method.init_worker(central),
                 memory=method.init_memory(central),
-                proxy=() if method.proxy else jnp.zeros_like(central),
+                recorders=(RECORDER.init(method, central),),
                 learner=computing.first_learner(),
             )
             each = (central,) * processes.workers
             self.state = State(central, method.init_server(central), (row,) * processes.workers, each, each)
-        layout = Layout(
-            division=Division(1, 1, central.size, by_parameters=False),
-            in_turn=True,
-            reads_size=0,
-            form_reads_size=0,
-            reads="before" if processes.protocol == "read_then_write" else "after",
-            separate_forms=processes.pulls,
-            window=processes.window,
-            proxy_momentum=PROXY_MOMENTUM,
-        )
-        self._visited = _compiled_visit(Same(method), layout)
+        reads = "before" if processes.protocol == "read_then_write" else "after"
+        self._commit = _compiled_commit(Same(method), reads, processes.pulls)
         self._start = jax.jit(method.resume) if method.resume else lambda worker, read: read
 
     def job(self, worker: int, account: Account) -> Job:
@@ -178,16 +171,15 @@ class Parameters:
         with jax.enable_x64(self._x64):
             typed |= {"time": np.asarray(row["commit_time"], self._dtype), "completes": np.bool_(True)}
             visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
-            made, pulled = (start, update, jnp.zeros((), self._dtype), learner), state.pulled[worker]
-            central, server, kept, learner, replied, numbers = self._visited(
-                state.central, state.server, state.workers[worker], state.read[worker], made, pulled, visit
-            )
+            own, pulled = state.workers[worker]._replace(learner=()), state.pulled[worker]
+            brought = state.read[worker], start, update, jnp.zeros((), self._dtype), pulled, visit
+            central, server, kept, seen, numbers = self._commit(state.central, state.server, own, *brought)
             _, *recorded = np.asarray(numbers).tolist()
         self.state = state._replace(
             central=central,
             server=server,
             workers=_put(state.workers, worker, kept._replace(learner=learner)),
-            read=_put(state.read, worker, pulled if self._processes.pulls else replied),
+            read=_put(state.read, worker, pulled if self._processes.pulls else seen),
         )
         return dict(zip(RECORDED[1:], recorded, strict=True))
 
@@ -202,8 +194,17 @@ class Parameters:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled_visit(same_method: Same, layout: Layout) -> Any:
-    return jax.jit(whole_products()(build_visit(same_method.value, layout)))
+def _compiled_commit(same_method: Same, reads: str, pulls: bool) -> Any:
+    """Return the jitted commit of a replay, with the numbers that are recorded of it."""
+    commit, resumes = build_commit(same_method.value, reads), same_method.value.resume is not None
+
+    def commit_and_record(central, server, row, read, start, update, loss, pulled, visit):
+        brought = read, start if resumes else read, update, loss, pulled if pulls else central, visit
+        made, seen = commit(central, server, row, *brought)
+        recorders, numbers = observe([RECORDER], row.recorders, made)
+        return made.central, made.server, row_after(made, recorders), seen, numbers
+
+    return jax.jit(whole_products()(commit_and_record))
 
 
 def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

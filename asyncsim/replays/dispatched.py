@@ -1,13 +1,14 @@
 """Commits dispatched a few at a time: for long vectors on a CPU.
 
-There it takes long to move rows of the ``[workers, parameters]`` arrays of `asyncsim.replays.kernel`. Here every vector
+There it takes long to move rows of the ``[workers, parameters]`` arrays of `asyncsim.replays.pieces`. Here every vector
 is an array of its own, and what is only passed on is not copied: a worker reads the central variable itself. Gradients
 are dispatched in groups, ahead of their turn to be committed, once all that they start from is: groups are computed
 side by side, the gradients of each one after the other. So are its commits, in one call.
 """
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,18 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.methods.method import Array, Method, State
-from asyncsim.replays.allocation import keep, trim
-from asyncsim.replays.calls import Column, build_call, calls, records
-from asyncsim.replays.diagnosis import Applying, Formed, build_diagnose
-from asyncsim.replays.flat import Flat
+from asyncsim.recorders import Recorder
+from asyncsim.replays.commit import build_commit, observe, row_after
 from asyncsim.replays.groups import Chunk, Made, build_gradients
-from asyncsim.replays.local import LocalResult
-from asyncsim.replays.replay_state import Layout, Pieces, Records, ReplayState, WorkerRow, initial_state
-from asyncsim.replays.side_by_side import SideBySide
+from asyncsim.replays.local import Flat, LocalResult
+from asyncsim.replays.look import Met
+from asyncsim.replays.passing import Passing
+from asyncsim.replays.schedule import Group
+from asyncsim.replays.side_by_side import SideBySide, keep, trim
+from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, initial_state
 from asyncsim.replays.tuning import AHEAD, commits_between_trims
 
 #: Where `asyncsim.replays.groups.build_gradients`' function gets memory for what it makes.
 _INTO = 4
+#: For `Passing`: results 1 and 2 of the call, the server's and the recorders' states and the workers' rows, may have
+#: the memory of arguments 1 and 2. The central variable and what was read of it have other owners.
+_REPLACED = {1: 1, 2: 2}
 
 
 class Apart(NamedTuple):
@@ -34,14 +39,15 @@ class Apart(NamedTuple):
 
     central: Array
     server: State
+    recorders: tuple[State, ...]
     read: list[Array]
-    form: list[Array]
+    push_read: list[Array]
     workers: list[WorkerRow]
     upcoming: Chunk | None = None  #: what follows, with gradients that are begun
 
 
 class Dispatched:
-    """The `asyncsim.replays.programs.Way` of a state whose rows are apart, in pieces of one commit.
+    """The `asyncsim.replays.programs.Engine` of a state whose rows are apart, in pieces of one commit.
 
     At most ``at_once`` groups, of up to ``room`` gradients, are computed at a time.
     """
@@ -51,27 +57,28 @@ class Dispatched:
     def __init__(
         self,
         method: Method,
+        recorders: tuple[Recorder, ...],
         local: Callable[..., LocalResult],
         flat: Flat,
         layout: Layout,
         device: Any,
         at_once: int,
         room: int,
+        parameters: int,
     ):
-        self._method, self._layout, self._flat, self._device = method, layout, flat, device
-        self._at_once, self._room = at_once, room
-        self._diagnose = build_diagnose(method, flat, layout)
+        self._method, self._recorders, self._layout = method, recorders, layout
+        self._flat, self._device, self._at_once, self._room = flat, device, at_once, room
         self._gradients = SideBySide(build_gradients(method, local, flat, room), at_once, used_up=(_INTO,))
-        self._trim_every, self._made = commits_between_trims(layout.division.parameters), itertools.count(1)
+        self._trim_every, self._made = commits_between_trims(parameters), itertools.count(1)
         if not self._trim_every:  # of very long vectors, free memory is given back instead
             keep()
         # A message that is formed of what an earlier read saw may need what a commit of the same group makes.
-        self._together = 1 if layout.separate_forms else room
-        self._commit = build_call(method, layout, room)
+        self._together = 1 if layout.separate_pushes else room
+        self._commit = _build_call(method, recorders, layout, room)
 
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
-    ) -> tuple[Apart, Records, Array]:
+    ) -> tuple[Apart, "Numbers"]:
         """Run planned pieces, ``count`` and no padding.
 
         Of the pieces that are ``following``, if they are known, gradients are begun. The state given is used up.
@@ -82,16 +89,12 @@ class Dispatched:
         upcoming = None if following is None else self._chunk(now, data, key, following, chunk)
         assert chunk.commits == count
         recorded: list[Array] = []
-        first: Any = None
         done = 0
         while done < count:
             self._begin_groups(now, chunk, upcoming, done)
             group, wait = chunk.begun.pop(done)
             made = wait()
-            if not done:
-                update = made.result.update
-                first = update if self._room == 1 else update[0]  # a copy where groups use memory again
-            for commits in calls(group, self._together):
+            for commits in _calls(group, self._together):
                 now, numbers = self._finish(now, chunk, commits, made, commits[0] - group.begin)
                 recorded.append(numbers)
                 if self._trim_every:
@@ -100,60 +103,43 @@ class Dispatched:
                 chunk.spare.append((made.start, made.result.update, made.result.learner))
             done = group.end
         self._begin_groups(now, chunk, upcoming, done)
-        return now._replace(upcoming=upcoming), records(recorded), first
+        return now._replace(upcoming=upcoming), Numbers(recorded)
 
-    def before(self, state: Apart, pieces: Pieces) -> Formed:
-        """Return what the first commit will meet, as that of `asyncsim.replays.diagnosis.build_before` does.
-
-        Copied where a commit reuses the memory.
-        """
-
-        def copied(tree: Any) -> Any:
-            return jax.tree.map(jnp.array, tree)
-
+    def first(self, state: Apart, pieces: Pieces) -> Met:
+        """Return what the first commit meets, copied where a commit reuses the memory."""
         row = state.workers[pieces.visit.worker[0, 0]]
-        worker = copied(row.method)
-        read_before = self._layout.separate_forms and pieces.form_offset[0, 0] < 0
-        central = state.form[pieces.form_slot[0, 0]] if read_before else state.central
-        read = state.read[pieces.slot[0, 0]]
-        start = read if self._method.resume is None else self._method.resume(worker, read)
-        applied: Any = ()
-        if self._layout.diagnose_energy:
-            server, memory, proxy = copied((state.server, row.memory, row.proxy))
-            applied = Applying(server, state.central, memory, read, proxy, ())
-        return Formed(worker, start, central, applied)
+        server, recorders, row = jax.tree.map(jnp.array, (state.server, state.recorders, row))
+        pulled = self._pulled(state, pieces, 0) if self._layout.separate_pushes else state.central
+        return Met(state.central, server, recorders, row, state.read[pieces.slot[0, 0]], pulled, ())
 
-    def diagnose(self, formed: Formed, update: Array, pieces: Pieces, losses: Column) -> dict[str, list[Array]]:
-        """Return the diagnostics of the first commit, as that of `asyncsim.replays.diagnosis.build_diagnose` does."""
-        # To look at a loss is to wait for it.
-        return self._diagnose(formed, update, pieces, losses.first if self._method.sees_loss else ())
-
-    def initial_state(self, params: Any, problem_state: Any, slots: int, form_slots: int, workers: int) -> Apart:
+    def initial_state(self, params: Any, problem_state: Any, slots: int, push_slots: int, workers: int) -> Apart:
         """Return the state at version zero."""
-        one = initial_state(self._method, self._flat, params, problem_state, 1, 1, 1)
+        one = initial_state(self._method, self._recorders, self._flat, params, problem_state, 1, 1, 1)
         one = jax.device_put(one, self._device)
         row = jax.tree.map(lambda leaf: leaf[0], one.workers)
         # Each worker's own, as a commit reuses the memory of what it replaces.
         rows = [jax.tree.map(jnp.array, row) for _ in range(workers)]
-        return Apart(one.central, one.server, [one.central] * slots, [one.central] * form_slots, rows)
+        reads = [one.central] * slots, [one.central] * push_slots
+        return Apart(one.central, one.server, one.recorders, *reads, rows)
 
     def whole(self, state: Apart) -> ReplayState:
         """Return the state with all rows in one array, copied."""
         empty = jnp.zeros((0, *state.central.shape), state.central.dtype)
-        read, form = (jnp.stack(rows) if rows else empty for rows in (state.read, state.form))
+        read, push_read = (jnp.stack(rows) if rows else empty for rows in (state.read, state.push_read))
         workers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *state.workers)
-        return ReplayState(state.central, jax.tree.map(jnp.array, state.server), read, form, workers)
-
-    def problem_states(self, state: Apart) -> Any:
-        """Return the problem's non-trained state of all workers, in one array a leaf."""
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row.learner.problem for row in state.workers))
+        server, recorders = jax.tree.map(jnp.array, (state.server, state.recorders))
+        return ReplayState(state.central, server, recorders, read, push_read, workers)
 
     def from_whole(self, state: ReplayState) -> Apart:
         """Return a state whose rows are in one array with its rows apart, copied."""
         state = jax.tree.map(lambda leaf: jnp.array(leaf, device=self._device), state)
         workers = range(len(jax.tree.leaves(state.workers)[0]))
         rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.workers) for i in workers]
-        return Apart(state.central, state.server, list(state.read), list(state.form), rows)
+        return Apart(state.central, state.server, state.recorders, list(state.read), list(state.push_read), rows)
+
+    def problem_states(self, state: Apart) -> Any:
+        """Return the problem's non-trained state of all workers, in one array a leaf."""
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row.learner.problem for row in state.workers))
 
     def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces, before: Chunk | None) -> Chunk:
         shared = data, *jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
@@ -183,8 +169,7 @@ class Dispatched:
         """Dispatch the gradients that can be begun when so many of the chunk's commits are dispatched."""
         for source, passed in ((chunk, done), (upcoming, done - chunk.commits)):
             while source and (group := source.next_group(passed)):
-                commits = range(group.begin, group.end)
-                given = [self._given(now, source.workers[i], source.slots[i]) for i in commits]
+                given = [self._given(now, source.workers[i], source.slots[i]) for i in range(group.begin, group.end)]
                 source.dispatch(given + given[-1:] * (self._room - len(given)), self._memory(now, source))
             if source and source.planned:
                 return
@@ -200,16 +185,17 @@ class Dispatched:
     def _finish(self, now: Apart, chunk: Chunk, commits: range, made: Made, place: int) -> tuple[Apart, Array]:
         """Dispatch commits of a group, from that place of it on, and make the reads that follow each.
 
-        Returns the state after them and what is recorded of each, ``[commits, numbers]``.
+        Returns the state after them and the numbers of each, ``[commits, columns]``.
         """
         workers, slots = ([of[i] for i in commits] for of in (chunk.workers, chunk.slots))
         *_, (visits, _, _) = chunk.shared
-        centrals, server, rows, learners, replies, recorded = self._commit(
+        separate = self._layout.separate_pushes
+        centrals, (server, recorders), rows, learners, seen, numbers = self._commit(
             now.central,
-            now.server,
+            (now.server, now.recorders),
             [now.workers[worker]._replace(learner=()) for worker in workers],
             [now.read[slot] for slot in slots],
-            [self._form(now, chunk.pieces, i) for i in commits],
+            [self._pulled(now, chunk.pieces, i) if separate else () for i in commits],
             made,
             visits,
             np.int32(commits[0]),
@@ -218,15 +204,82 @@ class Dispatched:
         for turn, i in enumerate(commits):
             now.workers[workers[turn]] = rows[turn]._replace(learner=learners[turn])
             if self._layout.reads != "separate":
-                now.read[slots[turn]] = replies[turn]
+                now.read[slots[turn]] = seen[turn]
             for other in chunk.reads[i]:
                 now.read[other] = centrals[turn]
-            for other in chunk.form_reads[i]:
-                now.form[other] = centrals[turn]
-        return now._replace(central=centrals[-1], server=server), recorded
+            for other in chunk.push_reads[i]:
+                now.push_read[other] = centrals[turn]
+        return now._replace(central=centrals[-1], server=server, recorders=recorders), numbers
 
-    def _form(self, now: Apart, pieces: Pieces, i: int) -> Any:
-        """Return what a commit's message is formed of, if not of the central variable that the commit meets."""
-        if not self._layout.separate_forms:
-            return ()
-        return now.form[pieces.form_slot[i, 0]] if pieces.form_offset[i, 0] < 0 else now.central
+    def _pulled(self, now: Apart, pieces: Pieces, i: int) -> Array:
+        """Return the central variable that a commit's message is formed with, where that is read apart."""
+        return now.push_read[pieces.push_slot[i, 0]] if pieces.push_offset[i, 0] < 0 else now.central
+
+
+class Numbers:
+    """The numbers of the commits of some calls, ``[commits, 1, columns]``, waited for when they are asked for."""
+
+    def __init__(self, of_calls: Sequence[Array]):
+        self._of_calls = of_calls
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.concatenate([np.asarray(of_call) for of_call in self._of_calls])[:, None].astype(dtype)
+
+
+def _calls(group: Group, most: int) -> Iterator[range]:
+    """Yield a group's commits, as many for each call as a power of two says, so that few numbers are compiled."""
+    begin = group.begin
+    while begin < group.end:
+        length = 1 << min(most, group.end - begin).bit_length() - 1
+        yield range(begin, begin + length)
+        begin += length
+
+
+def _build_call(method: Method, recorders: tuple[Recorder, ...], layout: Layout, room: int) -> Passing:
+    """Return the function that makes some commits of a group, one after the other, and what their workers read then.
+
+    ``room`` is that of `asyncsim.replays.groups.Made`: how many gradients a group has at most.
+    """
+    commit = build_commit(method, layout.reads)
+    own_count = sum(not one.shared for one in recorders)
+
+    def commits_and_reads(central, states, rows, reads, pulled, made, visits, i, place):
+        """Make the commits from ``i`` of a chunk on, whose gradients are those from ``place`` of their group on.
+
+        Parameters
+        ----------
+        central
+            Of the replay's state.
+        states
+            The server's state, and those of the recorders that all commits share.
+        rows, reads, pulled : list
+            Of each commit: its worker's row, what that worker read, and what its message is formed with, if that is
+            separate.
+        made : Made
+            The group's gradients.
+        visits : Visit
+            Of the chunk.
+        i, place : int
+        """
+        server, shared = states
+        centrals, left, learners, seen, numbers = [], [], [], [], []
+        for turn, (row, read, push) in enumerate(zip(rows, reads, pulled, strict=True)):
+            visit = jax.tree.map(lambda leaf, at=i + turn: leaf[at, 0], visits)
+            own = jax.tree.map(functools.partial(_row, index=place + turn), made) if room > 1 else made
+            start = read if method.resume is None else own.start
+            push = push if layout.separate_pushes else central
+            done, next_read = commit(central, server, row, read, start, own.result.update, own.result.loss, push, visit)
+            states, recorded = observe(recorders, (*row.recorders, *shared), done)
+            central, server, shared = done.central, done.server, states[own_count:]
+            centrals.append(central)
+            left.append(row_after(done, states[:own_count]))
+            learners.append(own.result.learner)
+            seen.append(next_read)
+            numbers.append(recorded)
+        return centrals, (server, shared), left, learners, seen, jnp.stack(numbers)
+
+    return Passing(commits_and_reads, _REPLACED)
+
+
+def _row(leaf: Array, index: Array) -> Array:
+    return jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False)

@@ -11,20 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.errors import InputError, require_choice, require_count, require_switch
+from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
+from asyncsim.recorders import Recorder
+from asyncsim.replays.commit import columns
 from asyncsim.replays.members import Members
-from asyncsim.replays.method_check import check_method
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled_ensemble
 from asyncsim.replays.recording import Recording
-from asyncsim.replays.replay import PRECISIONS, evaluation_stops, replay, run_to_the_end
-from asyncsim.replays.replay_check import check_replay
-from asyncsim.replays.replay_state import PROXY_MOMENTUM
+from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, look_every, replay, run_to_the_end
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
-from asyncsim.replays.tuning import backend, batches_members, current_devices
-from asyncsim.replays.ways import kernel_of
+from asyncsim.replays.tuning import batches_members, default_devices
 from asyncsim.traces.trace import Trace
 from asyncsim.tracing import forget_other_precision
 
@@ -37,8 +36,7 @@ def replay_ensemble(
     seeds: Iterable[int] = (0,),
     precision: str = "float32",
     evaluate_every: int | None = None,
-    diagnose_every: int = 5,
-    proxy_momentum: float = PROXY_MOMENTUM,
+    record: Sequence[Recorder] = (),
     progress: bool | None = None,
     batched: bool | None = None,
     **hyperparameters: Any,
@@ -52,7 +50,7 @@ def replay_ensemble(
         Makes the method from its hyper-parameters, `asyncsim.methods.gem` say.
     problem : Problem
     seeds : iterable of int
-    precision, evaluate_every, diagnose_every, proxy_momentum, progress
+    precision, evaluate_every, record, progress
         As in `asyncsim.replay`.
     batched : bool, optional
         Whether all runs are computed as one, in batches over them; by default where that is faster: on accelerators,
@@ -89,9 +87,9 @@ def replay_ensemble(
             require_switch(name, switch)
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
-    diagnostics = [check_replay(trace, method, problem, diagnose_every, proxy_momentum) for method in grid.methods]
+    recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
     if batched is None:
-        batched = batches_members(backend(), problem.parameter_count) and grid.can_be_batched(problem)
+        batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)
     if not batched:
         # One object for each method, so that its seeds share what is compiled.
         return [
@@ -102,8 +100,7 @@ def replay_ensemble(
                 seed,
                 precision=precision,
                 evaluate_every=evaluate_every,
-                diagnose_every=diagnose_every,
-                proxy_momentum=proxy_momentum,
+                record=record,
                 progress=progress,
             )
             for seed, method in grid.runs()
@@ -116,13 +113,11 @@ def replay_ensemble(
         forget_other_precision()
         trace = trace.taken_up
         stops = evaluation_stops(trace, evaluate_every)
-        diagnosed = diagnose_every if any(diagnostics) else 0
         ends = np.union1d(stops, len(trace)).astype(int)
-        running = _running(trace, grid, problem, jnp.dtype(precision), ends, diagnosed, float(proxy_momentum))
+        running = _running(trace, grid, problem, jnp.dtype(precision), ends, recorders)
         run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)
-        config = {"precision": precision, "proxy_momentum": proxy_momentum}
         return [
-            recording.run(method, problem, params, {"seed": seed, **config})
+            recording.run(method, problem, params, {"seed": seed, "precision": precision})
             for (seed, method), recording, params in zip(grid.runs(), running.recordings, running.params(), strict=True)
         ]
 
@@ -223,18 +218,18 @@ def _is_many(value: Any) -> bool:
 
 
 def _running(
-    trace: Trace, grid: _Grid, problem: Problem, dtype: Any, stops: np.ndarray, diagnose_every: int, momentum: float
+    trace: Trace, grid: _Grid, problem: Problem, dtype: Any, stops: np.ndarray, recorders: tuple[Recorder, ...]
 ) -> Running:
     """Return the replay of all members at its start."""
-    device = current_devices(problem.parameter_count, trace.workers, divided=False)[0]
-    runs = grid.runs()
-    seeds, draws = [seed for seed, _ in runs], grid.methods[0].draws
-    way = kernel_of(device.platform)
-    plan = Plan(trace, problem, seeds, stops, diagnose_every, dtype, devices=1, way=way, draws=draws)
-    layout = plan.layout(grid.methods[0], problem, momentum)
-    program = compiled_ensemble(grid.members(dtype), grid.methods[0], problem, layout, dtype, device)
+    device = default_devices(problem.parameter_count)[0]
+    runs, one = grid.runs(), grid.methods[0]
+    seeds = [seed for seed, _ in runs]
+    plan = Plan(trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", one.draws)
+    program = compiled_ensemble(grid.members(dtype), one, recorders, problem, plan.layout(one), dtype, device)
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
     key = jnp.stack([starts[seed][1] for seed, _ in runs])
     names = tensor_names(starts[grid.seeds[0]][0])
-    return Running(problem, plan, program, params, key, dtype, [Recording(trace, names) for _ in runs])
+    return Running(
+        problem, plan, program, params, key, dtype, [Recording(trace, names, columns(recorders)) for _ in runs]
+    )

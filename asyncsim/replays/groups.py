@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.methods.method import Array, Method, State
-from asyncsim.replays.flat import Flat
-from asyncsim.replays.local import Learner, LocalResult
-from asyncsim.replays.replay_state import Pieces
-from asyncsim.replays.rows import set_tree_row
+from asyncsim.replays.local import Flat, Learner, LocalResult
 from asyncsim.replays.schedule import Clock, Group, plan_groups
 from asyncsim.replays.side_by_side import Start
+from asyncsim.replays.state import Pieces
 
 
 class Made(NamedTuple):
@@ -49,7 +47,7 @@ class Chunk:
     commits : int
     slots, workers : list of int
         Of each commit.
-    reads, form_reads : list of list of int
+    reads, push_reads : list of list of int
         The slots of reads after each commit.
     shared : tuple
         What all gradients need: the training data, the key, and visits, jobs and rows, on the device.
@@ -75,9 +73,9 @@ class Chunk:
         commits = slice(self.commits)  # the others are padding
         self.slots, self.workers = pieces.slot[commits, 0].tolist(), pieces.visit.worker[commits, 0].tolist()
         # A piece of one commit has no reads but those after it.
-        self.reads, self.form_reads = (
+        self.reads, self.push_reads = (
             [row[:size].tolist() for row, size in zip(kind.slot[commits], kind.size[commits].tolist(), strict=True)]
-            for kind in (pieces.reads, pieces.form_reads)
+            for kind in (pieces.reads, pieces.push_reads)
         )
         # After how many commits of the chunk a worker or a slot has changed last; zero or less if before the chunk.
         self._changed: dict[tuple[str, int], int] = {}
@@ -142,7 +140,11 @@ def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Fla
         def next_one(place: Array, made: Made) -> Made:
             start, (update, *other) = one(place)
             starts, (updates, *others) = made
-            starts, others = set_tree_row((starts, others), (start, other), place)
+            starts, others = jax.tree.map(
+                lambda leaf, own: jax.lax.dynamic_update_index_in_dim(leaf, own, place, 0),
+                (starts, others),
+                (start, other),
+            )
             return Made(starts, LocalResult(flat.set_row(updates, update, place), *others))
 
         starts, updates, learners = into

@@ -1,4 +1,4 @@
-"""A worker's local steps: the only place where gradients are computed."""
+"""A worker's local steps, the only place where gradients are computed; and parameters as one flat vector."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,13 +6,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.flat import Flat
 
 #: Folded into a key before the number of the local step: draws of a step are none of the message's, or of another's.
 _LOCAL_STEPS = 2**32 - 1
+
+
+class Flat(NamedTuple):
+    """How a problem's tree becomes the vector that methods work on, and back; ``set_row`` writes it into an array."""
+
+    ravel: Callable[[Any], Array]
+    unravel: Callable[[Array], Any]
+    set_row: Callable[[Array, Any, Any], Array]
 
 
 class Learner(NamedTuple):
@@ -101,3 +109,33 @@ def from_vector(local: Callable[..., LocalResult], flat: Flat) -> Callable[..., 
         return result._replace(update=flat.ravel(result.update))
 
     return local_from_vector
+
+
+def flatten(template: Any, in_parts: bool = False) -> Flat:
+    """Return how trees with the structure and shapes of the template become vectors.
+
+    ``in_parts`` says how: written into the vector one after the other, or concatenated (`tuning.writes_slices`).
+    """
+    vector, unravel = ravel_pytree(template)
+
+    def parts(tree: Any) -> list[Array]:
+        return [leaf.reshape(-1).astype(vector.dtype) for leaf in jax.tree.leaves(tree) if leaf.size]
+
+    def set_row(array: Array, tree: Any, index: Any) -> Array:
+        at = 0
+        for part in parts(tree):
+            array = jax.lax.dynamic_update_slice(array, part[None], (index, jnp.asarray(at, index.dtype)))
+            at += part.size
+        return array
+
+    def written(tree: Any) -> Array:
+        # Behind a barrier, as XLA else makes one pad of the zeros and the first part, which takes 50 ms instead of 1
+        # where the length does not divide evenly among threads (the thesis' perceptron). Not a row of an array with
+        # two axes, as `set_row` has it, all of which XLA would copy once.
+        array, at = jax.lax.optimization_barrier(jnp.zeros(vector.size, vector.dtype)), 0
+        for part in parts(tree):
+            array = jax.lax.dynamic_update_slice(array, part, (at,))
+            at += part.size
+        return array
+
+    return Flat(written if in_parts else lambda tree: jnp.concatenate(parts(tree)), unravel, set_row)

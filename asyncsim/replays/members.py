@@ -7,9 +7,9 @@ import jax
 
 from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.flat import Flat
-from asyncsim.replays.local import Learner, LocalResult, build_local, from_vector
-from asyncsim.replays.replay_state import Layout, ReplayState, WorkerRow, initial_state
+from asyncsim.recorders import Commit, Recorder
+from asyncsim.replays.local import Flat, Learner, LocalResult, build_local, from_vector
+from asyncsim.replays.state import Layout, ReplayState, initial_state
 
 
 class Members(NamedTuple):
@@ -27,6 +27,15 @@ class Members(NamedTuple):
     differing: Mapping[str, Array]
 
 
+def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of one member's commit as a function of all members' commits."""
+
+    def of_all(*arguments: Any) -> Any:
+        return jax.vmap(function, in_axes=tuple(map(_axis, arguments)))(*arguments)
+
+    return of_all
+
+
 def batched_method(members: Members, one: Method) -> Method:
     """Return the members' method, all but its optimizer; ``one`` is any of them."""
 
@@ -37,10 +46,10 @@ def batched_method(members: Members, one: Method) -> Method:
             return found
 
         def function(*arguments: Any) -> Any:
-            return jax.vmap(
-                lambda values, *arguments: getattr(members.make(**values), name)(*arguments),
-                in_axes=(0, *map(_axis, arguments)),
-            )(dict(members.differing), *arguments)
+            def of_one(values: Any, *arguments: Any) -> Any:
+                return getattr(members.make(**values), name)(*arguments)
+
+            return over_members(of_one)(dict(members.differing), *arguments)
 
         return function
 
@@ -55,29 +64,33 @@ def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat
             of_one = build_local(members.make(**values), problem, layout.window, layout.windows_differ)
             return from_vector(of_one, flat)(data, key, start, learner, visit, job, rows)
 
-        axes = (0, 0, 0, 0, _axis(visit), 0)
-        return jax.vmap(one, axes)(dict(members.differing), keys, start, learner, visit, rows)
+        return over_members(one)(dict(members.differing), keys, start, learner, visit, rows)
 
     return local
 
 
 def _axis(argument: Any) -> Any:
-    """Return where an argument of a method's function has its axis of members; of a visit only loss and key have."""
+    """Return where an argument has its axis of members; of a visit only loss and key have one."""
     shared: Any = None
     if isinstance(argument, Visit):
         axes: Any = [0 if name in ("loss", "key") else shared for name in Visit._fields]
         return Visit(*axes)
+    if isinstance(argument, Commit):
+        every: Any = 0
+        return Commit(_axis(argument.visit), *[every] * (len(Commit._fields) - 1))
     return Memories(rows=1, newer=1, worker=shared) if isinstance(argument, Memories) else 0
 
 
 #: Where the axis of members is: rows of workers and slots stay the leading axis.
-_AXES: Any = {"central": 0, "server": 0, "read": 1, "form": 1, "workers": WorkerRow(1, 1, 1, 1)}
+_AXES: Any = {"central": 0, "server": 0, "recorders": 0, "read": 1, "push_read": 1, "workers": 1}
 
 
-def batched_state(members: Members, flat: Flat, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
+def batched_state(
+    members: Members, recorders: tuple[Recorder, ...], flat: Flat, params: Any, problem_state: Any, **sizes: int
+) -> ReplayState:
     """Return the state at version zero; the parameters have a leading axis of members, the problem's state has none."""
 
     def one(values: Any, params: Any) -> ReplayState:
-        return initial_state(members.make(**values), flat, params, problem_state, **sizes)
+        return initial_state(members.make(**values), recorders, flat, params, problem_state, **sizes)
 
     return jax.vmap(one, out_axes=ReplayState(**_AXES))(dict(members.differing), params)

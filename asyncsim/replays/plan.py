@@ -7,13 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.methods.check import require_replies
 from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.division import Division
 from asyncsim.replays.draws import method_key, visit_keys
-from asyncsim.replays.method_check import require_replies
-from asyncsim.replays.replay_state import Layout, Pieces, ReadsOfPiece
-from asyncsim.replays.tuning import backend, tuning
+from asyncsim.replays.state import Layout, Pieces, ReadsOfPiece
+from asyncsim.replays.tuning import Form, tuning
 from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
 from asyncsim.traces.trace import Trace
 
@@ -21,8 +20,20 @@ from asyncsim.traces.trace import Trace
 class Plan:
     """The whole trace cut into pieces, and their arrays chunk by chunk.
 
-    ``seed`` is that of the minibatches and of methods that draw; the members of an ensemble have one each. ``way`` is
-    as in `Layout`.
+    Parameters
+    ----------
+    trace, problem
+    seed : int or sequence of int
+        Of the minibatches and of methods that draw; the members of an ensemble have one each.
+    stops : int array
+        Positions at which a piece has to end.
+    look_every : sequence of int
+        Worker steps between two looks of each recorder that looks at whole vectors.
+    dtype, devices
+    form : {"batch", "single", "dispatched"}
+        See `asyncsim.replays.tuning`. Of a batch of one a CPU makes "single" commits.
+    draws : bool
+        Whether visits have keys.
     """
 
     def __init__(
@@ -31,34 +42,34 @@ class Plan:
         problem: Problem,
         seed: int | Sequence[int],
         stops: np.ndarray,
-        diagnose_every: int,
+        look_every: Sequence[int],
         dtype: Any,
-        devices: int,
-        way: str = "kernel",
+        devices: Sequence[Any],
+        form: Form,
         draws: bool = False,
     ):
-        self.waves = find_waves(trace)
+        self.waves = waves = find_waves(trace)
         commits = len(trace)
-        self.diagnosed = np.zeros(commits, bool)
-        if diagnose_every:
+        #: Which commits each of the recorders looks at.
+        self.looks = np.zeros((len(look_every), commits), bool)
+        for looks, every in zip(self.looks, look_every, strict=True):
             # One commit further each time: workers that are nearly in step take turns, and every n-th commit would
             # always be of the same one.
-            self.diagnosed[:: diagnose_every * trace.workers + (trace.workers > 1)] = True
-        starts = np.concatenate([np.flatnonzero(self.diagnosed), stops[stops < commits]])
+            looks[:: every * trace.workers + (trace.workers > 1)] = True
+        self.looked_at: np.ndarray = np.logical_or.reduce(self.looks, 0)
+        starts = np.concatenate([np.flatnonzero(self.looked_at), stops[stops < commits]])
         empty = Reads(np.empty(0, int), np.empty(0, int))
-        waves = self.waves
         read = waves.read if waves.blocks is None else waves.blocks
         self._reads = separate_reads(read, waves.slot) if waves.reads == "separate" else empty
         self._blocks = trace.read_blocks
-        self._form_reads = separate_reads(waves.form, waves.form_slot) if waves.separate_forms else empty
-        kinds = tuple(kind for kind in (self._reads, self._form_reads) if len(kind.position))
+        self._push_reads = separate_reads(waves.push, waves.push_slot) if waves.separate_pushes else empty
+        kinds = tuple(kind for kind in (self._reads, self._push_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
-        self._way = way
-        self._devices = devices
-        self._tuning = tuning(backend(), problem.parameter_count, self._devices)
-        if way not in ("kernel", "batched"):
-            self._tuning = self._tuning._replace(piece_sizes=(1,))
-        self.piece_size, self._cuts = self._best_cut(kinds, starts)
+        platform = devices[0].platform
+        self._tuning = tuning(platform)
+        sizes = self._tuning.piece_sizes if form == "batch" else (1,)
+        self.piece_size, self._cuts = self._best_cut(kinds, starts, [size * len(devices) for size in sizes])
+        self._form: Form = "single" if form == "batch" and self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
         between = np.diff(np.searchsorted(self._cuts, np.r_[0, np.unique(stops)]))
         # A power of two, so that short traces that differ by a few pieces share what is compiled.
@@ -80,46 +91,35 @@ class Plan:
         self._window = trace.window
         self._windows_differ = trace.windows_differ
 
-    def layout(self, method: Method, problem: Problem, proxy_momentum: float, diagnose_energy: bool = False) -> Layout:
+    def layout(self, method: Method) -> Layout:
         """Return what the compiled program has to know; raise InputError if the method's reply cannot be exact."""
         require_replies(method, self.waves.reads)
-        lanes = self.piece_size // self._devices
-        one_is_quicker = problem.map_on_cpu and backend() == "cpu"
         return Layout(
-            division=Division(
-                devices=self._devices,
-                lanes=lanes,
-                parameters=problem.parameter_count,
-                # The blocks of torn reads are not those that devices would hold.
-                by_parameters=method.elementwise and self._devices > 1 and self._blocks == 1,
-            ),
-            in_turn=self._way != "batched" and (self._tuning.in_turn or one_is_quicker or lanes == 1),
-            reads_size=self._room(self._reads),
-            form_reads_size=self._room(self._form_reads),
+            form=self._form,
+            piece_size=self.piece_size,
             reads=self.waves.reads,
-            separate_forms=self.waves.separate_forms,
-            window=self._window,
-            proxy_momentum=proxy_momentum,
-            diagnose_energy=diagnose_energy,
-            members=self.members,
+            reads_size=self._room(self._reads),
+            push_reads_size=self._room(self._push_reads),
+            separate_pushes=self.waves.separate_pushes,
             read_blocks=self._blocks,
+            window=self._window,
             windows_differ=self._windows_differ,
-            way=self._way,
+            members=self.members,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
         """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays.
 
-        Commits to be diagnosed are the first of a chunk.
+        Commits that a recorder looks at are the first of a chunk.
         """
         first, last = np.searchsorted(self._cuts, (start, stop))
-        diagnosed = first + 1 + np.flatnonzero(self.diagnosed[self._cuts[first + 1 : last]])
-        for begin, end in itertools.pairwise([first, *diagnosed.tolist(), last]):
+        looked_at = first + 1 + np.flatnonzero(self.looked_at[self._cuts[first + 1 : last]])
+        for begin, end in itertools.pairwise([first, *looked_at.tolist(), last]):
             for at in range(begin, end, self._chunk):
                 starts = self._cuts[at : min(at + self._chunk, end) + 1]
                 yield starts, self._pieces(starts)
 
-    def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray) -> tuple[int, np.ndarray]:
+    def _best_cut(self, kinds: tuple[Reads, ...], starts: np.ndarray, sizes: Sequence[int]) -> tuple[int, np.ndarray]:
         """Choose the size of pieces by the trace alone, so that what is recorded changes no result; then cut."""
         nowhere = np.empty(0, int)
 
@@ -127,7 +127,6 @@ class Plan:
             pieces = len(cut(self.waves, size, kinds, self._reads_of(size), nowhere)) - 1
             return pieces * (size + self._tuning.piece_overhead)
 
-        sizes = self._tuning.piece_sizes
         size = min(sizes, key=cost) if len(sizes) > 1 else sizes[0]
         return size, cut(self.waves, size, kinds, self._reads_of(size), starts)
 
@@ -167,13 +166,13 @@ class Plan:
         return Pieces(
             size=sizes,
             slot=waves.slot[member].astype(np.int32),
-            form_slot=waves.form_slot[member].astype(np.int32),
-            form_offset=np.maximum(waves.form[member] - begin[:, None], -1).astype(np.int32),
+            push_slot=waves.push_slot[member].astype(np.int32),
+            push_offset=np.maximum(waves.push[member] - begin[:, None], -1).astype(np.int32),
             visit=visit,
             job=column("job"),
             rows=self._rows(member, valid),
             reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
-            form_reads=_reads_of_pieces(self._form_reads, begin, sizes, self._room(self._form_reads)),
+            push_reads=_reads_of_pieces(self._push_reads, begin, sizes, self._room(self._push_reads)),
         )
 
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:

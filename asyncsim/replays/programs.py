@@ -12,48 +12,37 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
+from asyncsim.recorders import Recorder
 from asyncsim.replays.dispatched import Dispatched
-from asyncsim.replays.division import DEVICES
-from asyncsim.replays.flat import Flat, flatten
-from asyncsim.replays.halves import Halves
-from asyncsim.replays.kernel import Kernel
-from asyncsim.replays.local import build_local, from_vector
+from asyncsim.replays.local import Flat, build_local, flatten, from_vector
+from asyncsim.replays.look import Met, build_first, build_look
 from asyncsim.replays.members import Members, batched_local, batched_method, batched_state
-from asyncsim.replays.parts_check import require_elementwise
-from asyncsim.replays.replay_state import Layout, ReplayState, initial_state
+from asyncsim.replays.pieces import InPieces
+from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state
 from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
 from asyncsim.threads import cached
 
 
-class Way(Protocol):
-    """A way to compute a replay, on a kind of state of its own: `Kernel`, `Halves` or `Dispatched`."""
+class Engine(Protocol):
+    """What computes commits, on a kind of state of its own: `InPieces` or `Dispatched`."""
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether ``advance`` is also told which pieces will follow, or None."""
+        """Whether ``advance`` is also given the pieces that will follow, or None."""
 
     @property
     def advance(self) -> Callable[..., Any]:
         """Run the first ``count`` of some planned pieces.
 
         From the state (used up), the training data, the key of the problem's randomness, the pieces and their count to
-        the state, what is recorded (`Records`), and the update of the first commit.
+        the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
         """
 
-    @property
-    def before(self) -> Callable[..., Any]:
-        """Return what the first commit of some pieces will meet; see `asyncsim.replays.diagnosis.build_before`."""
-
-    @property
-    def diagnose(self) -> Callable[..., Any]:
-        """Return the diagnostics of the first commit; see `asyncsim.replays.diagnosis.build_diagnose`."""
-
-    @property
-    def initial_state(self) -> Callable[..., Any]:
-        """Return the state at version zero, from parameters, the problem's state, and as many rows as are named."""
+    def initial_state(self, params: Any, problem_state: Any, slots: int, push_slots: int, workers: int) -> Any:
+        """Return the state at version zero, with as many rows as are named."""
 
     def whole(self, state: Any) -> ReplayState:
-        """Return a state with whole vectors."""
+        """Return a state with all rows in one array."""
 
     def from_whole(self, state: ReplayState) -> Any:
         """Return a state that can be gone on from, copied."""
@@ -67,32 +56,49 @@ class Program(NamedTuple):
 
     Attributes
     ----------
-    way : Way
+    engine : Engine
+    first, look : function
+        What the first commit of some pieces meets, and what recorders show of it; see `asyncsim.replays.look`.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     flat : Flat
     devices : tuple of jax.Device
     """
 
-    way: Way
+    engine: Engine
+    first: Callable[[Any, Pieces], Met]
+    look: Callable[..., Any]
     evaluate: Callable[..., Any]
     flat: Flat
     devices: tuple[Any, ...]
 
 
-def compiled(method: Method, problem: Problem, layout: Layout, dtype: Any, devices: tuple[Any, ...]) -> Program:
-    """Return the functions for this very method and problem: keep and reuse the objects to compile once."""
-    return _build(Same(method), Same(problem), layout, dtype, devices, gradients_at_once())
+def compiled(
+    method: Method,
+    recorders: tuple[Recorder, ...],
+    problem: Problem,
+    layout: Layout,
+    dtype: Any,
+    devices: tuple[Any, ...],
+) -> Program:
+    """Return the functions for these very objects: keep and reuse them to compile once."""
+    return _build(Same(method), tuple(map(Same, recorders)), Same(problem), layout, dtype, devices, gradients_at_once())
 
 
 def compiled_ensemble(
-    members: Members, one: Method, problem: Problem, layout: Layout, dtype: Any, device: Any
+    members: Members,
+    one: Method,
+    recorders: tuple[Recorder, ...],
+    problem: Problem,
+    layout: Layout,
+    dtype: Any,
+    device: Any,
 ) -> Program:
     """Return the functions for the members of an ensemble on one device, ``one`` being any of their methods.
 
     They are compiled anew for each ensemble.
     """
-    flat = _flatten(problem, layout, dtype, device)
+    flat = _flatten(problem, dtype, device)
     method = batched_method(members, one)
     local = batched_local(members, problem, layout, flat)
     every = flat._replace(unravel=jax.vmap(flat.unravel))
@@ -102,8 +108,11 @@ def compiled_ensemble(
         # One after the other: what an evaluation holds at a time is sized for one.
         return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
 
-    make = functools.partial(batched_state, members, flat)
-    return Program(Kernel(method, local, every, layout, (device,), make), jax.jit(evaluate_all), flat, (device,))
+    engine = InPieces(
+        method, recorders, local, layout, (device,), functools.partial(batched_state, members, recorders, flat)
+    )
+    look = build_look(method, recorders, local, every, layout)
+    return Program(engine, build_first(method, layout), look, jax.jit(evaluate_all), flat, (device,))
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -147,21 +156,32 @@ class Same:
 
 
 @cached(maxsize=32)
-def _build(method: Same, problem: Same, layout: Layout, dtype: Any, devices: tuple[Any, ...], at_once: int) -> Program:
-    flat = _flatten(problem.value, layout, dtype, devices[0])
-    if layout.way == "halves" or layout.division.by_parameters:
-        require_elementwise(method.value)
-    local = build_local(method.value, problem.value, layout.window, layout.windows_differ)
-    way: Way
-    if layout.way == "halves":
-        way = Halves(method.value, local, flat, layout, dtype, devices[0])
-    elif layout.way == "dispatched":
-        room = gradients_a_group(problem.value.parameter_count, _has_convolution(problem.value, dtype))
-        way = Dispatched(method.value, local, flat, layout, devices[0], at_once, room)
+def _build(
+    same_method: Same,
+    same_recorders: tuple[Same, ...],
+    same_problem: Same,
+    layout: Layout,
+    dtype: Any,
+    devices: tuple[Any, ...],
+    at_once: int,
+) -> Program:
+    method, problem = same_method.value, same_problem.value
+    recorders = tuple(same.value for same in same_recorders)
+    flat = _flatten(problem, dtype, devices[0])
+    local = build_local(method, problem, layout.window, layout.windows_differ)
+    of_vector = from_vector(local, flat)
+    engine: Engine
+    first: Callable[[Any, Pieces], Met]
+    if layout.form == "dispatched":
+        parameters = problem.parameter_count
+        room = gradients_a_group(parameters, _has_convolution(problem, dtype))
+        apart = Dispatched(method, recorders, local, flat, layout, devices[0], at_once, room, parameters)
+        engine, first = apart, apart.first
     else:
-        make = functools.partial(initial_state, method.value, flat)
-        way = Kernel(method.value, from_vector(local, flat), flat, layout, devices, make)
-    return Program(way, jax.jit(_evaluation(problem.value, flat)), flat, devices)
+        make = functools.partial(initial_state, method, recorders, flat)
+        engine, first = InPieces(method, recorders, of_vector, layout, devices, make), build_first(method, layout)
+    look = build_look(method, recorders, of_vector, flat, layout)
+    return Program(engine, first, look, jax.jit(_evaluation(problem, flat)), flat, devices)
 
 
 def _require_held(what: str, numbers: np.ndarray) -> None:
@@ -177,10 +197,10 @@ def _require_held(what: str, numbers: np.ndarray) -> None:
         )
 
 
-def _flatten(problem: Problem, layout: Layout, dtype: Any, device: Any) -> Flat:
+def _flatten(problem: Problem, dtype: Any, device: Any) -> Flat:
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     template = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _float(leaf.dtype, dtype)), shapes)
-    return flatten(template, layout.division.padded, writes_slices(device.platform, problem.parameter_count))
+    return flatten(template, writes_slices(device.platform, problem.parameter_count))
 
 
 def _has_convolution(problem: Problem, dtype: Any) -> bool:
@@ -214,7 +234,7 @@ def _move(problem: Same, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any
     train, test = (as_data(of, dtype) for of in (problem.value.train, problem.value.test))
     if len(devices) == 1:
         return jax.device_put((train, test), devices[0])
-    everywhere = NamedSharding(Mesh(np.array(devices), (DEVICES,)), PartitionSpec())
+    everywhere = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec())
     return jax.device_put(train, everywhere), jax.device_put(test, devices[0])
 
 

@@ -10,20 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from asyncsim.clusters.policy import Policy
 from asyncsim.errors import InputError, require_choice, require_count, require_switch
+from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
+from asyncsim.recorders import Recorder, show_diagnostics
+from asyncsim.replays.commit import columns, require_recorders
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recording import LOSSES, Recording
-from asyncsim.replays.replay_check import check_replay, require_kinds
-from asyncsim.replays.replay_state import PROXY_MOMENTUM, ReplayState
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
-from asyncsim.replays.ways import default_devices, way_of
+from asyncsim.replays.state import ReplayState
+from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
 from asyncsim.threads import has_one_core
 from asyncsim.traces.trace import Trace
-from asyncsim.tracing import forget_other_precision
+from asyncsim.tracing import forget_other_precision, require_threads
 from asyncsim.wording import on_a_terminal
 
 PRECISIONS = ("float32", "float64")
@@ -45,9 +48,7 @@ def replay(
     *,
     precision: str = "float32",
     evaluate_every: int | None = None,
-    diagnose_every: int = 5,
-    diagnose_energy: bool = False,
-    proxy_momentum: float = PROXY_MOMENTUM,
+    record: Sequence[Recorder] = (),
     devices: Sequence[Any] | None = None,
     progress: bool | None = None,
 ) -> Run:
@@ -69,19 +70,12 @@ def replay(
         Worker steps (commits divided by workers) between evaluations on the whole data; else 20 evaluations. There
         is always one at the start and one at the end. To evaluate three examples takes about as long as the gradient of
         one: of a short run on much data a warning says that evaluations take longer than all else.
-    diagnose_every : int
-        Worker steps between two recordings of the method's costly diagnostics, and one commit more if there are several
-        workers; 0 for none.
-    diagnose_energy : bool
-        Whether the energies of each tensor and the distribution of their ratio over the weights are among the
-        diagnostics, for any method.
-    proxy_momentum : float
-        Momentum of the proxy whose energy is recorded beside methods that keep none themselves.
+    record : sequence of Recorder
+        What is recorded besides each commit's loss and the length of its step, `asyncsim.recorders`:
+        ``[recorders.energy(momentum=0.9), recorders.diagnostics(every=5)]`` say.
     devices : sequence of jax.Device, optional
-        Different ones of one kind, among which the work is divided. By default all accelerators that JAX has, if there
-        is enough to divide, and one CPU device, whose cores share the work in the way that was measured to be the
-        quickest: see `asyncsim.replays.ways`. (Several CPU devices, if JAX was given them, for problems of 2,000 to a
-        million parameters that say ``map_on_cpu``, where gradients cannot be computed side by side.)
+        Different ones of one kind, among which workers and gradients are divided. By default all accelerators that JAX
+        has, if there is enough to divide, and the CPU: see `asyncsim.replays.tuning`.
     progress : bool, optional
         Show a progress bar on standard error; by default if that is a terminal.
 
@@ -102,8 +96,8 @@ def replay(
 
     What a commit depends on decides which commits are computed together (see `asyncsim.replays.waves`); the numbers are
     those of a loop over the events, up to the order of floating-point sums. On one machine and one configuration they
-    repeat byte for byte; with one core, as in a study, and with several they may differ by round-off. Methods that
-    amplify round-off (GEM) reproduce in law, not in value, on another machine.
+    repeat byte for byte, with the same recorders. Methods that amplify round-off (GEM) reproduce in law, not in value,
+    on another machine.
     """
     require_kinds(trace, method, problem)
     if progress is not None:
@@ -118,9 +112,7 @@ def replay(
             seed,
             precision=precision,
             stops=stops,
-            diagnose_every=diagnose_every,
-            diagnose_energy=diagnose_energy,
-            proxy_momentum=proxy_momentum,
+            record=record,
             devices=devices,
         )
         run_to_the_end(running.running, stops, method.name, progress)
@@ -130,8 +122,9 @@ def replay(
 class Replay:
     """A replay that can be stopped at chosen commits, and whose state can be looked at there.
 
-    Parameters are those of `replay`; ``stops`` are the numbers of commits at which `advance` may stop.
-    For float64, make and use it inside ``jax.enable_x64(True)``.
+    Parameters are those of `replay`; ``stops`` are the numbers of commits at which `advance` may stop, ``form`` is
+    another form of computing than that of `asyncsim.replays.tuning`. For float64, make and use it inside
+    ``jax.enable_x64(True)``.
 
     Attributes
     ----------
@@ -141,7 +134,7 @@ class Replay:
         The loop on the host.
     state : ReplayState
         After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept. Where commits are
-        dispatched a few at a time, or threads have halves of it, it is made anew each time it is asked for.
+        dispatched a few at a time, it is made anew each time it is asked for.
     position : int
     diverged_at : int or None
     """
@@ -155,30 +148,26 @@ class Replay:
         *,
         precision: str = "float32",
         stops: np.ndarray | None = None,
-        diagnose_every: int = 5,
-        diagnose_energy: bool = False,
-        proxy_momentum: float = PROXY_MOMENTUM,
+        record: Sequence[Recorder] = (),
         devices: Sequence[Any] | None = None,
+        form: Form | None = None,
     ):
         forget_other_precision()
-        diagnostics = check_replay(trace, method, problem, diagnose_every, proxy_momentum)
-        require_switch("diagnose_energy", diagnose_energy)
-        # A diagnosed commit begins a chunk, which costs as much as hundreds of a small problem's commits.
-        diagnose_every = diagnose_every if diagnostics or diagnose_energy else 0
+        recorders = check_replay(trace, method, problem, record)
         seed = require_count("seed", seed, minimum=0)
         self.trace, self.method, self.problem = trace.taken_up, method, problem
         trace = self.trace
-        self._config = {"seed": seed, "precision": precision, "proxy_momentum": proxy_momentum}
+        self._config = {"seed": seed, "precision": precision}
         dtype = jnp.dtype(precision)
-        devices = default_devices(trace, method, problem) if devices is None else _require_devices(devices)
+        devices = default_devices(problem.parameter_count) if devices is None else require_devices(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
-        way = way_of(trace, method, problem, devices)
-        plan = Plan(trace, problem, seed, stops, diagnose_every, dtype, len(devices), way, method.draws)
-        layout = plan.layout(method, problem, float(proxy_momentum), diagnose_energy)
-        program = compiled(method, problem, layout, dtype, devices)
+        form = form or form_of(trace, method, problem, devices)
+        plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.draws)
+        program = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)
+        recording = Recording(trace, tensor_names(params), columns(recorders))
         self.devices = devices
-        self.running = Running(problem, plan, program, params, key, dtype, [Recording(trace, tensor_names(params))])
+        self.running = Running(problem, plan, program, params, key, dtype, [recording])
 
     @property
     def state(self) -> ReplayState:
@@ -265,14 +254,74 @@ def _require_finite(row: Mapping[str, float]) -> None:
             )
 
 
-def _require_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
-    found = tuple(devices) if isinstance(devices, Sequence) else ()
-    kinds = {device.platform for device in found if isinstance(device, jax.Device)}
-    if len(kinds) != 1 or len(set(found)) < len(found) or not all(isinstance(one, jax.Device) for one in found):
+def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Recorder, ...]:
+    """Return the recorders; raise InputError unless the method can be replayed on this trace and problem.
+
+    Where a method shows nothing, to look at it is left out: it would begin a chunk, which costs as much as hundreds of
+    a small problem's commits.
+    """
+    require_kinds(trace, method, problem)
+    recorders = require_recorders(record)
+    shown = check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
+    _check_timing(method, trace)
+    _check_outcomes(trace)
+    return tuple(one for one in recorders if shown or one.look is not show_diagnostics)
+
+
+def look_every(recorders: Sequence[Recorder]) -> list[int]:
+    """Return the worker steps between two looks of each recorder that looks."""
+    return [one.every for one in recorders if one.look is not None]
+
+
+def require_kinds(trace: Any, method: Any, problem: Any) -> None:
+    """Raise InputError unless each is what its name says, and JAX can compute in this process."""
+    require_threads()
+    for name, value, kind in (("trace", trace, Trace), ("method", method, Method), ("problem", problem, Problem)):
+        if not isinstance(value, kind):
+            made = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
+            hint = "; call it to make one" if callable(value) else f", which {made} returns"
+            raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
+
+
+def _check_timing(method: Method, trace: Trace) -> None:
+    for name, needed in method.timing._asdict().items():
+        if name == "message_size":  # its time is the trace's, whatever it is
+            continue
+        has = getattr(trace, name)
+        if name == "window" and trace.windows_differ:
+            has = tuple(sorted(set(trace.frame["local_steps"].tolist())))
+        if needed is None or has == needed:
+            continue
+        how = f"asyncsim.{needed}" if name == "policy" else repr(needed)
         raise InputError(
-            f"devices = {devices!r}: must be one or more different devices of one kind, as in jax.devices()"
+            f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
+            f"simulate one with Cluster({name}={how})"
         )
-    return found
+
+
+def _said(value: Any) -> str:
+    return str(value) if isinstance(value, Policy) else repr(value)
+
+
+def _check_outcomes(trace: Trace) -> None:
+    if not len(trace.taken_up):
+        raise InputError("trace: the server took up none of its messages, so that there is nothing to replay")
+    if not trace.frame["local_steps"].between(1, trace.window).all():
+        raise InputError(f"trace: local_steps must be from 1 to its window, {trace.window}, in every row")
+    if trace.windows_differ:
+        _check_windows(trace)
+
+
+def _check_windows(trace: Trace) -> None:
+    """Raise InputError unless each worker's jobs are alike: by their local steps its minibatches are counted."""
+    steps = trace.frame.groupby("worker")["local_steps"].agg(["min", "max"])
+    differing = steps[steps["min"] < steps["max"]]
+    if len(differing):
+        worker, least, most = next(differing.itertuples())
+        raise InputError(
+            f"trace: worker {worker} has jobs of {least} to {most} local_steps, so that minibatches would be drawn "
+            "twice or left out; give all jobs of a worker the same local_steps"
+        )
 
 
 def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> None:

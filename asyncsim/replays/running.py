@@ -1,5 +1,6 @@
 """The loop of a replay on the host: plan a chunk of pieces, start it on the devices, record the one before."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from asyncsim.replays.draws import purpose_key
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import Program, as_data, cast, on_devices
 from asyncsim.replays.recording import Recording
-from asyncsim.replays.replay_state import Records, ReplayState
+from asyncsim.replays.state import ReplayState
 from asyncsim.threads import require_wanted
 from asyncsim.tracing import whole_products
 
@@ -44,14 +45,14 @@ class Running:
         self._train, self._test = on_devices(problem, dtype, program.devices)
         self._batched = plan.members is not None
         waves = plan.waves
-        slots = {"slots": waves.slots, "form_slots": waves.form_slots}
+        slots = {"slots": waves.slots, "push_slots": waves.push_slots}
         of_problem = problem_state(problem, dtype)
-        self._state: Any = program.way.initial_state(params, of_problem, **slots, workers=self.trace.workers)
+        self._state: Any = program.engine.initial_state(params, of_problem, **slots, workers=self.trace.workers)
 
     @property
     def state(self) -> ReplayState:
         """The replay after ``position`` commits."""
-        return self._program.way.whole(self._held)
+        return self._program.engine.whole(self._held)
 
     @property
     def _held(self) -> Any:
@@ -78,25 +79,24 @@ class Running:
             raise InputError(f"stop = {stop}: not one of the stops that this replay was made with")
         # Given back at the end: whatever ends this early leaves commits that are made and not recorded.
         held, self._state = self._held, None
-        pending: tuple[np.ndarray, Records, dict[str, Any]] | None = None
+        pending: tuple[np.ndarray, Any, Any] | None = None
         chunks = self._plan.chunks(self.position, stop)
-        way = self._program.way
-        ahead = way.looks_ahead
+        program, engine = self._program, self._program.engine
+        ahead = engine.looks_ahead
         chunk = next(chunks, None)
         while chunk is not None and not self.over:
             require_wanted()
             starts, pieces = chunk
             following = next(chunks, None) if ahead else None
-            told = (following and following[1],) if ahead else ()
-            formed = way.before(held, pieces) if self._plan.diagnosed[starts[0]] else None
-            held, records, first = way.advance(held, self._train, self._key, pieces, np.int32(len(starts) - 1), *told)
-            # While the devices work on a chunk, the host plans the next and looks at the one before. Then only the
-            # diagnostics: if there are several CPU devices, starting these waits for the chunk.
+            more = (following and following[1],) if ahead else ()
+            met = program.first(held, pieces) if self._plan.looked_at[starts[0]] else None
+            held, numbers = engine.advance(held, self._train, self._key, pieces, np.int32(len(starts) - 1), *more)
+            # While the devices work on a chunk, the host plans the next and looks at the one before.
             chunk = following if ahead else next(chunks, None)
             if pending is not None:
                 self._take(*pending)
-            diagnostics = {} if formed is None else way.diagnose(formed, first, pieces, records.loss)
-            pending = (starts, records, diagnostics)
+            shown = [] if met is None else program.look(met, self._train, self._key, pieces)
+            pending = (starts, numbers, shown)
         if pending is not None:
             self._take(*pending)
         self._state = held
@@ -129,16 +129,17 @@ class Running:
         """Go on from a state that a single device holds; raise InputError if there are several."""
         if len(self._program.devices) > 1:
             raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
-        self._state = self._program.way.from_whole(state)
+        self._state = self._program.engine.from_whole(state)
 
-    def _take(self, starts: np.ndarray, records: Records, diagnostics: dict[str, Any]) -> None:
-        records = jax.tree.map(np.asarray, records)
+    def _take(self, starts: np.ndarray, numbers: Any, shown: Any) -> None:
+        numbers = np.asarray(numbers)
         if self._batched:  # members first
-            records = jax.tree.map(lambda leaf: np.moveaxis(leaf, -1, 0), records)
-        own = zip(self._of_members(records), self._of_members(diagnostics), self.recordings, strict=True)
-        for own_records, own_diagnostics, recording in own:
+            numbers = np.moveaxis(numbers, -2, 0)
+        looks = self._plan.looks[:, starts[0]].tolist()
+        own = zip(self._of_members(numbers), self._of_members(shown), self.recordings, strict=True)
+        for own_numbers, own_shown, recording in own:
             if recording.diverged_at is None:
-                recording.take(starts, own_records, own_diagnostics)
+                recording.take(starts, own_numbers, itertools.compress(own_shown, looks))
         self.position = max(recording.position for recording in self.recordings)
 
     def _of_members(self, tree: Any) -> list[Any]:
@@ -154,7 +155,7 @@ class Running:
             return None
         return jax.tree.map(
             lambda leaf: jnp.mean(leaf, 0) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[0],
-            self._program.way.problem_states(self._held),
+            self._program.engine.problem_states(self._held),
         )
 
 

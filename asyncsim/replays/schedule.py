@@ -1,20 +1,12 @@
-"""Which gradients are computed together, by which thread and in which order.
+"""Which gradients are computed together, by which thread and in which order, where commits are dispatched.
 
-Where commits are dispatched a few at a time, that is planned beforehand from the trace, as if each local step took the
-same time and nothing else took any. Nothing depends on how long it really takes but the speed. Where two threads have
-half of each vector, they take turns by what depends on what alone.
+That is planned beforehand from the trace, as if each local step took the same time and nothing else took any. Nothing
+depends on how long it really takes but the speed.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
-
-from asyncsim.replays.replay_state import Pieces
-
-#: Where something begins and ends: commits in a row, or elements of a vector.
-Span = tuple[int, int]
 
 
 class Group(NamedTuple):
@@ -111,31 +103,3 @@ def plan_groups(
             last = made or before.made
             made.append(max(finished[len(made)], last[-1] if last else 0.0))
     return groups, Clock(free, computing, made)
-
-
-def independent(pieces: Pieces, count: int, room: int) -> Iterator[Span]:
-    """Yield groups of consecutive pieces of one commit each, as long as none depends on another, up to ``room``."""
-    worker, slot, made, read = map(np.asarray, (pieces.visit.worker, pieces.slot, pieces.reads.size, pieces.reads.slot))
-    worker, slot, made, read = worker[:count, 0], slot[:count, 0], made[:count], read[:count]
-    position = np.arange(1, count + 1)
-    own = _last_change(worker, position, worker)
-    # A read that belongs to a commit waits in its worker's slot, and needs no look of its own.
-    separate = _last_change(read[np.arange(read.shape[1]) < made[:, None]], np.repeat(position, made), slot)
-    depends_on = np.maximum.accumulate(np.maximum(own, separate))
-    at = 0
-    while at < count:
-        end = min(int(np.searchsorted(depends_on, at, side="right")), at + room)
-        yield at, end
-        at = end
-
-
-def _last_change(changed: np.ndarray, after: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Return, for each commit, after how many commits the thing that it asks for changed last; 0 for never.
-
-    ``changed[k]`` is the number of a thing that changed after ``after[k]`` commits; ``asked[i]`` that of the thing that
-    commit ``i`` asks for.
-    """
-    stride = len(asked) + 1
-    changes = np.sort(np.r_[-1, changed.astype(np.int64) * stride + after])
-    last = changes[np.searchsorted(changes, asked.astype(np.int64) * stride + np.arange(len(asked)), side="right") - 1]
-    return np.where(last // stride == asked, last % stride, 0)

@@ -23,14 +23,14 @@ class Waves(NamedTuple):
 
     Attributes
     ----------
-    read, form : int array
+    read, push : int array
         Positions of the read that the gradient comes from, and of the one that the message is formed with.
-    slot, form_slot : int array
+    slot, push_slot : int array
         Where these reads wait.
-    slots, form_slots : int
+    slots, push_slots : int
     reads : {"after", "before", "separate"}
         See the module's text.
-    separate_forms : bool
+    separate_pushes : bool
         Whether messages are formed with the central variable of a visit before the commit's own.
     depends_on : int array
         Running maximum of the first position at which the commit can be computed; never decreases.
@@ -39,13 +39,13 @@ class Waves(NamedTuple):
     """
 
     read: np.ndarray
-    form: np.ndarray
+    push: np.ndarray
     slot: np.ndarray
-    form_slot: np.ndarray
+    push_slot: np.ndarray
     slots: int
-    form_slots: int
+    push_slots: int
     reads: str
-    separate_forms: bool
+    separate_pushes: bool
     depends_on: np.ndarray
     blocks: np.ndarray | None = None
 
@@ -67,8 +67,8 @@ def find_waves(trace: Trace) -> Waves:
     commits = np.arange(len(trace))
     # With server buffers several commits share a version: a read is as new as the commit that made its version.
     read = _first_position(columns["read_version"], columns["version"])
-    form = _first_position(columns["form_version"], columns["version"])
-    separate_forms = bool(np.any(columns["form_version"] != np.r_[0, columns["version"][:-1]]))
+    push = _first_position(columns["form_version"], columns["version"])
+    separate_pushes = bool(np.any(columns["form_version"] != np.r_[0, columns["version"][:-1]]))
     previous = _previous_commit(columns["worker"])
     blocks = None
     if trace.read_blocks > 1:
@@ -78,15 +78,9 @@ def find_waves(trace: Trace) -> Waves:
         slot, slots = _share_slots(read if blocks is None else blocks)
     else:
         slot, slots = columns["worker"], trace.workers
-    form_slot, form_slots = _share_slots(form) if separate_forms else (np.zeros_like(commits), 0)
+    push_slot, push_slots = _share_slots(push) if separate_pushes else (np.zeros_like(commits), 0)
     depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
-    return Waves(read, form, slot, form_slot, slots, form_slots, reads, separate_forms, depends_on, blocks)
-
-
-def mean_wave(trace: Trace) -> float:
-    """Return how many commits a wave has on average."""
-    nowhere = np.empty(0, int)
-    return len(trace) / (len(cut(find_waves(trace), len(trace), (), 0, nowhere)) - 1)
+    return Waves(read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks)
 
 
 def separate_reads(position: np.ndarray, slot: np.ndarray) -> Reads:

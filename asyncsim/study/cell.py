@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asyncsim import recorders
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Law
 from asyncsim.errors import InputError
 from asyncsim.files import plain
 from asyncsim.methods import Method, Timing
+from asyncsim.methods.check import require_replies
 from asyncsim.problems import Problem
-from asyncsim.replays.method_check import require_replies
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
 from asyncsim.replays.waves import find_waves
@@ -152,10 +153,9 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
     options = {
         "precision": config.precision,
         "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,
-        "diagnose_every": config.diagnose_every * share,
-        "diagnose_energy": config.diagnose_energy,
-        "proxy_momentum": config.momentum,
     }
+    looks_every = config.diagnose_every * share
+    looks = looks_every, looks_every if config.diagnose_energy else 0, config.momentum
 
     def row(run: Run, trace: Trace) -> Tables:
         own = {
@@ -217,7 +217,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
         f"{values}{method.name}, seed {seed}",
         run_folder,
         _replayed,
-        (cluster, commits, seed, method, cell.problem, options, config.device),
+        (cluster, commits, seed, method, cell.problem, looks, options, config.device),
         keep,
         read,
         {**labels, **of_trace},
@@ -233,12 +233,23 @@ def _require_own(what: str, found: Mapping[str, Any], own: Mapping[str, Any]) ->
 
 
 def _replayed(
-    cluster: Cluster, commits: int, seed: int, method: Method, problem: Problem, options: dict[str, Any], device: str
+    cluster: Cluster,
+    commits: int,
+    seed: int,
+    method: Method,
+    problem: Problem,
+    looks: tuple[int, int, float],
+    options: dict[str, Any],
+    device: str,
 ) -> tuple[Run, Trace]:
     """Return a run and its trace."""
+    diagnose_every, tensors_every, momentum = looks
+    record = [recorders.energy(momentum, tensors_every)]
+    if diagnose_every:
+        record.append(recorders.diagnostics(diagnose_every))
     with computing_device(device):
         trace = _trace(cluster, commits, seed)
-        return replay(trace, method, problem, seed=seed, **options), trace
+        return replay(trace, method, problem, seed=seed, record=record, **options), trace
 
 
 @cached(maxsize=1)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from asyncsim.calls import Call, bind, parameters_of, read, require_all, split, write
 from asyncsim.errors import InputError, require_choice, shown
 from asyncsim.methods import METHODS, Method, named_optimizer
+from asyncsim.methods.check import check_fields
 from asyncsim.problems import PROBLEMS, Problem
-from asyncsim.replays.method_check import check_fields
 from asyncsim.study.config import OF_METHODS, OF_PROBLEMS
 from asyncsim.study.loading import load_function, own_file, told_in_a_line
 from asyncsim.wording import note

@@ -168,8 +168,6 @@ def _try(cell: "Cell", seed: int, fraction: float) -> dict[str, Any]:
             seed,
             precision=config.precision,
             evaluate_every=len(trace),  # nothing but the losses of the minibatches is looked at
-            diagnose_every=0,
-            proxy_momentum=config.momentum,
         )
     first, last = first_and_last(run, len(trace))
     stable = run.status == "finished" and last < fraction * first

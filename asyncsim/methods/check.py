@@ -17,7 +17,6 @@ from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
-from asyncsim.replays.draws import method_key
 from asyncsim.tracing import shapes_of, telling_failures, told
 from asyncsim.wording import counted
 
@@ -85,7 +84,7 @@ def visit_kinds(sees_loss: bool, draws: bool) -> Visit:
     kind = jnp.result_type(float)
     kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
-    key: Any = jax.eval_shape(lambda: method_key(0)) if draws else ()
+    key: Any = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if draws else ()
     return Visit(**scalars)._replace(loss=scalars["time"] if sees_loss else (), key=key)
 
 
@@ -138,13 +137,8 @@ def check_fields(method: Method) -> None:
     if not isinstance(method.timing, Timing):
         raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
     _check_timing(f"{method.name}.timing", method.timing)
-    for name in ("elementwise", "sees_loss", "sees_memories", "draws"):
+    for name in ("sees_loss", "sees_memories", "draws"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
-    if method.elementwise and method.draws:
-        raise InputError(
-            f"{method.name}.draws = True: a draw of a vector would be that of its part where vectors are divided; "
-            "make the method with elementwise=False"
-        )
     for name, call in _CALLS.items():
         function = getattr(method, name)
         if not callable(function) and not (function is None and name in _OPTIONAL):

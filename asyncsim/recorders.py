@@ -1,0 +1,202 @@
+"""Recorders: what a replay records of its commits, besides each one's loss and the length of its step.
+
+A recorder is pure functions of what a commit met and left. It is computed in the same compiled piece as the commit, in
+every form of computing, on every device and in ensembles. What it returns of each commit are columns of `Run.commits`;
+whole vectors, which it shows of a commit now and then, are summarised in `Run.diagnostics`.
+
+The cosine between consecutive steps of the central variable, as a recorder of one's own::
+
+    def cosine():
+        def observe(last, commit):
+            lengths = jnp.linalg.norm(last) * jnp.linalg.norm(commit.step)
+            return commit.step, [jnp.vdot(last, commit.step) / jnp.maximum(lengths, 1e-30)]
+
+        return Recorder(("cosine",), observe, init=lambda method, central: 0 * central, shared=True)
+
+    replay(trace, method, problem, record=[cosine()])
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from asyncsim.errors import require_count, require_fraction
+from asyncsim.methods.method import Array, Method, State, Visit
+
+#: Quantities of `energy` whose sum over each tensor is recorded; and the quantity that is their ratio at each weight.
+ENERGIES, ENERGY_RATIO = ("central_energy", "proxy_energy"), "weight_energy_ratio"
+
+
+class Commit(NamedTuple):
+    """What a commit met and left; vectors have shape ``[parameters]``.
+
+    Attributes
+    ----------
+    visit : Visit
+        With the loss in ``visit.loss`` only for methods that say ``sees_loss``.
+    loss : float
+        Mean loss of the minibatches that the update comes from.
+    read, start : Array
+        What the worker had read, and where its local steps began: the same unless its replica lives on.
+    update : Array
+        Sum of its local steps.
+    message : tree
+        What it sent.
+    diagnostics : Mapping[str, Array]
+        What the method shows of the message.
+    origin : Array
+        The central variable that the worker measures the server's movement from: its read, unless the method has
+        another one.
+    before, central : Array
+        The central variable before and after the commit.
+    step : Array
+        ``central - before``; where the server adds the update as it is, the update before the sum is rounded.
+    worker, memory, server : tree
+        The method's states after the commit: on this worker, of this worker on the server, and of the server.
+    proxy : Array
+        The momentum that the method keeps of a process to be matched (`Method.proxy`); ``()`` if it keeps none.
+    """
+
+    visit: Visit
+    loss: Array
+    read: Array
+    start: Array
+    update: Array
+    message: State
+    diagnostics: Mapping[str, Array]
+    origin: Array
+    before: Array
+    central: Array
+    step: Array
+    worker: State
+    memory: State
+    server: State
+    proxy: Any
+
+
+def _no_state(method: Method, central: Array) -> State:
+    return ()
+
+
+def _nothing(state: State, commit: Commit) -> tuple[State, Sequence[Array]]:
+    return state, ()
+
+
+class Recorder(NamedTuple):
+    """What is recorded of commits, as pure functions.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        Names of the numbers that ``observe`` returns: columns of `Run.commits`.
+    observe : function
+        ``observe(state, commit) -> (state, numbers)``: the new state, and a scalar for each column.
+    init : function
+        ``init(method, central) -> state``: the state before the first commit, from the method and the initial central
+        variable; any tree of arrays.
+    shared : bool
+        Whether all commits share one state. Else each worker has its own, which only its own commits see.
+    look : function, optional
+        ``look(state, commit) -> {name: vector}``, with the state before ``observe``: vectors of shape ``[parameters]``
+        whose quantiles (of booleans: whose shares) over all parameters and over each tensor are rows of
+        `Run.diagnostics`.
+    every : int
+        Worker steps between two looks, and one commit more if there are several workers.
+
+    Notes
+    -----
+    A recorder is part of what is compiled: keep and reuse the object to compile once.
+    """
+
+    columns: tuple[str, ...] = ()
+    observe: Callable[[State, Commit], tuple[State, Sequence[Array]]] = _nothing
+    init: Callable[[Method, Array], State] = _no_state
+    shared: bool = False
+    look: Callable[[State, Commit], Mapping[str, Array]] | None = None
+    every: int = 5
+
+
+def half_square(vector: Array) -> Array:
+    """Return half the squared norm of a vector: its energy."""
+    return jnp.vdot(vector, vector) / 2
+
+
+def energy(momentum: float = 0.9, tensors: int = 0) -> Recorder:
+    """Record the energies of the central variable and of a proxy, the momentum process that it is compared with.
+
+    ``central_energy`` is half the square of how far the central variable has moved since the worker's read, its own
+    commit included (with GEM since the worker's previous visit, as its rule has it). ``proxy_energy`` is half the
+    square of the proxy's momentum ``m <- momentum * m + update``, which each worker keeps of its own updates; a method
+    with a proxy of its own (GEM) is compared with that.
+
+    Parameters
+    ----------
+    momentum : float
+        In [0, 1).
+    tensors : int
+        Worker steps between two looks at single weights, 0 for none: of each tensor both energies, the distribution of
+        their ratio over the weights, and the share of weights whose update opposes the central variable's movement.
+
+    Raises
+    ------
+    InputError
+        For a momentum outside [0, 1) or a negative number of steps.
+
+    References
+    ----------
+    Hermans and Louppe 2018, arXiv 1805.08469, eq. 12 to 16.
+    """
+    return _energy(require_fraction("momentum", momentum), require_count("tensors", tensors, minimum=0))
+
+
+@functools.cache  # what is compiled is kept by the very object
+def _energy(mu: float, tensors: int) -> Recorder:
+    def init(method: Method, central: Array) -> State:
+        return () if method.proxy else jnp.zeros_like(central)
+
+    def proxy(state: State, commit: Commit) -> tuple[State, Array]:
+        """Return the state after the commit and the proxy's momentum."""
+        if isinstance(state, tuple):
+            return (), commit.proxy
+        after = mu * state + commit.update
+        return after, after
+
+    def observe(state: State, commit: Commit) -> tuple[State, Sequence[Array]]:
+        state, m = proxy(state, commit)
+        return state, (half_square(commit.central - commit.origin), half_square(m))
+
+    def look(state: State, commit: Commit) -> Mapping[str, Array]:
+        _, m = proxy(state, commit)
+        values = (commit.central - commit.origin) ** 2 / 2, m**2 / 2
+        opposite = (commit.before - commit.origin) * commit.update < 0
+        return dict(zip(ENERGIES, values, strict=True)) | {"opposite_sign": opposite}
+
+    return Recorder(ENERGIES, observe, init, look=look if tensors else None, every=max(tensors, 1))
+
+
+def diagnostics(every: int = 5) -> Recorder:
+    """Record what the method itself shows of its messages (GEM: the scaling factors), of a commit now and then.
+
+    Parameters
+    ----------
+    every : int
+        Worker steps between two recorded commits, and one commit more if there are several workers.
+
+    Raises
+    ------
+    InputError
+        For a number of steps below one.
+    """
+    return _diagnostics(require_count("every", every))
+
+
+@functools.cache
+def _diagnostics(every: int) -> Recorder:
+    return Recorder(look=show_diagnostics, every=every)
+
+
+def show_diagnostics(state: State, commit: Commit) -> Mapping[str, Array]:
+    """Return what the method itself shows of a message."""
+    return commit.diagnostics

@@ -1,0 +1,78 @@
+"""Looks at whole vectors: what recorders show of a commit now and then, computed apart from the commits."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from asyncsim.methods.method import Array, Memories, Method, State
+from asyncsim.recorders import Recorder
+from asyncsim.replays.commit import build_commit
+from asyncsim.replays.local import Flat, LocalResult
+from asyncsim.replays.members import over_members
+from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow
+
+
+class Met(NamedTuple):
+    """What the first commit of some planned pieces meets, copied."""
+
+    central: Array
+    server: State
+    recorders: tuple[State, ...]
+    row: WorkerRow
+    read: Array
+    pulled: Array  #: the central variable that its message is formed with
+    memories: tuple[Memories, ...]  #: of all workers, for methods that see them
+
+
+def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces], Met]:
+    """Return the jitted function that copies what the first commit meets; running its piece overwrites the state."""
+
+    def first(state: ReplayState, pieces: Pieces) -> Met:
+        pulled = state.central
+        if layout.separate_pushes:
+            pulled = jnp.where(pieces.push_offset[0, 0] < 0, state.push_read[pieces.push_slot[0, 0]], pulled)
+        row = jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], state.workers)
+        memories: tuple[Memories, ...] = ()
+        if method.sees_memories:
+            rows = state.workers.memory
+            newer = jax.tree.map(lambda leaf: leaf[:1], rows)
+            nobody = jax.tree.leaves(rows)[0].shape[0]
+            memories = (Memories(rows, newer, jnp.full(1, nobody, jnp.int32)),)
+        read = state.read[pieces.slot[0, 0]]
+        return Met(state.central, state.server, state.recorders, row, read, pulled, memories)
+
+    return jax.jit(first)
+
+
+def build_look(
+    method: Method,
+    recorders: tuple[Recorder, ...],
+    local: Callable[..., LocalResult],
+    flat: Flat,
+    layout: Layout,
+) -> Callable[..., list[dict[str, list[Array]]]]:
+    """Return the jitted function that shows the first commit of some pieces: for each recorder that looks, by name.
+
+    It computes the commit anew, its gradient too. Its arguments: what the commit meets, the training data, the key of
+    the problem's randomness and the pieces. Each vector comes as the problem's tensors.
+    """
+    commit = build_commit(method, layout.reads)
+    over = over_members if layout.members is not None else lambda function: function
+
+    def look(met: Met, data: Any, key: Array, pieces: Pieces) -> list[dict[str, list[Array]]]:
+        visit, job, rows = jax.tree.map(lambda leaf: leaf[0, 0], (pieces.visit, pieces.job, pieces.rows))
+        start = met.read if method.resume is None else method.resume(met.row.method, met.read)
+        result = local(data, key, start, met.row.learner, visit, job, rows)
+        brought = met.read, start, result.update, result.loss, met.pulled, visit
+        made, _ = commit(met.central, met.server, met.row, *brought, *met.memories)
+        shown: list[dict[str, list[Array]]] = []
+        # Recorders come with those of shared states last.
+        for one, state in zip(recorders, (*met.row.recorders, *met.recorders), strict=True):
+            if one.look is not None:
+                found = over(one.look)(state, made)
+                shown.append({name: jax.tree.leaves(flat.unravel(value)) for name, value in found.items()})
+        return shown
+
+    return jax.jit(look)

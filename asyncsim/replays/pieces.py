@@ -1,0 +1,335 @@
+"""Commits in pieces, by one compiled loop: the gradients of a piece at once, then its commits one after the other.
+
+A piece has room for ``piece_size`` commits. Its rows are gathered, its gradients are one batch, its commits, each of
+which depends on the one before, an unrolled loop, what is recorded of them is taken of all, and its rows are scattered.
+On an accelerator the commits of a method that works element by element are then one kernel. What a piece has room for
+and does not make is computed too, by the method's functions as well, and dropped.
+
+On a CPU, vectors of more than a few parameters have pieces of one commit (the form "single"), whose rows are moved by
+dynamic slices; gathers and scatters copy all of the state there. So does XLA wherever it fuses the read of a row with
+what comes after a write: hence reading, and committing and writing, are loops of one turn. XLA takes them for loops of
+unknown length, and fuses nothing across their ends.
+
+On several devices the rows of the state and the gradients of a piece are divided by worker, its commits by parameter;
+what has to move between devices is left to JAX.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from asyncsim.methods.method import Array, Memories, Method
+from asyncsim.recorders import Commit, Recorder
+from asyncsim.replays.commit import build_commit, columns, observe, row_after
+from asyncsim.replays.local import LocalResult
+from asyncsim.replays.members import over_members
+from asyncsim.replays.state import Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow
+from asyncsim.replays.tuning import UNROLLED
+
+
+class InPieces:
+    """The `asyncsim.replays.programs.Engine` of a state whose rows are in one array; forms "batch" and "single".
+
+    ``make`` is `asyncsim.replays.state.initial_state` less its first three arguments, or the same of an ensemble.
+    """
+
+    looks_ahead = False
+
+    def __init__(
+        self,
+        method: Method,
+        recorders: tuple[Recorder, ...],
+        local: Callable[..., LocalResult],
+        layout: Layout,
+        devices: tuple[Any, ...],
+        make: Callable[..., ReplayState],
+    ):
+        self._devices, self._make = devices, make
+        self._divided = _Divided(devices)
+        run_piece = _build_piece(method, recorders, local, layout, self._divided)
+        members = () if layout.members is None else (layout.members,)
+        shape = (layout.piece_size, *members, len(columns(recorders)))
+
+        def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
+            def one(index: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
+                state, numbers = carry
+                state, made = run_piece(state, data, key, jax.tree.map(lambda leaf: leaf[index], pieces))
+                return state, jax.lax.dynamic_update_index_in_dim(numbers, made, index, 0)
+
+            numbers = jnp.zeros((pieces.size.shape[0], *shape), state.central.dtype)
+            return jax.lax.fori_loop(0, count, one, (state, numbers))
+
+        #: From the state, which is used up, the data, the key of the problem's randomness, some planned pieces and
+        #: how many of them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
+        self.advance = jax.jit(advance, donate_argnums=0)
+
+    def initial_state(self, params: Any, problem_state: Any, slots: int, push_slots: int, workers: int) -> ReplayState:
+        """Return the state at version zero, each array made where it will lie; rows are a multiple of the devices."""
+        sizes = {
+            name: -(-count // len(self._devices)) * len(self._devices)
+            for name, count in (("slots", slots), ("push_slots", push_slots), ("workers", workers))
+        }
+
+        def make(params: Any, problem_state: Any) -> ReplayState:
+            return self._make(params, problem_state, **sizes)
+
+        shardings = self._divided.of_state(jax.eval_shape(make, params, problem_state))
+        return jax.jit(make, out_shardings=shardings)(params, problem_state)
+
+    def whole(self, state: ReplayState) -> ReplayState:
+        """Return the state as it is."""
+        return state
+
+    def from_whole(self, state: ReplayState) -> ReplayState:
+        """Return the state copied, as it is donated when it is gone on from."""
+        return jax.tree.map(lambda leaf: jnp.array(leaf, device=self._devices[0]), state)
+
+    def problem_states(self, state: ReplayState) -> Any:
+        """Return the problem's non-trained state of all workers."""
+        return state.workers.learner.problem
+
+
+class _Divided:
+    """How arrays are divided among devices; with one, nothing is said of it."""
+
+    def __init__(self, devices: tuple[Any, ...]):
+        self.devices = devices
+        self._mesh = Mesh(np.array(devices), ("devices",))
+
+    def _sharding(self, *axes: str | None) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec(*axes))
+
+    def of_state(self, state: ReplayState) -> Any:
+        """Return the shardings of a state: rows of workers and slots by worker, all else everywhere."""
+        if len(self.devices) == 1:
+            return jax.tree.map(lambda leaf: jax.sharding.SingleDeviceSharding(self.devices[0]), state)
+        everywhere = jax.tree.map(lambda leaf: self._sharding(), state)
+        rows = [jax.tree.map(lambda leaf: self._sharding("devices"), state._asdict()[name]) for name in _ROWS]
+        return everywhere._replace(**dict(zip(_ROWS, rows, strict=True)))
+
+    def by_commit(self, tree: Any) -> Any:
+        """Divide leaves ``[piece_size, ...]`` by commit."""
+        if len(self.devices) == 1:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self._sharding("devices"))
+
+    def by_parameter(self, tree: Any) -> Any:
+        """Divide leaves ``[..., parameters]`` by parameter."""
+        if len(self.devices) == 1:
+            return tree
+
+        def divide(leaf: Array) -> Array:
+            return jax.lax.with_sharding_constraint(leaf, self._sharding(*[None] * (leaf.ndim - 1), "devices"))
+
+        return jax.tree.map(divide, tree)
+
+
+_ROWS = ("read", "push_read", "workers")
+
+
+class _Carried(NamedTuple):
+    """What a commit finds of those before it in its piece."""
+
+    central: Array
+    server: Any
+    history: Any  #: the central variable before the piece and after each commit, if reads need it; else ``()``
+    memory: Any  #: what commits have left of their workers' memories, if the method sees all; else ``()``
+
+
+def _build_piece(
+    method: Method,
+    recorders: tuple[Recorder, ...],
+    local: Callable[..., LocalResult],
+    layout: Layout,
+    divided: _Divided,
+) -> Callable[..., tuple[ReplayState, Array]]:
+    """Return the function that runs a piece: to the state after it, and the numbers of its commits."""
+    commit, size = build_commit(method, layout.reads), layout.piece_size
+    single = layout.form == "single"
+    own = [one for one in recorders if not one.shared]
+    shared = [one for one in recorders if one.shared]
+    over = over_members if layout.members is not None else lambda function: function
+    observe_own = over(lambda states, made: observe(own, states, made))
+    observe_shared = over(lambda states, made: observe(shared, states, made, base=False))
+
+    def each(function: Callable[..., Any], *given: Any) -> Any:
+        """Call a function of each commit: of all at once, or of the only one without an axis of one."""
+        if size > 1:
+            return jax.vmap(function)(*given)
+        return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], given)))
+
+    def run_piece(state: ReplayState, data: Any, key: Array, piece: Pieces) -> tuple[ReplayState, Array]:
+        worker, slot, push_slot = piece.visit.worker, piece.slot, piece.push_slot
+
+        def take(index: Any) -> tuple[WorkerRow, Array, Any]:
+            worker, slot, push_slot = index
+            pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
+            return _take(state.workers, worker, single), _take(state.read, slot, single), pulled
+
+        rows, read, pulled = divided.by_commit(_apart(single, piece.size, take, (worker, slot, push_slot)))
+        start = read if method.resume is None else each(method.resume, rows.method, read)
+        given = (start, rows.learner, piece.visit, piece.job, piece.rows)
+        result = each(lambda *own: local(data, key, *own), *given)
+        result = divided.by_commit(result)
+        moved = divided.by_parameter((rows.method, rows.memory, read, start, result.update, pulled))
+        rows = rows._replace(method=moved[0], memory=moved[1])
+        given = (piece, rows, *moved[2:5], result.loss, result.learner, moved[5])
+
+        def finish(state: ReplayState, given: Any) -> tuple[ReplayState, Array]:
+            return commit_and_write(state, *given)
+
+        if not single:
+            return finish(state, given)
+        none = jnp.zeros((size, *numbers_shape), state.central.dtype)
+
+        def turn(i: Array, carry: Any) -> Any:
+            return finish(carry[0], _tied(given, i))
+
+        return jax.lax.fori_loop(0, piece.size, turn, (state, none))
+
+    members = () if layout.members is None else (layout.members,)
+    numbers_shape = (*members, len(columns(recorders)))
+
+    def commit_and_write(state, piece, rows, read, start, update, loss, learner, pulled):
+        visit, there = piece.visit, jnp.arange(size, dtype=piece.size.dtype) < piece.size
+
+        def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any]]:
+            place, is_there, visit, row, pulled, offset, *brought = of_commit
+            seen_at_push = before.central
+            if layout.separate_pushes:
+                # Offset 0 is the start of the piece, k its k-th commit; a negative one is a read before the piece.
+                in_piece = jax.lax.dynamic_index_in_dim(before.history, jnp.maximum(offset, 0), keepdims=False)
+                seen_at_push = jnp.where(offset < 0, pulled, in_piece)
+            memories: tuple[Memories, ...] = ()
+            if method.sees_memories:
+                newer = jnp.where(jnp.arange(size, dtype=place.dtype) < place, piece.visit.worker, visit.workers)
+                memories = (Memories(state.workers.memory, before.memory, newer),)
+            made, seen = commit(before.central, before.server, row, *brought, seen_at_push, visit, *memories)
+            central, server = made.central, made.server
+            if size > 1:
+                central, server = jax.tree.map(
+                    lambda new, old: jnp.where(is_there, new, old), (central, server), (before.central, before.server)
+                )
+            history, memory = before.history, before.memory
+            if layout.keeps_history:
+                history = jax.lax.dynamic_update_index_in_dim(history, central, place + 1, 0)
+            if method.sees_memories:
+                memory = jax.tree.map(lambda leaf, new: leaf.at[place].set(new), memory, made.memory)
+            return _Carried(central, server, history, memory), (made, seen)
+
+        central = divided.by_parameter(state.central)
+        begin = _Carried(
+            central,
+            state.server,
+            history=jnp.broadcast_to(central, (size + 1, *central.shape)) if layout.keeps_history else (),
+            memory=rows.memory if method.sees_memories else (),
+        )
+        place = jnp.arange(size, dtype=piece.slot.dtype)
+        of_commits = (place, there, visit, rows, pulled, piece.push_offset, read, start, update, loss)
+        # To unroll all is to be without a loop, also of a single commit.
+        end, (made, seen) = jax.lax.scan(step, begin, of_commits, unroll=max(2, min(size, UNROLLED)))
+
+        after, numbers = each(observe_own, rows.recorders, made)
+        recorder_states = state.recorders
+        if shared:
+
+            def next_shared(states: Any, of_commit: Any) -> Any:
+                is_there, made = of_commit
+                after, numbers = observe_shared(states, made)
+                return jax.tree.map(lambda new, old: jnp.where(is_there, new, old), after, states), numbers
+
+            recorder_states, more = jax.lax.scan(next_shared, recorder_states, (there, made))
+            numbers = jnp.concatenate([numbers, more], -1)
+
+        read, push_read = state.read, state.push_read
+        if layout.reads != "separate":
+            read = _put(read, seen, piece.slot, there, single)
+        if layout.keeps_history:
+            read = _put_separate(read, end.history, piece.reads, layout)
+            push_read = _put_separate(push_read, end.history, piece.push_reads, layout._replace(read_blocks=1))
+        left = divided.by_commit(row_after(made, after, learner))
+        workers = _put(state.workers, left, visit.worker, there, single)
+        return ReplayState(end.central, end.server, recorder_states, read, push_read, workers), numbers
+
+    return run_piece
+
+
+def _tied(tree: Any, i: Array) -> Any:
+    """Return the tree, of which XLA cannot tell that it is the same in each turn of a loop over ``i``.
+
+    It would else take work out of the loop: to read a row of the state, which is then copied, or passes over memory.
+    """
+
+    def tie(leaf: Array) -> Array:
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            return leaf + jnp.minimum(i, 0).astype(leaf.dtype)
+        return jax.lax.optimization_barrier((leaf, i))[0]
+
+    return jax.tree.map(tie, tree)
+
+
+def _apart(single: bool, count: Array, function: Callable[[Any], Any], index: Any) -> Any:
+    """Return what a function returns: where pieces have one commit, from a loop of one turn."""
+    if not single:
+        return function(index)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, index))
+    return jax.lax.fori_loop(0, count, lambda i, _: function(_tied(index, i)), nothing)
+
+
+def _take(tree: Any, index: Array, single: bool) -> Any:
+    """Return rows of the leaves."""
+    if single:
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index[0], 1), tree)
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def _put(tree: Any, rows: Any, index: Array, there: Array, single: bool) -> Any:
+    """Return the tree with the rows that are ``there``, each at another index."""
+    if single:
+        return jax.tree.map(lambda leaf, own: jax.lax.dynamic_update_slice_in_dim(leaf, own, index[0], 0), tree, rows)
+
+    def write(leaf: Array, own: Array) -> Array:
+        # Beyond the end each at a place of its own: what is dropped, and that no two are the same.
+        places = jnp.where(there, index, leaf.shape[0] + jnp.arange(there.size, dtype=index.dtype))
+        return leaf.at[places].set(own, mode="drop", unique_indices=True)
+
+    return jax.tree.map(write, tree, rows)
+
+
+def _put_separate(array: Array, history: Array, reads: ReadsOfPiece, layout: Layout) -> Array:
+    """Write what separate reads saw: the central variable after as many commits of the piece as their offset."""
+    if reads.slot.size == 0:
+        return array
+    if layout.read_blocks > 1 or layout.form == "single":
+        return _copy_blocks(array, history, reads, layout.read_blocks)
+    there = jnp.arange(reads.slot.size, dtype=reads.size.dtype) < reads.size
+    # A slot that is free again within the piece comes twice: only its last read stays.
+    again = jnp.any(jnp.triu((reads.slot[:, None] == reads.slot) & there, 1), axis=1)
+    return _put(array, history[reads.offset], reads.slot, there & ~again, single=False)
+
+
+def _copy_blocks(array: Array, source: Array, reads: ReadsOfPiece, blocks: int) -> Array:
+    """Copy blocks of rows of ``source`` into rows of ``array``, one read after the other.
+
+    The last axis is cut into ``blocks`` blocks of the same width, the last of which may be shorter or empty.
+    """
+    columns = array.shape[-1]
+    width = -(-columns // blocks)
+    shape = (1, *array.shape[1:-1], width)
+    within = (jnp.int32(0),) * (array.ndim - 2)
+
+    def copy(i: Array, array: Array) -> Array:
+        begin = reads.block[i] * jnp.int32(width) if blocks > 1 else jnp.int32(0)
+        # A slice cannot reach over the end: the last one begins before its block, and leaves what is there.
+        at = jnp.minimum(begin, jnp.int32(columns - width))
+        seen = jax.lax.dynamic_slice(source, (reads.offset[i], *within, at), shape)
+        if blocks > 1:
+            there = jax.lax.dynamic_slice(array, (reads.slot[i], *within, at), shape)
+            seen = jnp.where(at + jnp.arange(width, dtype=jnp.int32) < begin, there, seen)
+        return jax.lax.dynamic_update_slice(array, seen, (reads.slot[i], *within, at))
+
+    return jax.lax.fori_loop(0, reads.size, copy, array)

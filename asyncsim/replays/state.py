@@ -1,0 +1,148 @@
+"""What a replay carries from piece to piece, and the plan of the pieces."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from asyncsim.methods.method import Array, Method, State, Visit
+from asyncsim.recorders import Recorder
+from asyncsim.replays.local import Flat, Learner
+
+
+class Layout(NamedTuple):
+    """What the compiled program depends on besides method, problem and recorders.
+
+    Attributes
+    ----------
+    form : {"batch", "single", "dispatched"}
+        How commits are computed, see `asyncsim.replays.tuning`.
+    piece_size : int
+        Commits that a piece has room for; a multiple of the number of devices.
+    reads : {"after", "before", "separate"}
+        When a worker reads for its next computation, see `asyncsim.replays.waves`.
+    reads_size, push_reads_size : int
+        Room for separate reads, and for separate reads for messages, in a piece.
+    separate_pushes : bool
+        Whether messages are formed with the central variable of a visit before the commit's own.
+    read_blocks : int
+        Blocks of the parameters that are read one after the other; 1 if reads are whole.
+    window : int
+        Local steps of each commit.
+    windows_differ : bool
+        Whether some commits have fewer.
+    members : int or None
+        Runs of an ensemble that are replayed as one: each vector then has shape ``[members, parameters]``, and each
+        number of a commit shape ``[members]``.
+    """
+
+    form: str
+    piece_size: int
+    reads: str
+    reads_size: int = 0
+    push_reads_size: int = 0
+    separate_pushes: bool = False
+    read_blocks: int = 1
+    window: int = 1
+    windows_differ: bool = False
+    members: int | None = None
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether reads may see the central variable between any two commits of a piece."""
+        return self.reads == "separate" or self.separate_pushes
+
+
+class WorkerRow(NamedTuple):
+    """All that belongs to one worker; in the replay's state each leaf has a leading axis of workers."""
+
+    method: State
+    memory: State
+    recorders: tuple[State, ...]  #: of the recorders whose states are not shared
+    learner: Any  #: a `Learner`; ``()`` where it is handled apart
+
+
+class ReplayState(NamedTuple):
+    """The replay between two pieces.
+
+    Attributes
+    ----------
+    central : Float[Array, "parameters"]
+    server : tree
+        The method's own state on the server.
+    recorders : tuple of tree
+        States of the recorders whose states are shared.
+    read : Float[Array, "slots parameters"]
+        What was read and waits for its commits.
+    push_read : Float[Array, "push_slots parameters"]
+        What messages will be formed with, if that is read apart.
+    workers : WorkerRow
+        Leaves with leading axis ``workers`` (on several devices a multiple of their number).
+    """
+
+    central: Array
+    server: State
+    recorders: tuple[State, ...]
+    read: Array
+    push_read: Array
+    workers: WorkerRow
+
+
+class ReadsOfPiece(NamedTuple):
+    """Separate reads that fall into a piece: how many, and for each the slot and the commits of the piece it sees."""
+
+    size: Array
+    slot: Array  # [reads_size]
+    offset: Array  # [reads_size]
+    block: Any = ()  # [reads_size], which block of the parameters is read; () if all of them are
+
+
+class Pieces(NamedTuple):
+    """The plan of consecutive pieces, all leaves with leading axis ``pieces``; see `Layout` for the sizes."""
+
+    size: Array  # commits in the piece
+    slot: Array  # [piece_size]
+    push_slot: Array  # [piece_size]
+    push_offset: Array  # [piece_size], commits of this piece that the read for the message saw; -1: before this piece
+    visit: Visit  # [piece_size]
+    job: Array  # [piece_size]
+    rows: Array  # [piece_size, window, batch] examples; in an ensemble [piece_size, members, window, batch]
+    reads: ReadsOfPiece
+    push_reads: ReadsOfPiece
+
+
+def initial_state(
+    method: Method,
+    recorders: tuple[Recorder, ...],
+    flat: Flat,
+    params: Any,
+    problem_state: Any,
+    slots: int,
+    push_slots: int,
+    workers: int,
+) -> ReplayState:
+    """Return the replay's state at version zero, from the problem's initial parameters and non-trained state."""
+    central = flat.ravel(params)
+    own, shared = (
+        tuple(one.init(method, central) for one in recorders if one.shared == shared) for shared in (False, True)
+    )
+    row = WorkerRow(
+        method=method.init_worker(central),
+        memory=method.init_memory(central),
+        recorders=own,
+        learner=Learner(method.optimizer.init(params), problem_state),
+    )
+
+    def repeated(leaf: Any, count: int) -> Array:
+        leaf = jnp.asarray(leaf)
+        return jnp.array(jnp.broadcast_to(leaf, (count, *leaf.shape)))
+
+    return ReplayState(
+        # Copies: the state is donated, and neither its parts nor the user's own arrays may share memory with it.
+        central=jnp.array(central),
+        server=jax.tree.map(jnp.array, method.init_server(central)),
+        recorders=jax.tree.map(jnp.array, shared),
+        read=repeated(central, slots),
+        push_read=repeated(central, push_slots),
+        workers=jax.tree.map(lambda leaf: repeated(leaf, workers), row),
+    )

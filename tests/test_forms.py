@@ -1,0 +1,260 @@
+"""Every form of computing, on one and on several devices: the same numbers as the loop over events."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import (
+    EVERY,
+    FORCED,
+    METHODS,
+    NEEDS,
+    OWN,
+    PROTOCOLS,
+    counting,
+    make_method,
+    make_problem,
+    make_torn,
+    make_trace,
+    stateful_problem,
+)
+from event_loop import RECORDED, forced_deviation
+
+import asyncsim.replays.pieces as pieces
+import asyncsim.replays.programs
+from asyncsim import Cluster, Exponential, Gamma, barrier, methods, recorders, replay, replay_ensemble, simulate
+from asyncsim.replays import tuning
+from asyncsim.replays.local import flatten
+from asyncsim.replays.replay import Replay
+
+STEPS = 300
+#: Form and number of devices; three divide neither the commits of a piece nor the parameters evenly.
+FORMS = {"single": ("single", 1), "batch": ("batch", 1), "dispatched": ("dispatched", 1)}
+DIVIDED = {"two devices": ("batch", 2), "three devices": ("batch", 3)}
+
+
+@pytest.fixture(autouse=True)
+def as_an_accelerator(monkeypatch):
+    """Give batches the sizes that accelerators have."""
+    monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR)
+
+
+@pytest.fixture
+def anew():
+    """Share no program with other tests."""
+    asyncsim.replays.programs._build.cache_clear()
+    yield
+    asyncsim.replays.programs._build.cache_clear()
+
+
+def computed(trace, method, problem, form, count=1, **options):
+    stops, devices = np.arange(EVERY, len(trace) + 1, EVERY), jax.devices()[:count]
+    options = {"record": [recorders.energy()], "stops": stops, "devices": devices} | options
+    return Replay(trace, method, problem, precision="float64", form=form, **options)
+
+
+def assert_the_loop(trace, method, problem, form, count=1):
+    with jax.enable_x64(True):
+        running = computed(trace, method, problem, form, count)
+        assert running.running._plan.layout(method).form == form
+        found = forced_deviation(running, EVERY)
+    assert max(found.values()) < FORCED, found
+
+
+def combinations():
+    default = {
+        ("single", "aeasgd", "exchange"),
+        ("batch", "gem", "read_then_write, two visits"),
+        ("dispatched", "gem", "write_then_read"),
+        ("two devices", "gem, paper", "read_then_write, two visits"),
+    }
+    by_protocol = set(itertools.product([*FORMS, "three devices"], ["gem"], PROTOCOLS))
+    by_method = {(form, method, NEEDS.get(method, "exchange")) for form in FORMS for method in METHODS}
+    by_device = {("two devices", method, NEEDS.get(method, "exchange")) for method in ("aeasgd", "lsgd", "dana_zero")}
+    for case in sorted(default | by_protocol | by_method | by_device):
+        if case[:2] != ("dispatched", "lsgd"):  # which sees the memories of all workers
+            yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
+
+
+@pytest.mark.parametrize(("form", "method", "protocol"), list(combinations()))
+def test_every_form_is_the_loop_teacher_forced(form, method, protocol):
+    trace = make_trace(protocol, workers=1 if method == "sgd" else 7, commits=STEPS)
+    if method == "sgd" and form == "batch":
+        pytest.skip("batches of one commit are single")
+    assert_the_loop(trace, make_method(method), make_problem("quadratic"), *(FORMS | DIVIDED)[form])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", FORMS | DIVIDED)
+def test_longer_vectors(form):
+    assert_the_loop(make_trace(commits=STEPS), make_method("gem"), make_problem("digits"), *(FORMS | DIVIDED)[form])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["batch", "dispatched", "three devices"])
+@pytest.mark.parametrize("case", OWN)
+def test_own_methods(case, form, lenient):
+    make, protocol, window = OWN[case]
+    trace = make_trace(protocol, window, commits=STEPS)
+    assert_the_loop(trace, make(), make_problem("quadratic"), *(FORMS | DIVIDED)[form])
+
+
+def shared_reads():
+    """Workers that all go on from the version that a barrier made."""
+    return make_trace(workers=6, commits=STEPS, policy=barrier())
+
+
+def differing_windows():
+    return simulate(Cluster(6, Gamma(1.0, cv=0.5), Exponential(0.05), window=[1, 2, 4, 1, 2, 4]), STEPS)
+
+
+@pytest.mark.parametrize(
+    ("make_rule", "trace", "form"),
+    [
+        (methods.lgd, shared_reads, "batch"),  # which sees losses
+        (lambda: methods.hogwild(blocks=3), lambda: make_torn(3, workers=6, commits=STEPS), "batch"),
+        (methods.easgd, shared_reads, "dispatched"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                (methods.lgd, shared_reads, "dispatched"),
+                (methods.lgd, shared_reads, "single"),
+                (methods.aeasgd, differing_windows, "batch"),
+                (methods.aeasgd, differing_windows, "dispatched"),
+                (lambda: methods.hogwild(blocks=3), lambda: make_torn(3, workers=6, commits=STEPS), "single"),
+            )
+        ),
+    ],
+)
+def test_shared_and_torn_reads_losses_and_differing_windows(make_rule, trace, form):
+    assert_the_loop(trace(), make_rule(), make_problem("quadratic"), form)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make_rule", [lambda: make_method("gem"), counting])
+@pytest.mark.parametrize("form", FORMS | DIVIDED)
+def test_a_state_of_the_problem_and_numbers_of_workers(make_rule, form):
+    assert_the_loop(make_trace(window=3, commits=STEPS), make_rule(), stateful_problem(), *(FORMS | DIVIDED)[form])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_ensembles_are_single_replays(protocol):
+    options = {"seeds": [0, 3], "learning_rate": [0.05, 0.1], "precision": "float64", "progress": False}
+    options["record"] = [recorders.energy(tensors=2), recorders.diagnostics()]
+    trace, problem = make_trace(protocol, commits=120), make_problem("digits")
+    together, apart = (replay_ensemble(trace, methods.gem, problem, batched=way, **options) for way in (True, False))
+    for one, other in zip(together, apart, strict=True):
+        for name in RECORDED:
+            np.testing.assert_allclose(one.commits[name], other.commits[name], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(one.diagnostics["value"], other.diagnostics["value"], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_forms_repeat_and_record_alike(precision):
+    """DOWNPOUR does not amplify round-off."""
+    trace, method, problem = make_trace(commits=STEPS), make_method("downpour"), make_problem("digits")
+    record = [recorders.energy(tensors=10), recorders.diagnostics(10)]
+
+    def run(form, count):
+        with jax.enable_x64(precision == "float64"):
+            running = Replay(
+                trace, method, problem, precision=precision, record=record, form=form, devices=jax.devices()[:count]
+            )
+            running.evaluate()
+            running.advance(len(trace))
+            running.evaluate()
+            return running.result()
+
+    expected, tolerance = run("single", 1), 1e-4 if precision == "float32" else 1e-10
+    for form, count in (("batch", 1), ("dispatched", 1), ("batch", 2)):
+        found, again = run(form, count), run(form, count)
+        for table in ("commits", "evaluations", "diagnostics"):
+            rows, wanted = getattr(found, table), getattr(expected, table)
+            assert rows.equals(getattr(again, table)) and rows.dtypes.equals(wanted.dtypes)
+            numbers = wanted.select_dtypes("number").columns
+            np.testing.assert_allclose(rows[numbers], wanted[numbers], rtol=tolerance, atol=tolerance)
+        assert jax.tree.map(np.shape, found.params) == jax.tree.map(np.shape, expected.params)
+
+
+@pytest.mark.parametrize("method", ["gem", pytest.param("aeasgd", marks=pytest.mark.full)])
+def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
+    """Which an accelerator takes: no two may go to the same place, though one piece can use a slot again."""
+    in_order = pieces._put
+
+    def reversed_put(tree, rows, index, there, single):
+        return in_order(tree, jax.tree.map(lambda leaf: leaf[::-1], rows), index[::-1], there[::-1], single)
+
+    monkeypatch.setattr(pieces, "_put", reversed_put)
+    monkeypatch.setattr(pieces, "UNROLLED", 3)
+    trace = make_trace("read_then_write, two visits", commits=STEPS)
+    assert_the_loop(trace, make_method(method), make_problem("quadratic"), "batch")
+
+
+def test_a_divergence_is_reported():
+    run = replay(make_trace(commits=STEPS), methods.downpour(learning_rate=1e9), make_problem("quadratic"))
+    assert run.status == "diverged" and run.diverged_at < STEPS
+
+
+# Several devices
+
+
+def test_each_device_holds_its_workers_rows():
+    with jax.enable_x64(True):
+        running = computed(make_trace(commits=STEPS), make_method("gem"), make_problem("digits"), "batch", 2)
+        vectors = [leaf for leaf in jax.tree.leaves(running.state) if leaf.ndim == 2 and leaf.size]
+        assert len(vectors) == 3  # what was read, momentum, pulled
+        shards = [[shard.data.shape[0] for shard in leaf.addressable_shards] for leaf in vectors]
+        running.advance(EVERY)
+        after = [leaf for leaf in jax.tree.leaves(running.state) if leaf.ndim == 2 and leaf.size]
+        shards += [[shard.data.shape[0] for shard in leaf.addressable_shards] for leaf in after]
+    assert shards == [[4, 4]] * 6  # of seven
+
+
+def test_all_accelerators_unless_one_is_chosen_or_there_is_little_to_divide(monkeypatch):
+    assert tuning.default_devices(10_000) == (jax.devices()[0],)  # the tests' choice
+    with jax.default_device(jax.devices()[1]):
+        assert tuning.default_devices(10_000) == (jax.devices()[1],)
+    with jax.default_device(None):
+        assert len(tuning.default_devices(10_000)) == 1  # a CPU's cores are one device
+
+
+def test_the_form_by_parameters_timing_and_devices(monkeypatch):
+    problem, trace, torn = make_problem("digits"), make_trace(commits=40), make_torn(3)
+
+    def form(trace, rule, count=1):
+        return tuning.form_of(trace, make_method(rule), problem, jax.devices()[:count])
+
+    assert [form(trace, "gem"), form(trace, "gem", 2)] == ["batch", "batch"]  # of 1,210 parameters
+    monkeypatch.setattr(tuning, "_FEW_PARAMETERS", 100)
+    assert form(trace, "gem") == "single"
+    monkeypatch.setattr(tuning, "_LONG_VECTOR", 1_000)
+    assert [form(trace, "gem"), form(torn, "gem"), form(trace, "lsgd")] == ["dispatched", "single", "single"]
+
+
+# Trees as vectors
+
+TREE = {"weight": jnp.arange(6.0).reshape(2, 3) + 1, "bias": jnp.array(7.0), "none": jnp.zeros((0, 4))}
+
+
+def test_written_in_parts_or_joined_it_is_the_same():
+    joined, written = (flatten(TREE, in_parts) for in_parts in (False, True))
+    steps = [str(jax.make_jaxpr(flat.ravel)(TREE)) for flat in (joined, written)]
+    assert ["dynamic_update_slice" in text for text in steps] == [False, True]
+    vector = jax.jit(written.ravel)(TREE)
+    assert vector.dtype == joined.ravel(TREE).dtype
+    assert np.array_equal(vector, joined.ravel(TREE))
+    assert jax.tree.all(jax.tree.map(np.array_equal, written.unravel(vector), TREE))
+    rows = jax.jit(joined.set_row)(jnp.zeros((3, vector.size)), TREE, jnp.int32(1))
+    assert np.array_equal(rows, jnp.stack([0 * vector, vector, 0 * vector]))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of it on a CPU")
+def test_the_memory_that_parts_are_written_into_is_not_made_of_the_first_of_them():
+    tree = {"bias": jnp.ones(1000), "weight": jnp.ones((999, 1001))}
+    written = jax.jit(flatten(tree, in_parts=True).ravel).lower(tree).compile().as_text()
+    assert " dynamic-update-slice(" in written
+    assert " pad(" not in written and " copy(" not in written
