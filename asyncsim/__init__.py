@@ -91,11 +91,11 @@ _HOME = {
     "replay": "replays.replay",
     "replay_ensemble": "replays.ensemble",
     "simulate": "simulation.simulate",
-    **dict.fromkeys(("calibration", "methods", "plots", "prediction", "problems", "real", "study", "theory")),
+    **dict.fromkeys(("calibration", "methods", "plots", "prediction", "problems", "real", "recorders", "study", "theory")),
 }
 
 if TYPE_CHECKING:
-    from asyncsim import calibration, methods, plots, prediction, problems, real, study, theory
+    from asyncsim import calibration, methods, plots, prediction, problems, real, recorders, study, theory
     from asyncsim.calibration import CalibrationWarning, calibrate
     from asyncsim.replays.ensemble import replay_ensemble
     from asyncsim.replays.replay import replay

@@ -124,9 +124,7 @@ def test_docstring_examples(name, tmp_path, monkeypatch):
 def reachable(path: str) -> bool:
     """Whether a dotted name is a module, or an attribute of something that is reachable."""
     try:
-        importlib.import_module(path)
-    except ModuleNotFoundError:
-        parent, _, name = path.rpartition(".")
-        value = importlib.import_module(parent) if parent else None
-        return hasattr(value, name)
+        pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return False
     return True
