@@ -91,7 +91,9 @@ _HOME = {
     "replay": "replays.replay",
     "replay_ensemble": "replays.ensemble",
     "simulate": "simulation.simulate",
-    **dict.fromkeys(("calibration", "methods", "plots", "prediction", "problems", "real", "recorders", "study", "theory")),
+    **dict.fromkeys(
+        ("calibration", "methods", "plots", "prediction", "problems", "real", "recorders", "study", "theory")
+    ),
 }
 
 if TYPE_CHECKING:

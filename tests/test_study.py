@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, Run, Trace, methods, problems, replay, simulate, study
+from asyncsim import Cluster, InputError, Run, Trace, methods, problems, recorders, replay, simulate, study
 from asyncsim.calls import name_of
 from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
@@ -842,7 +842,7 @@ def test_the_energy_ratio_is_of_the_commits_that_moved_the_central_variable():
     method, problem = methods.batch_sgd(), problems.quadratic([1.0, 0.1], noise=0.1)
     for rounds, late in ((20, 2), (3, 1)):  # one round is longer than the last tenth of three
         trace = simulate(Cluster(4, "gamma(1, 0.2)", policy="barrier()"), 4 * rounds, seed=0)
-        run = replay(trace, method, problem, seed=0)
+        run = replay(trace, method, problem, seed=0, record=[recorders.energy()])
         moved = run.commits[3::4]
         assert (run.commits["central_energy"] > 0).sum() == rounds == (moved["central_energy"] > 0).sum()
         ratios = (moved["central_energy"] / moved["proxy_energy"]).tail(late)

@@ -33,8 +33,8 @@ ROOM = 4
 def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     """Return how a run ended, as columns.
 
-    ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio`` the
-    `late_energy_ratio`, and ``median_...`` the mean of the recorded medians of a method's own diagnostic in that tenth,
+    ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio``, if
+    energies are recorded, the `late_energy_ratio`, and ``median_...`` the mean of the recorded medians of a method's own diagnostic in that tenth,
     or the last of them if there is none that late. ``train_...`` and ``test_...`` are the last
     evaluation's. NaN if the run diverged.
     """
@@ -46,7 +46,8 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     medians = late.groupby("quantity", sort=False)["value"].mean().add_prefix("median_").to_dict()
     with np.errstate(over="ignore"):  # of losses near the largest number; most such runs diverge
         loss = last["loss"].mean()
-    ended = {"final_loss": loss, **evaluated, "energy_ratio": late_energy_ratio(run.commits, total), **medians}
+    energies = {"energy_ratio": late_energy_ratio(run.commits, total)} if "central_energy" in run.commits else {}
+    ended = {"final_loss": loss, **evaluated, **energies, **medians}
     if run.diverged_at is not None:
         ended = dict.fromkeys(ended, np.nan)
     return {
