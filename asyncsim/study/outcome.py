@@ -33,10 +33,10 @@ ROOM = 4
 def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     """Return how a run ended, as columns.
 
-    ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio``, if
-    energies are recorded, the `late_energy_ratio`, and ``median_...`` the mean of the recorded medians of a method's own diagnostic in that tenth,
-    or the last of them if there is none that late. ``train_...`` and ``test_...`` are the last
-    evaluation's. NaN if the run diverged.
+    ``final_loss`` is the mean minibatch loss of the last tenth of the commits, ``energy_ratio`` the
+    `late_energy_ratio` if energies are recorded, and ``median_...`` the mean of the recorded medians of a method's own
+    diagnostic in that tenth, or the last of them if there is none that late. ``train_...`` and ``test_...`` are the
+    last evaluation's. NaN if the run diverged.
     """
     total = len(trace.taken_up)
     last = _last(run.commits, total)
