@@ -17,7 +17,7 @@ from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.queueing import alike
-from asyncsim.traces.columns import TAKEN_UP
+from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import phases, warm_up_of
 from asyncsim.wording import counted, number_text
@@ -56,10 +56,10 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
         Commits left out at the start of each; by default as `Trace.summary` does.
     """
     traces = [traces] if not isinstance(traces, Sequence) else traces
-    kept = [trace.taken_up.frame["staleness"].to_numpy()[warm_up_of(trace, warm_up) :] for trace in traces]
+    kept = [trace.accepted.frame["staleness"].to_numpy()[warm_up_of(trace, warm_up) :] for trace in traces]
     staleness = np.concatenate(kept)
     cluster = traces[0].cluster
-    computations = min(len(trace.taken_up) / trace.workers for trace in traces)
+    computations = min(len(trace.accepted) / trace.workers for trace in traces)
     theory = None if cluster is None else staleness_theory(cluster, computations)
 
     last = _last_shown(staleness, theory)
@@ -115,7 +115,7 @@ def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits
         edge = 0.7 if phase == "served" else 0
         _bars(axes, place, getattr(doing, phase), end, PHASES[phase], label, edge)
     ended = trace.frame[trace.frame["worker"].isin(shown) & (trace.frame["commit_time"] <= end)]
-    made = ended[ended["outcome"].isin(TAKEN_UP)]
+    made = ended[ended["outcome"].isin(ACCEPTED)]
     row = made["worker"].map(place)
     axes.vlines(made["commit_time"], row - 0.18, row + 0.18, color=BLACK, linewidth=0.9, zorder=3)
     axes.plot([], [], color=BLACK, marker="|", linestyle="none", label="commits")

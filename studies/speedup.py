@@ -199,9 +199,9 @@ def _long_enough(cell: "Cell", seconds: float) -> "Cell":
     from asyncsim.simulation.simulate import simulate
 
     commits = cell.cluster.workers
-    times = simulate(cell.cluster, commits).taken_up.frame["commit_time"]
+    times = simulate(cell.cluster, commits).accepted.frame["commit_time"]
     while times.iloc[-1] < seconds:
         commits *= 2
-        times = simulate(cell.cluster, commits).taken_up.frame["commit_time"]
+        times = simulate(cell.cluster, commits).accepted.frame["commit_time"]
     steps = int((times <= seconds).sum()) // cell.cluster.workers
     return cell.with_options(steps=max(1, steps))

@@ -264,7 +264,7 @@ def _counts(trace: "Trace") -> np.ndarray:
     """Return how many commits had each staleness, after the warm-up of the trace."""
     from asyncsim.traces.trace_summary import warm_up_of
 
-    return np.bincount(trace.taken_up.frame["staleness"].to_numpy()[warm_up_of(trace, None) :])
+    return np.bincount(trace.accepted.frame["staleness"].to_numpy()[warm_up_of(trace, None) :])
 
 
 def _together(counts: Mapping[str, np.ndarray], traces: Iterable[str]) -> np.ndarray:

@@ -193,7 +193,7 @@ def noisy(rate=0.05, replies=False):
 
     steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     options = {"reply": reply} if replies else {}
-    return Method("noisy", {"rate": rate}, steps, message=message, apply=apply, draws=True, **options)
+    return Method("noisy", {"rate": rate}, steps, message=message, apply=apply, needs_key=True, **options)
 
 
 def damped_buffer(rate=0.05):

@@ -68,12 +68,12 @@ class EventLoop:
         self.workers = dict.fromkeys(range(trace.workers), first)
         self.versions = {0: self.central}
         self.version_before = np.r_[0, self.frame["version"].to_numpy()[:-1]]
-        self.separate_forms = bool((self.frame["form_version"] < self.version_before).any())
+        self.separate_forms = bool((self.frame["push_version"] < self.version_before).any())
         # Values taken over from a replay in place of the versions', by commit.
         self.reads: dict[int, Any] = {}
         self.forms: dict[int, Any] = {}
         # The versions of each read's blocks, of which there is one unless reads are torn.
-        self.block_versions = trace.taken_up.block_versions()
+        self.block_versions = trace.accepted.block_versions()
         # What each worker was told at its last visit, for methods that reply.
         self.replies = dict.fromkeys(range(trace.workers), self.central)
         # Compiled once per method and problem, which the entry keeps alive so that no other gets their ids.
@@ -93,7 +93,7 @@ class EventLoop:
                 completes=np.bool_(completes),
                 workers=np.int32(self.trace.workers),
                 key=jax.random.fold_in(jax.random.fold_in(self.method_key, row.worker), own)
-                if self.method.draws
+                if self.method.needs_key
                 else (),
             )
             read = self._read(row)
@@ -102,7 +102,7 @@ class EventLoop:
                 before = self.server, self.central, self.workers[row.worker].memory, visit
             form = self.central
             if self.separate_forms:
-                form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.form_version]
+                form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.push_version]
             batch = ()
             if self.batches is not None:
                 rows = self.batches.rows([row.worker], [row.job], self.trace.window, [row.local_steps])[0]
@@ -153,7 +153,7 @@ class EventLoop:
             self.forms = {k: state.push_read[waves.push_slot[k]] for k in waiting if waves.push[k] < stop}
 
     def _key(self, worker, own):
-        return jax.random.fold_in(jax.random.fold_in(self.method_key, worker), own) if self.method.draws else ()
+        return jax.random.fold_in(jax.random.fold_in(self.method_key, worker), own) if self.method.needs_key else ()
 
     def _read(self, row):
         versions, taken_over = self.block_versions[row.commit], self.reads.get(row.commit)
@@ -205,7 +205,7 @@ class EventLoop:
                 at = jax.tree.map(jnp.add, params, self.method.look_ahead(optimizer_state))
             (value, problem_state), gradients = jax.value_and_grad(loss, has_aux=True)(at)
             seen = visit
-            if self.method.draws:
+            if self.method.needs_key:
                 apart = jax.random.fold_in(visit.key, 2**32 - 1)
                 seen = visit._replace(key=jax.random.fold_in(apart, step))
             steps, optimizer_state = optimizer.update(

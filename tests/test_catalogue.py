@@ -44,7 +44,7 @@ def with_versions(trace, version):
     frame = trace.frame.copy()
     after = np.r_[0, version]
     frame["read_version"] = after[frame["read_version"]]
-    frame["form_version"] = after[frame["form_version"]]
+    frame["push_version"] = after[frame["push_version"]]
     frame["version"] = version
     frame["staleness"] = after[:-1] - frame["read_version"]
     return Trace(frame, trace.source)

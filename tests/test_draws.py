@@ -31,7 +31,7 @@ def telling(**options):
     def message(worker, update, start, central, visit):
         return update, worker, {"drawn": jax.random.normal(visit.key, update.shape, update.dtype)}
 
-    return Method("telling", {}, gradient_steps(0.05), message=message, draws=True, **options)
+    return Method("telling", {}, gradient_steps(0.05), message=message, needs_key=True, **options)
 
 
 def drawn_by(workers, seed, **options):
@@ -105,7 +105,7 @@ def test_each_local_step_draws_its_own():
         return jax.tree.map(lambda leaf: jax.random.normal(visit.key, leaf.shape, leaf.dtype), gradients), state
 
     steps = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-    walk = Method("walk", {}, steps, draws=True)
+    walk = Method("walk", {}, steps, needs_key=True)
     for window in (1, 4):
         trace = prescribed(0, 50, 5, window)
         end = replay(trace, walk, problems.quadratic(np.full(400, 1e-6), start=0.0), progress=False).params
@@ -113,15 +113,15 @@ def test_each_local_step_draws_its_own():
 
 
 def test_who_draws_without_saying_so_is_told_to(lenient):
-    silent = noisy()._replace(draws=False)
-    with pytest.raises(InputError, match=r"noisy\.draws = False: .* visit\.key, .* made with draws=True; add that"):
+    silent = noisy()._replace(needs_key=False)
+    with pytest.raises(InputError, match=r"noisy\.needs_key = False: .* visit\.key, .* with needs_key=True; add that"):
         replay(make_trace(commits=10), silent, make_problem("quadratic"), progress=False)
-    with pytest.raises(InputError, match=r"noisy\.draws = 1: must be True or False"):
-        replay(make_trace(commits=10), noisy()._replace(draws=1), make_problem("quadratic"), progress=False)
+    with pytest.raises(InputError, match=r"noisy\.needs_key = 1: must be True or False"):
+        replay(make_trace(commits=10), noisy()._replace(needs_key=1), make_problem("quadratic"), progress=False)
 
 
 def test_of_the_catalogue_qsgd_draws():
-    assert [name for name, make in METHODS.items() if make().draws] == ["qsgd"]
+    assert [name for name, make in METHODS.items() if make().needs_key] == ["qsgd"]
     assert methods.Visit._field_defaults["key"] == ()
 
 

@@ -420,7 +420,7 @@ def test_steps_of_some_seconds_are_of_what_the_server_takes_up():
     options = {"service": "constant(0.01)", "policy": "discard_stale(2)", "problem": "quadratic"}
     (cell,) = speedup.sweep(speedup.Config(**options), [{"workers": 8}])
     found = speedup._long_enough(cell, 5.0)
-    times = simulate(cell.cluster, found.config.commits + 8).taken_up.frame["commit_time"]
+    times = simulate(cell.cluster, found.config.commits + 8).accepted.frame["commit_time"]
     assert times[found.config.commits - 1] <= 5 < times.iloc[-1]
     assert not simulate(cell.cluster, found.config.commits).frame["outcome"].isin(["applied"]).all()
 

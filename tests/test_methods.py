@@ -105,7 +105,7 @@ def test_contract(name, problem, dtype):
         Visit(*(jnp.int32(i) for i in (3 * k, 1, k, k)), time=jnp.asarray(k / 2, dtype), local_steps=jnp.int32(1))
         for k in range(4)
     ]
-    if method.draws:
+    if method.needs_key:
         visits = [visit._replace(key=jax.random.key(k)) for k, visit in enumerate(visits)]
     for visit in visits:
         new, diagnostics, seen = commit(state, visit, jax.random.key(1))

@@ -32,7 +32,7 @@ from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.simulation import engine
 from asyncsim.theory import queue_theory, staleness_theory
-from asyncsim.traces.columns import TAKEN_UP
+from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.trace_summary import phases
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
@@ -67,8 +67,8 @@ def governed(draw, policies=all_of_them):
 runs = given(cluster=governed(), commits=st.integers(1, 60), seed=st.integers(0, 2**32))
 
 
-def taken_up(frame):
-    return frame[frame["outcome"].isin(TAKEN_UP)]
+def accepted(frame):
+    return frame[frame["outcome"].isin(ACCEPTED)]
 
 
 def version_before(frame):
@@ -112,8 +112,8 @@ def test_the_usual_model_has_the_same_rows(policy, protocol, laws, service, late
 def test_invariants(cluster, commits, seed):
     trace = simulate(cluster, commits, seed)
     frame, policy, n = trace.frame, cluster.policy, cluster.workers
-    taken = taken_up(frame)
-    assert len(taken) == commits == len(trace.taken_up)
+    taken = accepted(frame)
+    assert len(taken) == commits == len(trace.accepted)
     np.testing.assert_array_equal(frame["commit"], np.arange(len(frame)))
     np.testing.assert_array_equal(frame["version"], (frame["outcome"] == "applied").cumsum())
     np.testing.assert_array_equal(frame["staleness"], version_before(frame) - frame["read_version"])
@@ -122,7 +122,7 @@ def test_invariants(cluster, commits, seed):
     if cluster.protocol == "read_then_write" and not cluster.exclusive:
         order.remove("start_time")  # the read visit of this job comes between its start and its write
         ended = frame[frame["outcome"] != "cancelled"]
-        assert (np.diff(ended[["start_time", "form_time", "arrive_time"]].to_numpy(), axis=1) >= 0).all()
+        assert (np.diff(ended[["start_time", "push_time", "arrive_time"]].to_numpy(), axis=1) >= 0).all()
     assert (np.diff(frame[order].to_numpy(), axis=1) >= 0).all()
     for _, own in frame.groupby("worker"):
         assert own["job"].tolist() == list(range(len(own)))
@@ -465,8 +465,8 @@ def test_discarding_by_hand():
     ]
     stopped = simulate(Cluster(2, [1.0, 2.5], policy=cancel_stale(2)), 4)
     assert [tuple(row) for row in stopped.frame[names].itertuples(index=False)][2] == (1, 2.0, 0, 2, 2, "cancelled")
-    assert stopped.taken_up.frame["commit"].tolist() == [0, 1, 2, 3]
-    assert stopped.taken_up.worker_step.tolist() == [0, 1, 2, 3]
+    assert stopped.accepted.frame["commit"].tolist() == [0, 1, 2, 3]
+    assert stopped.accepted.worker_step.tolist() == [0, 1, 2, 3]
     assert (
         repr(stopped) == f"<Trace of 4 commits and {len(stopped) - 4} lost computations by 2 workers, exchange, seed 0>"
     )

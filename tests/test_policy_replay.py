@@ -92,7 +92,7 @@ def test_a_buffer_is_the_sum_of_its_messages_for_methods_that_add():
 
 
 def test_reads_of_a_shared_version_come_from_the_message_that_made_it():
-    trace = make_trace(commits=400, policy=first_of(3)).taken_up
+    trace = make_trace(commits=400, policy=first_of(3)).accepted
     waves, frame = find_waves(trace), trace.frame
     made_by = np.flatnonzero(np.diff(frame["version"], prepend=0))
     after = np.r_[0, made_by + 1]
@@ -118,7 +118,7 @@ def test_runs_line_up_with_what_was_taken_up():
 def test_lost_computations_use_up_their_examples():
     """The batches of the messages taken up are those of their jobs: a restart draws others."""
     trace = make_trace(commits=200, policy=discard_stale(2))
-    taken = trace.taken_up
+    taken = trace.accepted
     plan = Plan(taken, make_problem("digits"), 0, np.array([200]), [], np.float64, jax.devices()[:1], "batch")
     jobs = np.concatenate([np.asarray(p.job)[i, :s] for _, p in plan.chunks(0, 200) for i, s in enumerate(p.size)])
     assert jobs.tolist() == taken.frame["job"].tolist()

@@ -21,7 +21,7 @@ def test_constant_delay_by_hand():
         "read_version": [0, 0, 0, 1, 2],
         "read_time": [0.0, 0.0, 0.0, 0.5, 1.0],
         "start_time": [0.0, 0.0, 0.0, 0.5, 1.0],
-        "form_version": [0, 1, 2, 3, 4],
+        "push_version": [0, 1, 2, 3, 4],
         "commit_time": [0.5, 1.0, 1.5, 2.0, 2.5],
         "staleness": [0, 1, 2, 2, 2],
         "version": [1, 2, 3, 4, 5],

@@ -14,10 +14,9 @@ from jax.flatten_util import ravel_pytree
 
 from asyncsim import Cluster, InputError, methods, prescribed, replay, simulate
 from asyncsim.problems import Problem, characters, custom, digits, least_squares, logistic, mnist, quadratic
-from asyncsim.problems.batches import BatchIndices
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.problems.mnist import mnist_from_arrays
-from asyncsim.problems.problem import mean_in_pieces
+from asyncsim.problems.problem import BatchIndices, mean_in_pieces
 from asyncsim.replays.running import problem_state
 
 KEY = jax.random.key(3)

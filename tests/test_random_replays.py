@@ -152,7 +152,7 @@ def assert_the_loop(combination):
     seed, form, rule, problem, cluster, commits, looks = combination
     trace, stops = simulate(cluster, commits, seed), np.r_[EVERY:commits:EVERY, commits]
     # A method that waits for a version does not move without one, and no deviation is relative to nothing.
-    assume(np.diff(np.r_[0, trace.taken_up.frame["version"].to_numpy()[stops - 1]]).all())
+    assume(np.diff(np.r_[0, trace.accepted.frame["version"].to_numpy()[stops - 1]]).all())
     record = [recorders.energy(tensors=2 * looks), *([recorders.diagnostics(2)] if looks else [])]
     options = {"stops": stops, "record": record, "form": form, "precision": "float64"}
     with mock.patch.object(tuning, "_CPU", tuning._ACCELERATOR), np.errstate(invalid="raise"):

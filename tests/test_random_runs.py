@@ -106,7 +106,7 @@ def numpy_loop(trace, rule, start, gradient):
             update=end - begin,
             start=begin,
             read=read,
-            form=versions[row.form_version] if pulls else x,
+            form=versions[row.push_version] if pulls else x,
             first=start,
             tau=row.staleness,
             steps=row.local_steps,

@@ -346,7 +346,7 @@ def test_test_data_that_are_not_finite_are_no_divergence(value, batched):
     ("change", "message"),
     [
         (
-            {"outcome": "discarded", "read_version": 0, "form_version": 0, "version": 0, "staleness": 0},
+            {"outcome": "discarded", "read_version": 0, "push_version": 0, "version": 0, "staleness": 0},
             "took up none of its messages",
         ),
         ({"local_steps": 3}, "local_steps"),

@@ -41,7 +41,7 @@ def test_exchange_by_hand():
         (1, 1, 2, 4.0, 4.0, 7.0, 7.0, 8.0, 1, 4),
     ]
     assert rows(trace, "read_arrive_time", "read_serve_time") == [(0, 0), (0, 0), (2, 2), (3, 3)]
-    assert rows(trace, "form_version", "form_time") == [(0, 3.0), (1, 4.0), (2, 6.0), (3, 8.0)]
+    assert rows(trace, "push_version", "push_time") == [(0, 3.0), (1, 4.0), (2, 6.0), (3, 8.0)]
     assert trace.open_reads[["worker", "job", "read_version", "read_time"]].to_numpy().tolist() == [
         [0, 2, 3, 6.0],
         [1, 2, 4, 8.0],
@@ -70,7 +70,7 @@ def test_window_and_latency_by_hand():
 def test_exclusive_read_then_write_by_hand():
     # The same times as an exchange; the next gradient is from the version before the own commit.
     trace = simulate(Cluster(2, [2.0, 3.0], service=1.0, protocol="read_then_write"), 4)
-    assert rows(trace, "worker", "read_version", "read_time", "form_version", "commit_time", "staleness") == [
+    assert rows(trace, "worker", "read_version", "read_time", "push_version", "commit_time", "staleness") == [
         (0, 0, 0.0, 0, 3.0, 0),
         (1, 0, 0.0, 1, 4.0, 1),
         (0, 0, 3.0, 2, 6.0, 2),
@@ -86,7 +86,7 @@ def test_separate_read_then_write_by_hand():
     )
     trace = simulate(cluster, 3)
     assert rows(trace, *TIMES) == [(0.0, 6.25, 6.25, 7.25), (7.5, 13.75, 13.75, 14.75), (15.0, 21.25, 21.25, 22.25)]
-    names = ("read_version", "read_arrive_time", "read_serve_time", "read_time", "form_version", "form_time")
+    names = ("read_version", "read_arrive_time", "read_serve_time", "read_time", "push_version", "push_time")
     assert rows(trace, *names, "staleness") == [
         (0, 0.0, 0.0, 0.0, 0, 3.5, 0),
         (0, 2.5, 2.5, 3.5, 1, 11.0, 1),

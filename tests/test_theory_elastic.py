@@ -48,7 +48,7 @@ def in_turn(workers, rounds, together):
         return prescribed(workers - 1, commits, workers)
     frame = prescribed(np.arange(commits) % workers, commits, workers).frame.copy()
     frame["read_version"] //= workers
-    frame["form_version"] //= workers
+    frame["push_version"] //= workers
     frame["version"] //= workers
     frame["staleness"] = 0
     return Trace(frame, prescribed(0, commits, workers).source)

@@ -248,7 +248,8 @@ def test_summary_by_hand():
 
 def test_a_file_of_format_1_does_not_tell_when_messages_set_off(tmp_path):
     trace = simulate(BY_HAND, 5)
-    older = trace.frame.drop(columns="send_time").to_parquet
+    names = {"push_version": "push_version", "push_time": "push_time"}
+    older = trace.frame.drop(columns="send_time").rename(columns=names).to_parquet
     path, older_path = trace.save(tmp_path / "trace.parquet"), tmp_path / "older.parquet"
     older(older_path)
     header = pq.read_table(path).schema.metadata[b"asyncsim"]

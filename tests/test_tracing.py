@@ -130,6 +130,6 @@ def test_what_is_drawn_or_counted_outside_of_jax_is_told():
 
     with pytest.raises(InputError, match=r"loss\(params, batch, key\): computes something else when .* from the key"):
         problems.custom(lambda key: jnp.zeros(4), counts, X, batch_size=2)
-    with pytest.raises(InputError, match=r"message\(.*\): computes something else .* from visit\.key, with draws=True"):
+    with pytest.raises(InputError, match=r"message\(.*\): .* something else .* from visit\.key, with needs_key=True"):
         check_method(Method("own", {}, gradient_steps(0.1), message=draws), jnp.zeros(4))
     check_method(Method("own", {}, gradient_steps(0.1), message=draws_with_jax), jnp.zeros(4))

@@ -116,7 +116,7 @@ def test_a_worker_that_is_killed_and_reads_afresh(tmp_path):
     assert worker_0["read_time"].tolist() == [0.0, 2.5, 4.5, 5.8]
     assert worker_0["read_version"].tolist() == [0, 1, 3, 4]
     assert worker_0["staleness"].tolist() == [0, 1, 0, 0]
-    assert len(trace.taken_up) == 5
+    assert len(trace.accepted) == 5
     assert Trace.load(trace.save(tmp_path / "trace.parquet")).frame["outcome"].tolist()[3] == "cancelled"
 
 

@@ -44,7 +44,7 @@ def buffered(draw):
     """A server that makes a new version only of every few commits."""
     trace, every = draw(simulated()), draw(st.integers(2, 5))
     frame = trace.frame.copy()
-    for name in ("read_version", "form_version", "version"):
+    for name in ("read_version", "push_version", "version"):
         frame[name] //= every
     frame["staleness"] = frame["version"].shift(fill_value=0) - frame["read_version"]
     return Trace(frame, trace.source)
@@ -66,7 +66,7 @@ class Cut:
         self.room = max(piece_size, *(most_at_one_position(kind) for kind in kinds), 1)
         self.cuts = cut(waves, piece_size, kinds, self.room, np.array(starts, int))
         self.read = [first_position(trace, version) for version in trace.frame["read_version"]]
-        self.form = [first_position(trace, version) for version in trace.frame["form_version"]]
+        self.form = [first_position(trace, version) for version in trace.frame["push_version"]]
         self.previous = []
         last = {}
         for k, worker in enumerate(trace.frame["worker"]):

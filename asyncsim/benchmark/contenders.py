@@ -79,7 +79,7 @@ def replaying(case: Case, cluster: Cluster, method: Method, problem: Problem, co
     first, device = cluster.workers, jax.local_devices()[:1]
 
     def make(trace: Any, problem: Problem) -> Replay:
-        return Replay(trace, method, problem, stops=np.unique([first, len(trace.taken_up)]), devices=device)
+        return Replay(trace, method, problem, stops=np.unique([first, len(trace.accepted)]), devices=device)
 
     # What a replay of one parameter takes longer to make than one of a short trace.
     toy, traces = quadratic([1.0]), [simulate(cluster, length) for length in (first + commits, first)]

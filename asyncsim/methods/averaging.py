@@ -4,8 +4,7 @@ import optax
 
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean, empty_buffer
-from asyncsim.methods.checks import require_policy
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps
+from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps, require_policy
 
 
 def averaging(

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.errors import InputError, require_fraction, require_positive
-from asyncsim.methods.checks import require_optimizer
-from asyncsim.methods.method import Applied, Array, State, Visit
+from asyncsim.methods.method import Applied, Array, State, Visit, require_optimizer
 
 
 class Buffer(NamedTuple):

@@ -59,7 +59,7 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
     try:
         return _check_functions(method, params)
     except InputError as error:
-        for switch, told_then in (("sees_loss", "loss"), ("draws", "key")):
+        for switch, told_then in (("sees_loss", "loss"), ("needs_key", "key")):
             said: Any = {switch: True}
             if not getattr(method, switch) and _fault(_check_functions, method._replace(**said), params) != str(error):
                 raise InputError(
@@ -79,12 +79,12 @@ def require_replies(method: Method, reads: str) -> None:
         )
 
 
-def visit_kinds(sees_loss: bool, draws: bool) -> Visit:
+def visit_kinds(sees_loss: bool, needs_key: bool) -> Visit:
     """Return what a visit tells, as shapes."""
     kind = jnp.result_type(float)
     kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
-    key: Any = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if draws else ()
+    key: Any = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if needs_key else ()
     return Visit(**scalars)._replace(loss=scalars["time"] if sees_loss else (), key=key)
 
 
@@ -112,7 +112,7 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
     _check_optimizer(method, params)
-    visit = visit_kinds(method.sees_loss, method.draws)
+    visit = visit_kinds(method.sees_loss, method.needs_key)
     worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
     if method.resume is not None:
         _require_vector(method, "resume", _call(method, "resume", worker, central), central)
@@ -137,7 +137,7 @@ def check_fields(method: Method) -> None:
     if not isinstance(method.timing, Timing):
         raise InputError(f"{method.name}.timing = {method.timing!r}: must be an asyncsim.methods.Timing")
     _check_timing(f"{method.name}.timing", method.timing)
-    for name in ("sees_loss", "sees_memories", "draws"):
+    for name in ("sees_loss", "sees_memories", "needs_key"):
         require_switch(f"{method.name}.{name}", getattr(method, name))
     for name, call in _CALLS.items():
         function = getattr(method, name)
@@ -178,9 +178,9 @@ def _instead(policy: Any) -> str:
 
 def _check_optimizer(method: Method, params: Any) -> None:
     try:
-        _check_steps(method, params, visit_kinds(False, method.draws))
+        _check_steps(method, params, visit_kinds(False, method.needs_key))
     except InputError as error:
-        if _fault(_check_steps, method, params, visit_kinds(True, method.draws)) != str(error):
+        if _fault(_check_steps, method, params, visit_kinds(True, method.needs_key)) != str(error):
             raise InputError(
                 f"{method.name}.optimizer: looks at visit.loss, which is known only after its steps; message and apply "
                 "may look at it, with sees_loss=True"
@@ -278,7 +278,7 @@ def _shapes_of_results(call: str, function: Callable[..., Any], given: tuple[Any
         kept[:] = [tree, traced, [None if is_array else leaf for leaf, is_array in zip(leaves, traced, strict=True)]]
         return [jnp.asarray(leaf) for leaf, is_array in zip(leaves, traced, strict=True) if is_array]
 
-    shapes = iter(shapes_of(call, arrays, *given, key="from visit.key, with draws=True"))
+    shapes = iter(shapes_of(call, arrays, *given, key="from visit.key, with needs_key=True"))
     tree, traced, others = kept
     return jax.tree.unflatten(tree, [next(shapes) if t else other for t, other in zip(traced, others, strict=True)])
 

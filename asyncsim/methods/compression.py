@@ -72,7 +72,7 @@ def qsgd(
         optimizer=local,
         message=message,
         timing=Timing(message_size=min(1.0, bits / _BITS)),
-        draws=True,
+        needs_key=True,
     )
 
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.errors import require_choice, require_nonnegative, require_positive, require_share
-from asyncsim.methods.checks import require_rate
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -18,6 +17,7 @@ from asyncsim.methods.method import (
     gradient_steps,
     local_steps,
     rate_at,
+    require_rate,
 )
 
 #: Room for the counts of the law "rank"; anything staler is counted as the last.

@@ -3,8 +3,7 @@
 import jax.numpy as jnp
 
 from asyncsim.errors import require_fraction
-from asyncsim.methods.checks import require_rate
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps, require_rate
 
 
 def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:

@@ -5,7 +5,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from asyncsim.errors import require_fraction, require_nonnegative, require_switch
-from asyncsim.methods.checks import require_rate
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -16,6 +15,7 @@ from asyncsim.methods.method import (
     gradient_steps,
     never_zero,
     rate_at,
+    require_rate,
 )
 
 #: Keeps the division by the root of the mean square finite.

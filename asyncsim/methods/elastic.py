@@ -9,7 +9,6 @@ import optax
 
 from asyncsim.clusters.policy import Policy
 from asyncsim.errors import require_choice, require_fraction, require_positive
-from asyncsim.methods.checks import require_policy, require_rate
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -21,6 +20,8 @@ from asyncsim.methods.method import (
     Visit,
     gradient_steps,
     local_steps,
+    require_policy,
+    require_rate,
 )
 
 _ORDERS = ("moved", "remembered")

@@ -4,9 +4,8 @@ import optax
 
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import collect, empty_buffer, outer_optimizer, outer_step
-from asyncsim.methods.checks import require_policy
 from asyncsim.methods.damping import staleness_weight
-from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, local_steps
+from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, local_steps, require_policy
 
 
 def fedbuff(

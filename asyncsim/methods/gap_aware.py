@@ -5,7 +5,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from asyncsim.errors import require_fraction
-from asyncsim.methods.checks import require_rate
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -17,6 +16,7 @@ from asyncsim.methods.method import (
     gradient_steps,
     never_zero,
     rate_at,
+    require_rate,
 )
 
 #: Of the running mean of squared velocities, and what keeps its root from zero: the authors' program.

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from asyncsim.errors import require_choice, require_fraction, require_nonnegative, require_positive
-from asyncsim.methods.checks import require_rate
-from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps
+from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
 
 #: What keeps the division by the update finite: on its size (paper), on its signed value (program).
 _EPSILON = {"paper": 1e-16, "program": 1e-12}

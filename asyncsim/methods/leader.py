@@ -8,7 +8,6 @@ import optax
 
 from asyncsim.clusters.policy import Policy
 from asyncsim.errors import require_count, require_fraction, require_share
-from asyncsim.methods.checks import require_policy
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -20,6 +19,7 @@ from asyncsim.methods.method import (
     Timing,
     Visit,
     local_steps,
+    require_policy,
 )
 
 

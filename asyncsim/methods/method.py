@@ -11,9 +11,40 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.clusters.policy import Policy
-from asyncsim.errors import InputError
-from asyncsim.methods.checks import require_optimizer, require_rate
+from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.errors import InputError, require_positive
+
+
+def require_rate(argument: str, value: Any) -> None:
+    """Raise InputError unless ``value`` is a positive number or a schedule (a function of the Visit)."""
+    if not callable(value):
+        require_positive(argument, value)
+
+
+def require_policy(policy: Policy | str | None) -> Policy | None:
+    """Return the timing policy that a method needs, which may be given as text; None for any.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+    """
+    if policy is None or isinstance(policy, Policy):
+        return policy
+    if not isinstance(policy, str):
+        raise InputError(f"policy = {policy!r}: must be a policy, such as asyncsim.buffered(10), or None for any")
+    try:
+        return parse_policy(policy)
+    except InputError as error:
+        raise InputError(f"policy = {policy!r}: {str(error).removeprefix(f'policy = {policy!r}: ')}") from None
+
+
+def require_optimizer(argument: str, value: Any) -> Any:
+    """Return ``value``; raise InputError unless it is a transformation of optax."""
+    if not all(callable(getattr(value, name, None)) for name in ("init", "update")):
+        raise InputError(f"{argument} = {value!r}: must be an optimizer of optax, such as optax.adam(1e-3)")
+    return value
+
 
 Array = jax.Array
 State = Any  #: any tree of arrays, ``()`` for none
@@ -49,10 +80,11 @@ class Visit(NamedTuple):
         Mean loss of the minibatches that the update comes from. Told to message, apply and reply of methods that say
         ``sees_loss``; ``()`` elsewhere.
     key : jax.random.key
-        For random numbers of methods that say ``draws``; ``()`` for others. It hangs on the run's seed, the worker and
-        ``worker_step`` alone: two methods with one seed draw the same, and another worker changes nobody's numbers. All
-        functions of a visit have the same, and those that draw apart fold a number into it; only the optimizer has one
-        for each local step of a window. There is no key of the whole run: ``init_worker`` and the others have none.
+        For random numbers of methods that say ``needs_key``; ``()`` for others. It depends on the run's seed, the
+        worker and ``worker_step`` alone: two methods with one seed draw the same, and another worker changes nobody's
+        numbers. All functions of a visit have the same, and those that draw apart fold a number into it; only the
+        optimizer has one for each local step of a window. There is no key of the whole run: ``init_worker`` and the
+        others have none.
     """
 
     staleness: Array
@@ -196,7 +228,7 @@ class Method(NamedTuple):
         Whether visits tell the loss, for methods whose values depend on it.
     sees_memories : bool
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers as they are before this commit.
-    draws : bool
+    needs_key : bool
         Whether visits have a key, for methods that draw random numbers.
     """
 
@@ -216,7 +248,7 @@ class Method(NamedTuple):
     timing: Timing = Timing()
     sees_loss: bool = False
     sees_memories: bool = False
-    draws: bool = False
+    needs_key: bool = False
 
 
 def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:

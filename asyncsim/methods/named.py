@@ -10,7 +10,7 @@ from typing import Any
 import optax
 
 from asyncsim.errors import InputError, require_choice
-from asyncsim.methods.checks import require_rate
+from asyncsim.methods.method import require_rate
 
 #: The first has a learning rate that may be left out, and needs the value of the loss at each step; the second has the
 #: same noise for all workers and seeds.

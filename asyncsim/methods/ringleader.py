@@ -4,8 +4,16 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.methods.checks import require_rate
-from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, Timing, gradient_steps
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Array,
+    Method,
+    Schedule,
+    Timing,
+    gradient_steps,
+    require_rate,
+)
 
 
 class Table(NamedTuple):

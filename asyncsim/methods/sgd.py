@@ -6,8 +6,7 @@ import jax.numpy as jnp
 
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import require_fraction
-from asyncsim.methods.checks import require_rate
-from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps
+from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
 
 
 class SgdWorker(NamedTuple):

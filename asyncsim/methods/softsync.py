@@ -5,8 +5,15 @@ import jax.numpy as jnp
 from asyncsim.clusters.policy import Policy
 from asyncsim.errors import require_switch
 from asyncsim.methods.buffer import add_mean, empty_buffer
-from asyncsim.methods.checks import require_policy, require_rate
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, gradient_steps
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Method,
+    Schedule,
+    Timing,
+    gradient_steps,
+    require_policy,
+    require_rate,
+)
 
 
 def softsync(

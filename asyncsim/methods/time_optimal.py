@@ -2,9 +2,16 @@
 
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean, empty_buffer
-from asyncsim.methods.checks import require_policy, require_rate
 from asyncsim.methods.downpour import downpour
-from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, gradient_steps
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Method,
+    Schedule,
+    Timing,
+    gradient_steps,
+    require_policy,
+    require_rate,
+)
 
 
 def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "barrier()") -> Method:

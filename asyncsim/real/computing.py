@@ -100,7 +100,7 @@ class Computing:
 
     def visit_key(self, worker: int, step: int) -> Any:
         """Return the key of a worker's visit after so many commits; ``()`` if the method draws nothing."""
-        return visit_key(self._method_key, np.int32(worker), np.int32(step)) if self._method.draws else ()
+        return visit_key(self._method_key, np.int32(worker), np.int32(step)) if self._method.needs_key else ()
 
     def _given(self, worker: int, job: Job) -> tuple[Any, ...]:
         rows = np.zeros((self._window, 0), np.int32)

@@ -229,8 +229,8 @@ class Ledger:
             "read_time": read.time,
             "start_time": start,
             "send_time": min(max(send, start), sent_until),
-            "form_version": form.version,
-            "form_time": form.time,
+            "push_version": form.version,
+            "push_time": form.time,
             "arrive_time": arrive,
             "serve_time": serve,
             "commit_time": commit,
@@ -251,7 +251,7 @@ class Ledger:
         read, cancelled = self.accounts[worker].read, None
         if read is not None:
             cancelled = self.commit_event(worker, read.time, time, time, time, time)
-            cancelled |= dict(form_version=self.version, form_time=time, version=self.version, outcome="cancelled")
+            cancelled |= dict(push_version=self.version, push_time=time, version=self.version, outcome="cancelled")
         return {"event": "lost", "worker": worker, "time": time, "what": what, "cancelled": cancelled}
 
     def take(self, event: Event) -> None:

@@ -234,7 +234,7 @@ class Server:
         recorded = self._parameters.commit(row, update.update, start, update.learner)
         row["commit_time"] = self.clock()
         if not self._processes.pulls:
-            row["form_time"] = row["commit_time"]
+            row["push_time"] = row["commit_time"]
         self._enter({**row, "loss": float(update.loss), **recorded})
         if ledger.version % self._every == 0:
             self._checkpoint()

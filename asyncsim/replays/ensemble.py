@@ -111,7 +111,7 @@ def replay_ensemble(
         raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         forget_other_precision()
-        trace = trace.taken_up
+        trace = trace.accepted
         stops = evaluation_stops(trace, evaluate_every)
         ends = np.union1d(stops, len(trace)).astype(int)
         running = _running(trace, grid, problem, jnp.dtype(precision), ends, recorders)
@@ -224,7 +224,7 @@ def _running(
     device = default_devices(problem.parameter_count)[0]
     runs, one = grid.runs(), grid.methods[0]
     seeds = [seed for seed, _ in runs]
-    plan = Plan(trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", one.draws)
+    plan = Plan(trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", one.needs_key)
     program = compiled_ensemble(grid.members(dtype), one, recorders, problem, plan.layout(one), dtype, device)
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))

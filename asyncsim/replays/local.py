@@ -68,7 +68,7 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
 
         def given_at(index: Any) -> dict[str, Any]:
             """Return what the optimizer is given at a local step: a key of its own, if visits have one."""
-            if not method.draws:
+            if not method.needs_key:
                 return given
             of_visit: Any = visit.key
             of_step = jax.random.fold_in(jax.random.fold_in(of_visit, _LOCAL_STEPS), index)

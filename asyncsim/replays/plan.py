@@ -32,7 +32,7 @@ class Plan:
     dtype, devices
     form : {"batch", "single", "dispatched"}
         See `asyncsim.replays.tuning`. Of a batch of one a CPU makes "single" commits.
-    draws : bool
+    needs_key : bool
         Whether visits have keys.
     """
 
@@ -46,7 +46,7 @@ class Plan:
         dtype: Any,
         devices: Sequence[Any],
         form: Form,
-        draws: bool = False,
+        needs_key: bool = False,
     ):
         self.waves = waves = find_waves(trace)
         commits = len(trace)
@@ -78,7 +78,7 @@ class Plan:
         self.members = None if isinstance(seed, int) else len(seed)
         self._batches = [problem.batch_indices(one, trace.workers) for one in seeds]
         self._keys: Array | None = None
-        if draws:
+        if needs_key:
             self._keys = method_key(seed) if isinstance(seed, int) else jnp.stack([method_key(one) for one in seeds])
         self._columns = {
             name: trace.frame[name].to_numpy()

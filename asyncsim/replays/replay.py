@@ -58,7 +58,7 @@ def replay(
     ----------
     trace : Trace
         Simulated, prescribed, or recorded from real processes. Only messages that the server took up are replayed: a
-        run's commits are those of `Trace.taken_up`.
+        run's commits are those of `Trace.accepted`.
     method : Method
     problem : Problem
     seed : int
@@ -103,7 +103,7 @@ def replay(
     if progress is not None:
         require_switch("progress", progress)
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
-        stops = evaluation_stops(trace.taken_up, evaluate_every)
+        stops = evaluation_stops(trace.accepted, evaluate_every)
         _warn_of_evaluations(trace, problem, len(stops) + 1)
         running = Replay(
             trace,
@@ -155,14 +155,14 @@ class Replay:
         forget_other_precision()
         recorders = check_replay(trace, method, problem, record)
         seed = require_count("seed", seed, minimum=0)
-        self.trace, self.method, self.problem = trace.taken_up, method, problem
+        self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
         self._config = {"seed": seed, "precision": precision}
         dtype = jnp.dtype(precision)
         devices = default_devices(problem.parameter_count) if devices is None else require_devices(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         form = form or form_of(trace, method, problem, devices)
-        plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.draws)
+        plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.needs_key)
         program = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)
         recording = Recording(trace, tensor_names(params), columns(recorders))
@@ -304,7 +304,7 @@ def _said(value: Any) -> str:
 
 
 def _check_outcomes(trace: Trace) -> None:
-    if not len(trace.taken_up):
+    if not len(trace.accepted):
         raise InputError("trace: the server took up none of its messages, so that there is nothing to replay")
     if not trace.frame["local_steps"].between(1, trace.window).all():
         raise InputError(f"trace: local_steps must be from 1 to its window, {trace.window}, in every row")
@@ -330,7 +330,7 @@ def _warn_of_evaluations(trace: Trace, problem: Problem, evaluations: int) -> No
     if evaluations <= _LEAST_EVALUATIONS or not data or problem.batch_size is None or has_one_core():
         return
     evaluated = evaluations * sum(count_examples("data", part) for part in data)
-    computed = int(trace.taken_up.frame["local_steps"].sum()) * problem.batch_size
+    computed = int(trace.accepted.frame["local_steps"].sum()) * problem.batch_size
     if evaluated > _EXAMPLES_A_GRADIENT * computed and evaluated * problem.parameter_count > _WORTH_A_WORD:
         warnings.warn(
             f"{evaluations} evaluations of {evaluated // evaluations:,} examples take longer than the gradients of "

@@ -63,12 +63,12 @@ class Reads(NamedTuple):
 
 def find_waves(trace: Trace) -> Waves:
     """Find what each commit of a trace depends on."""
-    columns = {name: trace.frame[name].to_numpy() for name in ("worker", "read_version", "form_version", "version")}
+    columns = {name: trace.frame[name].to_numpy() for name in ("worker", "read_version", "push_version", "version")}
     commits = np.arange(len(trace))
     # With server buffers several commits share a version: a read is as new as the commit that made its version.
     read = _first_position(columns["read_version"], columns["version"])
-    push = _first_position(columns["form_version"], columns["version"])
-    separate_pushes = bool(np.any(columns["form_version"] != np.r_[0, columns["version"][:-1]]))
+    push = _first_position(columns["push_version"], columns["version"])
+    separate_pushes = bool(np.any(columns["push_version"] != np.r_[0, columns["version"][:-1]]))
     previous = _previous_commit(columns["worker"])
     blocks = None
     if trace.read_blocks > 1:

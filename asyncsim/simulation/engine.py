@@ -138,7 +138,7 @@ class Simulation:
         start = self._round()
         for index in range(self.cluster.workers):
             start(Worker(self.env, index))
-        step, (record, width) = self.env.step, self._taken_up()
+        step, (record, width) = self.env.step, self._accepted()
         for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
             length = stop * width
             while len(record) < length:
@@ -152,7 +152,7 @@ class Simulation:
         worker = np.array(sorted(worker.index for worker in [*server.waiting, *served]), np.int64)
         return {"worker": worker, "arrive_time": np.array(server.arrive_time)[worker]}
 
-    def _taken_up(self) -> tuple[list[float], int]:
+    def _accepted(self) -> tuple[list[float], int]:
         """Return a list, and how many entries each accepted message adds to it."""
         return self.commits, len(COMMIT_RECORD)
 

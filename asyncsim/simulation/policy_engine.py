@@ -136,7 +136,7 @@ class PolicySimulation(Simulation):
         # Who began a computation from each version; the computation may be over since.
         self._began_from: dict[int, list[int]] = defaultdict(list)
 
-    def _taken_up(self) -> tuple[list[float], int]:
+    def _accepted(self) -> tuple[list[float], int]:
         return self.taken, 1
 
     def _compute(self, computed: list[Callable[[Any], None]]) -> Step:

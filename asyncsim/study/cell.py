@@ -138,7 +138,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                 file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
                 file = traces.setdefault((cluster, commits, seed), file)
                 if method.reply and seed == 0:
-                    require_replies(method, find_waves(_trace(cluster, commits, seed).taken_up).reads)
+                    require_replies(method, find_waves(_trace(cluster, commits, seed).accepted).reads)
                 jobs.append(_job(cell, method, seed, cluster, commits, file))
     return jobs
 
@@ -188,7 +188,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
             return None
         try:
             trace = Trace.load(file)
-            known = {"cluster": trace.cluster, "commits": len(trace.taken_up), "seed": trace.seed}
+            known = {"cluster": trace.cluster, "commits": len(trace.accepted), "seed": trace.seed}
             _require_own("trace", known, {"cluster": cluster, "commits": commits, "seed": seed})
         except InputError as error:
             note(f"{error}: made again")

@@ -38,7 +38,7 @@ def outcome(run: Run, trace: Trace) -> dict[str, Any]:
     diagnostic in that tenth, or the last of them if there is none that late. ``train_...`` and ``test_...`` are the
     last evaluation's. NaN if the run diverged.
     """
-    total = len(trace.taken_up)
+    total = len(trace.accepted)
     last = _last(run.commits, total)
     evaluated = run.evaluations.iloc[-1].filter(regex="^(train|test)_").to_dict()
     shown = run.diagnostics[(run.diagnostics["quantile"] == 0.5) & (run.diagnostics["tensor"] == "")]

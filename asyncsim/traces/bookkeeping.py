@@ -117,10 +117,10 @@ def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, 
     before = np.concatenate([[0], version[:-1]])
     used = read_visits.find(jobs.worker, jobs.number)
     read_version = reads["read_version"][used].astype(np.int64)
-    form_version, form_time = before, commits["commit_time"]
+    push_version, push_time = before, commits["commit_time"]
     if cluster.separate_reads and cluster.protocol == "read_then_write":
         pulled = read_visits.find(jobs.worker, jobs.number + 1)
-        form_version, form_time = reads["read_version"][pulled].astype(np.int64), reads["read_time"][pulled]
+        push_version, push_time = reads["read_version"][pulled].astype(np.int64), reads["read_time"][pulled]
     return {
         "commit": np.arange(len(jobs.worker)),
         "worker": jobs.worker,
@@ -132,8 +132,8 @@ def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, 
         "read_time": reads["read_time"][used],
         "start_time": commits["start_time"],
         "send_time": commits["send_time"],
-        "form_version": form_version,
-        "form_time": form_time,
+        "push_version": push_version,
+        "push_time": push_time,
         "arrive_time": commits["arrive_time"],
         "serve_time": commits["serve_time"],
         "commit_time": commits["commit_time"],

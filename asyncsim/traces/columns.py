@@ -27,7 +27,7 @@ OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
 #: Their positions, for records that are not yet rows.
 APPLIED, BUFFERED, DISCARDED, CANCELLED = range(len(OUTCOMES))
 #: The outcomes of messages that the server takes up.
-TAKEN_UP = ("applied", "buffered")
+ACCEPTED = ("applied", "buffered")
 #: The columns of a trace and their units.
 COLUMNS = {
     "commit": "",
@@ -40,8 +40,8 @@ COLUMNS = {
     "read_time": "s",
     "start_time": "s",
     "send_time": "s",
-    "form_version": "versions",
-    "form_time": "s",
+    "push_version": "versions",
+    "push_time": "s",
     "arrive_time": "s",
     "serve_time": "s",
     "commit_time": "s",
@@ -108,6 +108,8 @@ if TYPE_CHECKING:
 FORMAT = 3
 #: The formats that can be read: 1 does not tell when messages set off, 1 and 2 have no checksum.
 _READ = (1, 2, FORMAT)
+#: Columns that had other names in formats 1 and 2.
+_RENAMED = {"push_version": "push_version", "push_time": "push_time"}
 _METADATA = b"asyncsim"
 #: The entry with the SHA-256 of the whole file, in which its own digits are zeros, and how it looks in the file.
 _CHECKSUM = b"asyncsim.sha256"
@@ -143,6 +145,8 @@ def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
         frame = table.replace_schema_metadata(None).to_pandas()
         if header["format"] == 1:
             frame = frame.assign(send_time=np.nan)
+        if header["format"] < FORMAT:
+            frame = frame.rename(columns=_RENAMED)
         frame["outcome"] = pd.Categorical(frame["outcome"], OUTCOMES)
         rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items()}
         trace = kind(frame, _source(header["source"]), **rest)

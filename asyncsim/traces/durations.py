@@ -117,7 +117,7 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     if trace.source.separate_reads:
         service = np.concatenate([service, (frame["read_time"] - frame["read_serve_time"]).to_numpy()[used]])
         if trace.protocol == "read_then_write":
-            round_trip = (arrived - frame["form_time"].to_numpy())[used]
+            round_trip = (arrived - frame["push_time"].to_numpy())[used]
             arrived = _pull_arrivals(trace)
             committed = frame.groupby("worker", sort=False)["commit_time"].shift()
             down = starts - committed.to_numpy()

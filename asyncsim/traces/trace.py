@@ -11,7 +11,7 @@ import pandas as pd
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.errors import InputError
-from asyncsim.traces.columns import COLUMNS, TAKEN_UP, Source, load_trace, no_open_reads, nobody_present, save_trace
+from asyncsim.traces.columns import ACCEPTED, COLUMNS, Source, load_trace, no_open_reads, nobody_present, save_trace
 from asyncsim.traces.trace_summary import per_worker, queue, summary
 from asyncsim.wording import counted
 
@@ -42,7 +42,7 @@ class Trace:
         ``send_time``
             When it was done and its message set off; with separate read_then_write visits, its request to read. Of a
             cancelled computation when it was stopped. Not a number in recorded traces that do not tell it.
-        ``form_version``, ``form_time``
+        ``push_version``, ``push_time``
             The central version with which the message was formed, and when that was read: the version
             before the commit, at ``commit_time``; but with separate read_then_write visits that of the
             read visit shortly before.
@@ -85,14 +85,14 @@ class Trace:
         return len(self.frame)
 
     def __repr__(self) -> str:
-        lost = len(self) - len(self.taken_up)
+        lost = len(self) - len(self.accepted)
         commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
         return f"<Trace of {commits} by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
 
     @functools.cached_property
-    def taken_up(self) -> "Trace":
+    def accepted(self) -> "Trace":
         """The messages that the server accepted, applied or buffered, counted anew: what a replay computes."""
-        kept = self.frame["outcome"].isin(TAKEN_UP).to_numpy()
+        kept = self.frame["outcome"].isin(ACCEPTED).to_numpy()
         if kept.all():
             return self
         frame = self.frame[kept].reset_index(drop=True)
@@ -266,7 +266,7 @@ def _rules(frame: pd.DataFrame, workers: int) -> list[tuple[str, np.ndarray, str
         ),
         *(
             (name, (column[name] >= 0) & (column[name] <= before), "must be a version that there was before the commit")
-            for name in ("read_version", "form_version")
+            for name in ("read_version", "push_version")
         ),
         ("staleness", column["staleness"] == before - column["read_version"], "must count the versions since the read"),
         ("commit_time", np.diff(time, prepend=0.0) >= 0, "must not be before the row before's, nor before 0"),

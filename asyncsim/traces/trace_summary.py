@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.errors import InputError, require_count
-from asyncsim.traces.columns import TAKEN_UP
+from asyncsim.traces.columns import ACCEPTED
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -29,7 +29,7 @@ def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
     InputError
         A number that leaves nothing.
     """
-    commits = len(trace.taken_up)
+    commits = len(trace.accepted)
     if warm_up is None:
         return min(trace.workers, commits // 2)
     warm_up = require_count("warm_up", warm_up, minimum=0)
@@ -77,7 +77,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         A warm-up that leaves nothing.
     """
     warm_up = warm_up_of(trace, warm_up)
-    staleness, times = trace.taken_up.frame[["staleness", "commit_time"]].to_numpy()[warm_up:].T
+    staleness, times = trace.accepted.frame[["staleness", "commit_time"]].to_numpy()[warm_up:].T
     rows = _measured(trace, warm_up)
     outcomes = rows["outcome"].value_counts()
     workers = per_worker(trace, warm_up)
@@ -129,7 +129,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
         what: np.bincount(rows.loc[rows["outcome"] == what, "worker"], minlength=trace.workers)
         for what in ("discarded", "cancelled")
     }
-    frame = trace.taken_up.frame.iloc[warm_up:]
+    frame = trace.accepted.frame.iloc[warm_up:]
     worker = frame["worker"].to_numpy()
     commits = np.bincount(worker, minlength=trace.workers)
 
@@ -201,7 +201,7 @@ def _time_shares(trace: "Trace", begin: float, end: float) -> dict[str, float]:
 def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
     if trace.protocol == "prescribed":
         return np.nan
-    lost = trace.frame[~trace.frame["outcome"].isin(TAKEN_UP)]
+    lost = trace.frame[~trace.frame["outcome"].isin(ACCEPTED)]
     until = computed_until(trace, lost, trace.read_visits)
     return _ratio(_overlap(lost["start_time"].to_numpy(), until, begin, end), trace.workers * (end - begin))
 
@@ -223,17 +223,17 @@ def _measured(trace: "Trace", warm_up: int) -> pd.DataFrame:
     """Return the rows after the warm-up, discarded and cancelled ones included."""
     if not warm_up:
         return trace.frame
-    taken_up = trace.frame["outcome"].isin(TAKEN_UP).to_numpy()
-    return trace.frame.iloc[int(np.flatnonzero(taken_up)[warm_up - 1]) + 1 :]
+    accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
+    return trace.frame.iloc[int(np.flatnonzero(accepted)[warm_up - 1]) + 1 :]
 
 
 def _versions(trace: "Trace", warm_up: int) -> int:
-    version = trace.taken_up.frame["version"].to_numpy()
+    version = trace.accepted.frame["version"].to_numpy()
     return int(version[-1] - (version[warm_up - 1] if warm_up else 0))
 
 
 def _interval(trace: "Trace", warm_up: int) -> tuple[float, float]:
-    times = trace.taken_up.frame["commit_time"].to_numpy()
+    times = trace.accepted.frame["commit_time"].to_numpy()
     return float(times[warm_up - 1]) if warm_up else 0.0, float(times[-1])
 
 
