@@ -193,7 +193,7 @@ def test_methods_with_spaces_or_commas_or_one_name_from_python():
         ("staleness --momentum 1", "error: momentum = 1.0: must be below one"),
         ("staleness --methods downpour --momentum 1", "error: momentum = 1.0: must be below one"),
         ("staleness --methods mine.py:damped", "methods = 'mine.py:damped': there is no file mine.py"),
-        ("staleness --methods gem(kappa=-1)", "kappa = -1: must be zero or above"),
+        ("staleness --methods gem(kappa=-1)", "methods = 'gem(kappa=-1)': kappa = -1: must be zero or above"),
         ("staleness --methods gem(pi_max=0)", "pi_max = 0: must be above zero"),
         (
             "staleness --methods gem(kapa=2)",

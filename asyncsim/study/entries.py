@@ -194,13 +194,15 @@ def _made(
         if rate is None:
             raise InputError(f"optimizer = {arguments['optimizer']!r}: has no rate of its own; give learning_rate, too")
         arguments["optimizer"] = named_optimizer(arguments["optimizer"], rate)
-    if not entry.own:
-        return entry.function(**arguments)
     try:
         made = entry.function(**arguments)
-    except InputError:
+    except InputError as error:
+        if str(error).partition(" ")[0] in entry.arguments:  # which of several entries
+            raise InputError(f"{told}: {error}") from None
         raise
     except (Exception, SystemExit) as error:
+        if not entry.own:
+            raise
         path = str(Path(own_file(entry.text)[0]).absolute())
         raise InputError(f"{told}: cannot be made: {told_in_a_line(error, path)}") from error
     if not isinstance(made, kind):
