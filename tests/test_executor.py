@@ -28,7 +28,7 @@ from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
-from asyncsim.study import executor, finished, limits, sweep
+from asyncsim.study import executor, finished, sweep
 from asyncsim.study.executor import Done, Local
 from asyncsim.study.jobs import Runner, measurement
 from asyncsim.threads import cached, require_wanted
@@ -429,7 +429,7 @@ def test_a_damaged_part_is_computed_again_aloud(capsys, damaged):
     ("name", "module", "function", "table", "options"),
     [
         (
-            *("stability", limits, "bisect", "limits.csv"),
+            *("stability", study.load("stability"), "bisect", "limits.csv"),
             "--workers 1 --most-workers 1 --methods downpour --problem quadratic --steps 9 --seeds 1",
         ),
         (

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsim import InputError, Run, Trace, simulate, study
-from asyncsim.study import limits
 from asyncsim.study.finished import Finished, read
 from asyncsim.study.sweep import sweep
 
+limits = study.load("stability")
 #: Each study with options that make it a matter of a few compiled programs, and the columns of its cells.
 TINY = {
     "stability": ("--workers 2 --learning-rate 0.1 --steps 4 --methods downpour --no-limits", "learning_rate workers"),
@@ -278,7 +278,9 @@ def test_signs_of_the_table_of_limits_mean_one_thing_each():
     ]
 
     def printed(*places: int) -> list[str]:
-        return limits.report("digits", pd.DataFrame([rows[place] for place in places], columns=names)).splitlines()
+        return limits.limits_report(
+            "digits", pd.DataFrame([rows[place] for place in places], columns=names)
+        ).splitlines()
 
     _, _, *lines, signs = printed(*range(5))
     assert [re.split(r"\s{2,}", line.strip())[-2:] for line in lines] == [
@@ -341,7 +343,7 @@ def test_limits_of_more_seeds_are_searched_anew():
     config = study.load("stability").Config(workers=(2,), problem="quadratic", methods=("downpour",))
     (cell,) = sweep(config, [{"workers": 2}])
     searches = [limits.Search("downpour", "workers", 0.05, (2,), (one,)) for one in (cell, cell.with_options(seeds=5))]
-    assert len({limits.job(search, 0.5).place for search in searches}) == 2
+    assert len({limits.job_of(search, 0.5).place for search in searches}) == 2
 
 
 # What is left when it ends early
@@ -378,7 +380,7 @@ def test_interrupted_sweep_keeps_finished_rows_and_names_the_missing(told, monke
 
 @pytest.mark.full
 def test_interrupted_limits_keep_the_grid(told, monkeypatch):
-    stop_at(monkeypatch, limits, 1)
+    stop_at(monkeypatch, sys.modules["asyncsim.replays.replay"], 1)
     code, _, err = told("stability", "--workers 2 --learning-rate 0.1 --methods downpour --steps 2")
     assert (code, err[-1]) == (130, f"interrupted: what was finished is in mine{GO_ON}")
     absent = json.loads(Path("mine/config.json").read_text())["incomplete"]
