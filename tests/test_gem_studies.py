@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
