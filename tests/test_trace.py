@@ -248,7 +248,7 @@ def test_summary_by_hand():
 
 def test_a_file_of_format_1_does_not_tell_when_messages_set_off(tmp_path):
     trace = simulate(BY_HAND, 5)
-    names = {"push_version": "push_version", "push_time": "push_time"}
+    names = {"push_version": "form_version", "push_time": "form_time"}
     older = trace.frame.drop(columns="send_time").rename(columns=names).to_parquet
     path, older_path = trace.save(tmp_path / "trace.parquet"), tmp_path / "older.parquet"
     older(older_path)

@@ -109,7 +109,7 @@ FORMAT = 3
 #: The formats that can be read: 1 does not tell when messages set off, 1 and 2 have no checksum.
 _READ = (1, 2, FORMAT)
 #: Columns that had other names in formats 1 and 2.
-_RENAMED = {"push_version": "push_version", "push_time": "push_time"}
+_RENAMED = {"form_version": "push_version", "form_time": "push_time"}
 _METADATA = b"asyncsim"
 #: The entry with the SHA-256 of the whole file, in which its own digits are zeros, and how it looks in the file.
 _CHECKSUM = b"asyncsim.sha256"
