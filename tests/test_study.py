@@ -976,6 +976,9 @@ def test_wheel_carries_studies_and_figures(tmp_path):
     assert {"staleness.py", "throughput.py"} <= {path.name for path in (installed / "asyncsim/studies").iterdir()}
     assert (installed / "asyncsim/problems/queues.txt").is_file()
 
+    (scripts,) = installed.glob("asyncsim-*.dist-info/entry_points.txt")
+    assert scripts.read_text().split() == ["[console_scripts]", "asyncsim", "=", "asyncsim.__main__:main"]
+
     environment = {"PYTHONPATH": str(installed)}
     where = python("-c", "import asyncsim; print(asyncsim.__file__)", cwd=empty, environment=environment)
     assert where.stdout.strip() == str(installed / "asyncsim/__init__.py")

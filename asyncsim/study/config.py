@@ -18,7 +18,7 @@ from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError, require_count, require_fraction, require_positive, shown
 from asyncsim.files import plain
 from asyncsim.study import executor, results
-from asyncsim.study.loading import files_of, recognised
+from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
 from asyncsim.wording import note
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ else:
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
 #: Options on which no result depends.
 ELSEWHERE = frozenset(("out", "resume", "executor", "address", "cpus_per_run", "accelerators_per_run"))
-#: Options of a study that are arguments of its methods, and of its problem, where these do not say their own.
-OF_METHODS = ("learning_rate", "optimizer", "momentum")
-OF_PROBLEMS = ("batch_size", "workers")
 #: Their runs are listed before the first begins.
 _MOST_SEEDS = 100_000
 

@@ -9,19 +9,15 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from asyncsim.calls import Call, bind, parameters_of, read, require_all, split, write
 from asyncsim.errors import InputError, require_choice, shown
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.check import check_fields
 from asyncsim.problems import PROBLEMS, Problem
-from asyncsim.study.config import OF_METHODS, OF_PROBLEMS
-from asyncsim.study.loading import load_function, own_file, told_in_a_line
+from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_file, told_in_a_line
 from asyncsim.wording import note
-
-if TYPE_CHECKING:
-    from asyncsim.study.config import StudyOptions
 
 Made = TypeVar("Made", Method, Problem)
 #: What `asyncsim.problems.custom` calls a problem by default; a study calls it as the function that makes it.
@@ -89,7 +85,7 @@ def swept(entry: Entry) -> Iterator[Entry]:
         yield entry._replace(arguments=dict(zip(entry.arguments, chosen, strict=True)))
 
 
-def make_methods(options: "StudyOptions", varied: Collection[str], changed: Callable[[str], bool]) -> list[Method]:
+def make_methods(options: Any, varied: Collection[str], changed: Callable[[str], bool]) -> list[Method]:
     """Return the methods, saying aloud which changed options some of them ignore; see `StudyOptions.make_methods`."""
     made: list[tuple[Method, Mapping[str, Any] | None]] = []
     ignoring: dict[str, list[str]] = {}
@@ -139,7 +135,7 @@ def _named_apart(made: list[tuple[Method, Mapping[str, Any] | None]]) -> list[Me
     return named
 
 
-def make_problem(options: "StudyOptions", varied: Collection[str], changed: Callable[[str], bool]) -> Problem:
+def make_problem(options: Any, varied: Collection[str], changed: Callable[[str], bool]) -> Problem:
     """Return the problem, saying aloud which changed options it ignores; see `StudyOptions.make_problem`."""
     given = options.problem
     taken: Collection[str] = ()
@@ -162,7 +158,7 @@ def make_problem(options: "StudyOptions", varied: Collection[str], changed: Call
 def _made(
     option: str,
     entry: Entry,
-    options: "StudyOptions",
+    options: Any,
     names: Collection[str],
     varied: Collection[str],
     changed: Callable[[str], bool],

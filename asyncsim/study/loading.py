@@ -26,6 +26,12 @@ from asyncsim.calls import split
 from asyncsim.errors import InputError, require_choice, shown
 from asyncsim.study import results
 
+#: Options of a study that are arguments of its methods, and of its problem, where these do not say their own.
+OF_METHODS = ("learning_rate", "optimizer", "momentum")
+OF_PROBLEMS = ("batch_size", "workers")
+#: ``FILE.py:FUNCTION``, with arguments or without.
+_OWN = re.compile(r"\s*([^(]+?\.py):(.*)", re.DOTALL)
+
 
 def studies() -> dict[str, Path]:
     """Return the file of every study, by name: the shipped ones, then the working folder's own.
@@ -69,10 +75,6 @@ def load(name: str) -> ModuleType:
             "a study is a dataclass Config and a function run(config)"
         )
     return module
-
-
-#: ``FILE.py:FUNCTION``, with arguments or without.
-_OWN = re.compile(r"\s*([^(]+?\.py):(.*)", re.DOTALL)
 
 
 def own_file(text: str) -> tuple[str, str]:
