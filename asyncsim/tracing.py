@@ -80,11 +80,6 @@ def shapes_of(call: str, function: Callable[..., Any], *given: Any, key: str) ->
     """Return the shapes of a function's results, from the shapes of its arguments.
 
     ``key`` says where it may have the key of its random numbers from.
-
-    Raises
-    ------
-    InputError
-        It is another function when it is traced again, as it draws, counts or keeps something outside of JAX.
     """
     _precisions.add(jax.config.read("jax_enable_x64"))
     # JAX remembers what it made of a function.

@@ -177,11 +177,6 @@ def as_law(argument: str, value: Any) -> Law:
     argument : str
         What the law is for; begins the message of an error.
     value : Law, float or str
-
-    Raises
-    ------
-    InputError
-        If the value is none of these, is a list, or is not a law.
     """
     if isinstance(value, Law):
         return value

@@ -257,11 +257,6 @@ def parse_policy(text: str) -> Policy:
     """Return the policy that a text stands for: ``"bounded_staleness(3)"``, ``"discard_stale(limit=4, count=2)"``.
 
     ``str(policy)`` is such a text. Brackets without parameters may be left out.
-
-    Raises
-    ------
-    InputError
-        If the text is anything else, or the policy refuses its parameters.
     """
     told = f"policy = {shown(text)}"
     try:

@@ -45,11 +45,6 @@ def draw_folder(folder: Path) -> list[Path]:
     """Draw the figures of a study again, into the folder of its results; return the files that were written.
 
     What the folder says chooses among the figures that are shipped, and is never imported itself.
-
-    Raises
-    ------
-    InputError
-        There are no results, or no figures of that study, or a file is missing or cannot be written.
     """
     study = results.config_of(folder).get("study")
     if not isinstance(study, str):

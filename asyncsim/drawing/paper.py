@@ -127,11 +127,6 @@ class Paper:
         -------
         list of Path
             A PNG and a PDF of each figure, and the table of what was measured if there is one.
-
-        Raises
-        ------
-        InputError
-            A figure that there is not, or nothing that could be drawn.
         """
         names = [require_choice("only", name, self.figures) for name in only] or list(self.figures)
         out = results / self.name if out is None else out

@@ -11,16 +11,8 @@ import numpy as np
 
 from asyncsim.errors import require_choice
 from asyncsim.problems.data import as_images, load_cifar10
-from asyncsim.problems.layers import (
-    accuracy,
-    convolve,
-    cross_entropy,
-    dense,
-    group_norm,
-    initial_layers,
-    max_pool,
-)
-from asyncsim.problems.problem import Problem, mean_in_pieces
+from asyncsim.problems.layers import classifier, convolve, dense, group_norm, initial_layers, max_pool
+from asyncsim.problems.problem import Problem
 
 # Of the training pixels, in [0, 1]: red, green, blue.
 _MEAN = (0.4914, 0.4822, 0.4465)
@@ -120,38 +112,18 @@ def cifar10_from_arrays(
         ``"image"``, uint8, shape ``[examples, 3, 32, 32]``; ``"label"``, int32, from 0 to 9.
     batch_size, sharded, network
         As `cifar10` has them.
-
-    Raises
-    ------
-    InputError
-        Options out of range, images of another shape, or labels of other classes.
     """
     init, logits = NETWORKS[require_choice("network", network, NETWORKS)]
 
-    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
-        return cross_entropy(logits(params, _standardised(batch["image"], params)), batch["label"], axis=0)
-
-    def evaluate(params: Any, state: Any, data: Any) -> dict[str, jax.Array]:
-        def means(part: Any) -> dict[str, jax.Array]:
-            scores, labels = logits(params, _standardised(part["image"], params)), part["label"]
-            return {"loss": cross_entropy(scores, labels, 0), "accuracy": accuracy(scores, labels, 0)}
-
-        return mean_in_pieces(means, jax.tree.map(lambda a: a[:_EVALUATED], data), _EVALUATION_PIECE)
-
-    def predict(params: Any, data: Any) -> jax.Array:
-        return logits(params, _standardised(data["image"], params)).T
-
-    return Problem(
-        name="cifar10",
-        init=init,
-        loss=loss,
-        evaluate=evaluate,
-        train=as_images("train", train, (3, 32, 32)),
-        test=as_images("test", test, (3, 32, 32)),
-        batch_size=batch_size,
-        sharded=sharded,
-        predict=predict,
-        config={"batch_size": batch_size, "sharded": sharded, "network": network},
+    return classifier(
+        "cifar10",
+        init,
+        lambda params, images, key: logits(params, _standardised(images, params)),
+        as_images("train", train, (3, 32, 32)),
+        as_images("test", test, (3, 32, 32)),
+        {"batch_size": batch_size, "sharded": sharded, "network": network},
+        _EVALUATION_PIECE,
+        _EVALUATED,
     )
 
 

@@ -152,23 +152,7 @@ def make_shards(
     so two workers' truths are ``heterogeneity sqrt(2)`` apart, in root mean square, and zero makes all workers draw
     from one distribution.
 
-    Parameters
-    ----------
-    purpose : str
-        Name of the streams.
-    workers, dimension, examples : int
-        Number of workers, of parameters, and of examples of each worker.
-    condition : float
-        Condition number of the features' covariance, one or above.
-    heterogeneity : float
-        How far the workers' truths lie apart, in units of the size of the truth that they share.
-    data_seed : int
-        Seed of the streams.
-
-    Raises
-    ------
-    InputError
-        A count below one, a condition below one, a negative heterogeneity or seed.
+    ``purpose`` names the streams; the other parameters are those of `least_squares`.
     """
     workers, dimension = require_count("workers", workers), require_count("dimension", dimension)
     examples = require_count("examples", examples)

@@ -62,11 +62,6 @@ def load_mnist(
         environment variable ``ASYNCSIM_DATA``; without that the user's cache, downloaded on first use.
     files : mapping
         SHA-256 of each file's uncompressed contents, by name.
-
-    Raises
-    ------
-    InputError
-        A file that is missing and cannot be downloaded, or that holds something else.
     """
     given = _given_folder(data_dir)
     if given is not None:
@@ -85,11 +80,6 @@ def load_cifar10(data_dir: str | os.PathLike | None = None) -> dict[str, np.ndar
         A folder that holds ``cifar10/`` with the standard archive, or with the six ``.bin`` files that are in it,
         gzipped or not. Without it the folder named by ``ASYNCSIM_DATA``; without that the user's cache, downloaded
         on first use. Archive and files must have the SHA-256 of the originals.
-
-    Raises
-    ------
-    InputError
-        Files that are missing and cannot be downloaded, or that hold something else.
     """
     given = _given_folder(data_dir)
     if given is None:

@@ -1,11 +1,14 @@
 """What the networks share: initial weights, layers with the examples innermost, cross-entropy and accuracy."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from asyncsim.problems.problem import Problem, mean_in_pieces
 
 _SMALL = 1e-5  # keeps a constant group's variance from being divided by
 
@@ -129,3 +132,52 @@ def accuracy(logits: jax.Array, labels: jax.Array, axis: int = -1) -> jax.Array:
     """Return the share of examples whose largest logit is the right class; same shapes as above."""
     right = jnp.argmax(logits, axis).astype(labels.dtype) == labels
     return jnp.mean(right, dtype=logits.dtype)
+
+
+def classifier(
+    name: str,
+    init: Callable[[jax.Array], Any],
+    scores: Callable[..., jax.Array],
+    train: dict[str, np.ndarray],
+    test: dict[str, np.ndarray],
+    config: dict[str, Any],
+    piece: int,
+    evaluated: int | None = None,
+) -> Problem:
+    """Return the problem of a network's cross-entropy on labelled images.
+
+    Parameters
+    ----------
+    scores : function
+        ``scores(params, images, key)``, the logits, shape ``[classes, examples]``; the key of what is random in
+        training, and None elsewhere.
+    config : dict
+        With ``batch_size`` and ``sharded``.
+    piece : int
+        Examples evaluated at a time.
+    evaluated : int, optional
+        Examples that are evaluated, the first ones; by default all.
+    """
+
+    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+        return cross_entropy(scores(params, batch["image"], key), batch["label"], axis=0)
+
+    def evaluate(params: Any, state: Any, data: Any) -> dict[str, jax.Array]:
+        def means(part: Any) -> dict[str, jax.Array]:
+            logits, labels = scores(params, part["image"], None), part["label"]
+            return {"loss": cross_entropy(logits, labels, 0), "accuracy": accuracy(logits, labels, 0)}
+
+        return mean_in_pieces(means, jax.tree.map(lambda a: a[:evaluated], data), piece)
+
+    return Problem(
+        name,
+        init,
+        loss,
+        evaluate,
+        train,
+        test,
+        config["batch_size"],
+        sharded=config["sharded"],
+        predict=lambda params, data: scores(params, data["image"], None).T,
+        config=config,
+    )

@@ -12,8 +12,8 @@ import numpy as np
 
 from asyncsim.errors import InputError, require_choice, require_fraction
 from asyncsim.problems.data import as_images, load_mnist
-from asyncsim.problems.layers import accuracy, convolve, cross_entropy, dense, initial_layers, max_pool
-from asyncsim.problems.problem import Problem, mean_in_pieces
+from asyncsim.problems.layers import classifier, convolve, dense, initial_layers, max_pool
+from asyncsim.problems.problem import Problem
 
 _MEAN, _STD = 0.1307, 0.3081  # of the training pixels, in [0, 1]
 _KERNEL = 5
@@ -100,45 +100,23 @@ def mnist_from_arrays(
         ``"image"``, float32, shape ``[examples, 28, 28]``, scaled as the network wants it; ``"label"``, int32, 0 to 9.
     batch_size, dropout, sharded, network
         As `mnist` has them.
-
-    Raises
-    ------
-    InputError
-        Options out of range, images of another shape, or labels of other classes.
     """
     probability = _checked_dropout(dropout, network)
 
-    def scores(params: Any, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def scores(params: Any, images: jax.Array, key: jax.Array | None) -> jax.Array:
         if network == "mlp":
             return _mlp_logits(params, images)
         return _cnn_logits(params, images, 0.0 if key is None else probability, key)
 
-    def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
-        return cross_entropy(scores(params, batch["image"], key), batch["label"], axis=0)
-
-    def evaluate(params: Any, state: Any, data: Any) -> dict[str, jax.Array]:
-        def means(part: Any) -> dict[str, jax.Array]:
-            logits, labels = scores(params, part["image"]), part["label"]
-            return {"loss": cross_entropy(logits, labels, 0), "accuracy": accuracy(logits, labels, 0)}
-
-        return mean_in_pieces(means, data, _EVALUATION_PIECE)
-
-    def predict(params: Any, data: Any) -> jax.Array:
-        return scores(params, data["image"]).T
-
     config = {"batch_size": batch_size, "sharded": sharded, "network": network}
-    return Problem(
-        name="mnist",
-        init=_init_mlp if network == "mlp" else _init_cnn,
-        loss=loss,
-        evaluate=evaluate,
-        train=as_images("train", train, (28, 28)),
-        test=as_images("test", test, (28, 28)),
-        batch_size=batch_size,
-        sharded=sharded,
-        predict=predict,
-        # The perceptron too: a matrix product with the weights of several workers is no quicker than one by one.
-        config=config if network == "mlp" else config | {"dropout": probability},
+    return classifier(
+        "mnist",
+        _init_mlp if network == "mlp" else _init_cnn,
+        scores,
+        as_images("train", train, (28, 28)),
+        as_images("test", test, (28, 28)),
+        config if network == "mlp" else config | {"dropout": probability},
+        _EVALUATION_PIECE,
     )
 
 
@@ -172,20 +150,9 @@ def _init_mlp(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
 
 
 def _cnn_logits(params: Any, images: jax.Array, dropout: float = 0.0, key: jax.Array | None = None) -> jax.Array:
-    """Return the class scores, shape ``[10, examples]``.
+    """Return the class scores, shape ``[10, examples]``, of standardised ``images``, shape ``[examples, 28, 28]``.
 
     The examples are the innermost axis all through, as `convolve` wants them.
-
-    Parameters
-    ----------
-    params : dict
-        The layers.
-    images : float array, shape ``[examples, 28, 28]``
-        Standardised pixels.
-    dropout : float
-        Probability that a channel is dropped.
-    key : jax.Array, optional
-        Random key; needed with dropout.
     """
     activity = jnp.moveaxis(images, 0, -1)[None]
     activity = jax.nn.relu(max_pool(convolve(params["conv1"], activity)))

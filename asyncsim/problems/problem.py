@@ -114,13 +114,7 @@ class Problem:
         return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
     def batch_indices(self, seed: int, workers: int) -> "BatchIndices | None":
-        """Return which examples each job of each worker sees; None for a problem without data.
-
-        Raises
-        ------
-        InputError
-            The workers do not divide the shards, or have fewer examples than a batch.
-        """
+        """Return which examples each job of each worker sees; None for a problem without data."""
         if self.train is None or self.batch_size is None:
             return None
         if self.sharded and self.shards is not None and self.shards % require_count("workers", workers):
@@ -213,11 +207,6 @@ class BatchIndices:
         examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one example.
     remedy : str
         What else helps where shards are too small, for the message.
-
-    Raises
-    ------
-    InputError
-        A worker would have fewer examples than one batch holds.
     """
 
     def __init__(

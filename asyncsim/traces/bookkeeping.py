@@ -20,24 +20,11 @@ READ_RECORD = ("worker", "read_version", "read_arrive_time", "read_serve_time", 
 
 
 def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, present: Columns) -> Trace:
-    """Return the trace of a recorded run.
+    """Return the trace of a run from its record.
 
-    Parameters
-    ----------
-    cluster : Cluster
-        What was simulated.
-    seed : int
-        With which random numbers.
-    commits, reads : dict of Float64[ndarray, "commits"], dict of Float64[ndarray, "reads"]
-        The columns `COMMIT_RECORD` and `READ_RECORD`, in the order in which services ended. Under a policy with what
-        became of each message, ``outcome``, and with all reads; else without those that are part of a commit's visit.
-    present : dict of ndarray
-        ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit
-        was made.
-
-    Returns
-    -------
-    Trace
+    ``commits`` and ``reads`` have the columns `COMMIT_RECORD` and `READ_RECORD`, in the order in which services ended.
+    Under a policy they have the ``outcome`` of each message, and all reads; else no reads that belong to a commit's
+    visit. ``present`` has ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
     """
     if "outcome" not in commits:
         reads = reads if cluster.separate_reads else _reads_of_commits(cluster, commits)

@@ -96,12 +96,6 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     warm_up : int, optional
         Commits left out at the start; by default one per worker, at most half of all. Every worker's first job is left
         out in any case: no way down led to it, and real programs compile in it.
-
-    Raises
-    ------
-    InputError
-        The trace is not asynchronous; a time passes before the one that it follows, or is not finite; services
-        overlap; or a warm-up that leaves nothing.
     """
     require_asynchronous("trace", trace)
     _check_times(trace.frame)

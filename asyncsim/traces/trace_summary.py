@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
-    """Return how many commits are left out at the start: one per worker, at most half of all, if none are given.
-
-    Raises
-    ------
-    InputError
-        A number that leaves nothing.
-    """
+    """Return how many commits are left out at the start: one per worker, at most half of all, if none are given."""
     commits = len(trace.accepted)
     if warm_up is None:
         return min(trace.workers, commits // 2)
