@@ -83,7 +83,7 @@ __all__ = [
 #: Where the names are that are imported when first used; a module of its own has None.
 _HOME = {
     "CalibrationWarning": "calibration",
-    "Run": "replays.run",
+    "Run": "runs.run",
     "Trace": "traces.trace",
     "calibrate": "calibration",
     "prescribed": "traces.prescription",
@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from asyncsim.calibration import CalibrationWarning, calibrate
     from asyncsim.replays.ensemble import replay_ensemble
     from asyncsim.replays.replay import replay
-    from asyncsim.replays.run import Run
+    from asyncsim.runs.run import Run
     from asyncsim.simulation.simulate import simulate
     from asyncsim.traces.prescription import prescribed
     from asyncsim.traces.trace import Trace

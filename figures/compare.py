@@ -28,7 +28,7 @@ from asyncsim.drawing.curves import (
     mark_below,
     mark_beyond,
 )
-from asyncsim.replays.run import Run
+from asyncsim.runs.run import Run
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import counted, over_seeds

@@ -20,7 +20,7 @@ from asyncsim.drawing.curves import DIVERGED
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.errors import InputError
-from asyncsim.replays.run import Run
+from asyncsim.runs.run import Run
 from asyncsim.study import load
 from asyncsim.study.finished import Finished
 from asyncsim.wording import over_seeds

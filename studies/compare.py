@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.problems import Problem
-    from asyncsim.replays.run import Run
+    from asyncsim.runs.run import Run
     from asyncsim.study.cell import Cell
     from asyncsim.traces.trace import Trace
 

@@ -25,7 +25,7 @@ from asyncsim.wording import table_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.replays.run import Run
+    from asyncsim.runs.run import Run
 
 TABLES = ("compliance.csv", "energies.csv", "tensors.csv", "workers.csv")
 #: Most points of a curve over time, and parts of a run for those of each worker.

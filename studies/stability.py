@@ -30,7 +30,7 @@ from asyncsim.wording import counted, note, number_text, tell
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.replays.run import Run
+    from asyncsim.runs.run import Run
     from asyncsim.study.cell import Cell
 
 #: The limits, and the runs that they follow from.

@@ -21,7 +21,7 @@ from asyncsim.wording import tensor_label
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.replays.run import Run
+    from asyncsim.runs.run import Run
     from asyncsim.study.cell import Cell
 
 TABLE = "tensors.csv"

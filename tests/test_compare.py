@@ -7,7 +7,7 @@ import pytest
 
 from asyncsim import Trace, methods, problems, study
 from asyncsim.errors import InputError
-from asyncsim.replays.run import Run
+from asyncsim.runs.run import Run
 from asyncsim.study import load_file, shipped
 from asyncsim.study.finished import read
 from asyncsim.study.target import Target, time_to_target

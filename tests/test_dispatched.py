@@ -27,9 +27,8 @@ from asyncsim.errors import InputError
 from asyncsim.methods import Applied
 from asyncsim.replays.dispatched import Apart, Dispatched
 from asyncsim.replays.groups import Chunk
-from asyncsim.replays.passing import Passing
 from asyncsim.replays.replay import Replay
-from asyncsim.replays.side_by_side import SideBySide, keep, trim
+from asyncsim.replays.side_by_side import Passing, SideBySide, keep, trim
 
 STEPS = 300
 

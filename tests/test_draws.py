@@ -22,7 +22,7 @@ from asyncsim import (
 )
 from asyncsim.methods import METHODS, Method, gradient_steps
 from asyncsim.methods.compression import quantized
-from asyncsim.replays.draws import method_key, visit_keys
+from asyncsim.replays.plan import method_key, visit_keys
 
 
 def telling(**options):

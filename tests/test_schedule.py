@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies
 
 from asyncsim import Cluster, simulate
-from asyncsim.replays.schedule import Clock, plan_groups
+from asyncsim.replays.groups import Clock, plan_groups
 
 
 def needed_by(workers):

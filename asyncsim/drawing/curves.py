@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from asyncsim.drawing import layout, look
-from asyncsim.replays.run import Run
+from asyncsim.runs.run import Run
 from asyncsim.wording import number_text
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.

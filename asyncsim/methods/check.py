@@ -17,6 +17,7 @@ from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
+from asyncsim.traces.trace import Trace
 from asyncsim.tracing import shapes_of, telling_failures, told
 from asyncsim.wording import counted
 
@@ -77,6 +78,27 @@ def require_replies(method: Method, reads: str) -> None:
             "of this trace belongs to a commit; simulate one with Cluster(protocol='exchange'), under a policy that "
             "answers each message as it is applied: asynchronous() say"
         )
+
+
+def require_timing(method: Method, trace: Trace) -> None:
+    """Raise InputError unless a trace has the timing that a method needs."""
+    for name, needed in method.timing._asdict().items():
+        if name == "message_size":  # its time is the trace's, whatever it is
+            continue
+        has = getattr(trace, name)
+        if name == "window" and trace.windows_differ:
+            has = tuple(sorted(set(trace.frame["local_steps"].tolist())))
+        if needed is None or has == needed:
+            continue
+        how = f"asyncsim.{needed}" if name == "policy" else repr(needed)
+        raise InputError(
+            f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
+            f"simulate one with Cluster({name}={how})"
+        )
+
+
+def _said(value: Any) -> str:
+    return str(value) if isinstance(value, Policy) else repr(value)
 
 
 def visit_kinds(sees_loss: bool, needs_key: bool) -> Visit:

@@ -22,8 +22,8 @@ from asyncsim.real.options import Processes
 from asyncsim.real.recording import RECORDED, Account, Event, Header
 from asyncsim.recorders import energy
 from asyncsim.replays.commit import build_commit, observe, row_after
-from asyncsim.replays.draws import method_key, visit_key
 from asyncsim.replays.local import Learner, LocalResult, build_local, flatten, from_vector
+from asyncsim.replays.plan import method_key, visit_key
 from asyncsim.replays.programs import Same, as_data, cast
 from asyncsim.replays.running import problem_state, start
 from asyncsim.replays.state import WorkerRow

@@ -18,12 +18,10 @@ import numpy as np
 from asyncsim.methods.method import Array, Method, State
 from asyncsim.recorders import Recorder
 from asyncsim.replays.commit import build_commit, observe, row_after
-from asyncsim.replays.groups import Chunk, Made, build_gradients
+from asyncsim.replays.groups import Chunk, Group, Made, build_gradients
 from asyncsim.replays.local import Flat, LocalResult
 from asyncsim.replays.look import Met
-from asyncsim.replays.passing import Passing
-from asyncsim.replays.schedule import Group
-from asyncsim.replays.side_by_side import SideBySide, keep, trim
+from asyncsim.replays.side_by_side import Passing, SideBySide, keep, trim
 from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, initial_state
 from asyncsim.replays.tuning import AHEAD, commits_between_trims
 

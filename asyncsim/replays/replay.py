@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from asyncsim.clusters.policy import Policy
 from asyncsim.errors import InputError, require_choice, require_count, require_switch
-from asyncsim.methods.check import check_method
+from asyncsim.methods.check import check_method, require_timing
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.recorders import Recorder, show_diagnostics
@@ -20,10 +19,10 @@ from asyncsim.replays.commit import columns, require_recorders
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recording import LOSSES, Recording
-from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import ReplayState
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
+from asyncsim.runs.run import Run
 from asyncsim.threads import has_one_core
 from asyncsim.traces.trace import Trace
 from asyncsim.tracing import forget_other_precision, require_threads
@@ -263,7 +262,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     require_kinds(trace, method, problem)
     recorders = require_recorders(record)
     shown = check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
-    _check_timing(method, trace)
+    require_timing(method, trace)
     _check_outcomes(trace)
     return tuple(one for one in recorders if shown or one.look is not show_diagnostics)
 
@@ -281,26 +280,6 @@ def require_kinds(trace: Any, method: Any, problem: Any) -> None:
             made = {Trace: "simulate(...)", Method: "methods.gem()", Problem: "problems.digits()"}[kind]
             hint = "; call it to make one" if callable(value) else f", which {made} returns"
             raise InputError(f"{name}: is a {type(value).__name__}, must be a {kind.__name__}{hint}")
-
-
-def _check_timing(method: Method, trace: Trace) -> None:
-    for name, needed in method.timing._asdict().items():
-        if name == "message_size":  # its time is the trace's, whatever it is
-            continue
-        has = getattr(trace, name)
-        if name == "window" and trace.windows_differ:
-            has = tuple(sorted(set(trace.frame["local_steps"].tolist())))
-        if needed is None or has == needed:
-            continue
-        how = f"asyncsim.{needed}" if name == "policy" else repr(needed)
-        raise InputError(
-            f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
-            f"simulate one with Cluster({name}={how})"
-        )
-
-
-def _said(value: Any) -> str:
-    return str(value) if isinstance(value, Policy) else repr(value)
 
 
 def _check_outcomes(trace: Trace) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.draws import purpose_key
-from asyncsim.replays.plan import Plan
+from asyncsim.replays.plan import Plan, purpose_key
 from asyncsim.replays.programs import Program, as_data, cast, on_devices
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.state import ReplayState

@@ -21,8 +21,8 @@ from asyncsim.methods import Method, Timing
 from asyncsim.methods.check import require_replies
 from asyncsim.problems import Problem
 from asyncsim.replays.replay import replay
-from asyncsim.replays.run import Run
 from asyncsim.replays.waves import find_waves
+from asyncsim.runs.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.executor import computing_device

@@ -14,7 +14,7 @@ from asyncsim.study import load_file, results, shipped
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.replays.run import Run
+    from asyncsim.runs.run import Run
     from asyncsim.traces.trace import Trace
 
 #: Commits of each worker from which on a trace is no short one: of 20 workers behind a barrier a bound that is all but
@@ -51,7 +51,7 @@ class Finished(NamedTuple):
 
     def run(self, run_folder: str) -> "Run":
         """Load the run of a row."""
-        from asyncsim.replays.run import Run
+        from asyncsim.runs.run import Run
 
         return Run.load(self.folder / run_folder)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.replays.run import Run
+from asyncsim.runs.run import Run
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import over_seeds, table_text

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, trace_length
 from asyncsim.errors import InputError
-from asyncsim.replays.run import Run
+from asyncsim.runs.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE
 from asyncsim.wording import counted

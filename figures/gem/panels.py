@@ -20,7 +20,7 @@ from asyncsim.drawing.curves import (
     trace_length,
 )
 from asyncsim.errors import InputError
-from asyncsim.replays.run import Run
+from asyncsim.runs.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.wording import counted, over_seeds
 
