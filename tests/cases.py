@@ -259,11 +259,6 @@ OWN = {
 }
 
 
-def own_cases(*default):
-    """The own methods as parameters of a test; the default run has those that are named."""
-    return [pytest.param(case, marks=[] if case in default else pytest.mark.full) for case in OWN]
-
-
 # Own problems
 
 
