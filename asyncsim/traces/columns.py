@@ -17,7 +17,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncsim import __version__
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster
 from asyncsim.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
 from asyncsim.files import write_whole
@@ -54,6 +53,8 @@ COLUMNS = {
 @functools.cache
 def package_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that make traces."""
+    from asyncsim import __version__  # not at the top: nothing else here needs the package itself
+
     packages = {name: metadata.version(name) for name in ("numpy", "pandas", "pyarrow", "simpy")}
     return {"asyncsim": __version__, "python": platform.python_version(), **packages}
 
