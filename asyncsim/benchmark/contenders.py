@@ -105,9 +105,10 @@ class GradientsAlone:
     """Gradients at the parameters of distinct workers, in the best of several batchings, and no update.
 
     A batching is (size, way, threads): how many distinct workers' gradients make a piece, whether they are computed one
-    after the other (``"map"``) or as one batch (``"vmap"``), and how many threads compute pieces side by side. The
-    loss, its minibatches and the rows of parameters are a replay's. ``best`` is the quickest batching that `tune` found
-    and ``per_second`` its rate then.
+    after the other (``"map"``) or as one batch (``"vmap"``) in a compiled loop over pieces, or one by one by a call
+    each (``"call"``: a CPU shares a long gradient among its cores only outside of loops), and how many threads compute
+    side by side. The loss, its minibatches and the rows of parameters are a replay's. ``best`` is the quickest batching
+    that `tune` found and ``per_second`` its rate then.
     """
 
     def __init__(self, problem: Problem, workers: int, seed: int = 0):
@@ -127,8 +128,11 @@ class GradientsAlone:
         pieces = self.whole(count, batching) // size // threads
 
         def part(thread: int) -> None:
-            begin = np.int32(thread * pieces)
-            program(self._params, self._data, self._key, jobs, begin, np.int32(pieces)).block_until_ready()
+            given, begin = (self._params, self._data, self._key, jobs), thread * pieces
+            if way == "call":
+                jax.block_until_ready([program(*given, np.int32(begin + index))[0] for index in range(pieces)])
+            else:
+                program(*given, np.int32(begin), np.int32(pieces)).block_until_ready()
 
         with ThreadPoolExecutor(threads) as pool:
             return timed(lambda: list(pool.map(part, range(threads))))
@@ -141,7 +145,7 @@ class GradientsAlone:
     def tune(self, seconds: float) -> None:
         """Time every batching for about so many seconds; keep the quickest."""
         for size in sorted({min(size, self._workers) for size in _PIECES}):
-            for way in ("map", "vmap") if size > 1 else ("map",):
+            for way in ("map", "vmap") if size > 1 else ("map", "call"):
                 for threads in sorted({1, os.cpu_count() or 1}):
                     batching = size, way, threads
                     run = partial(self.run, batching=batching)
@@ -161,11 +165,14 @@ class GradientsAlone:
         flat = worker.astype(np.int32), job.astype(np.int32), minibatches(self._problem, self._workers)(worker, job)
         jobs = jax.tree.map(lambda leaf: jnp.asarray(leaf.reshape(pieces, size, *leaf.shape[1:])), flat)
 
+        def one(params, data, key, jobs, index):
+            now = jax.tree.map(lambda leaf: leaf[index % leaf.shape[0]], jobs)
+            return self._piece(way, params, data, key, now)
+
         def loop(params, data, key, jobs, begin, count):
             def piece(index, carry):
                 total, before = carry
-                now = jax.tree.map(lambda leaf: leaf[(begin + index) % leaf.shape[0]], jobs)
-                losses, gradients = self._piece(way, params, data, key, now)
+                losses, gradients = one(params, data, key, jobs, begin + index)
                 # A number of the piece before, too small to change the sum; but no compiler knows, so that all of that
                 # piece has to be in memory.
                 kept = sum(leaf.reshape(-1)[-1] for leaf in jax.tree.leaves(before))
@@ -175,7 +182,7 @@ class GradientsAlone:
             nothing = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), shapes)
             return jax.lax.fori_loop(0, count, piece, (jnp.zeros((), params.dtype), nothing))[0]
 
-        return self._programs.setdefault((size, way), (jax.jit(loop), jobs))
+        return self._programs.setdefault((size, way), (jax.jit(one if way == "call" else loop), jobs))
 
     @whole_products()
     def _piece(self, way: str, params: Any, data: Any, key: Any, jobs: Any) -> tuple[Any, Any]:
@@ -186,6 +193,9 @@ class GradientsAlone:
             own_key = jax.random.fold_in(jax.random.fold_in(key, worker), job)
             return jax.value_and_grad(self._problem.loss)(self._unravel(x), batch, own_key)
 
+        if way == "call":
+            worker, job, rows = (leaf[0] for leaf in jobs)
+            return gradient(params[worker], worker, job, rows)
         if way == "map":
             return jax.lax.map(lambda one: gradient(params[one[0]], *one), jobs)
         # Rows are copied one by one: gathering them takes longer.
