@@ -1,6 +1,7 @@
 """What a folder of results from somebody else can do: be read, and never run anything."""
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -92,6 +93,16 @@ def test_going_on_runs_nothing_that_only_the_folder_names(told, command, said):
     code, err = told("study", "staleness", "--resume", "t")
     assert code == 2 and said in err.splitlines()[-1], err
     assert not Path("ran").exists() and not Path("t/x").exists()
+
+
+@pytest.mark.parametrize("file", ["t/evil.py", "link.py", "t/../t/evil.py"])
+def test_a_file_inside_the_results_is_not_run_whatever_its_hash(told, file):
+    strange()
+    Path("link.py").symlink_to("t/evil.py")
+    hashes = {file: hashlib.sha256(Path("t/evil.py").read_bytes()).hexdigest()}
+    strange(study="staleness", command=[*TOY[1:], f"--methods={file}:f(0.1)"], files=hashes)
+    code, err = told("study", "staleness", "--resume", "t")
+    assert code == 2 and f"{file} lies inside the results" in err and not Path("ran").exists()
 
 
 @pytest.mark.parametrize(

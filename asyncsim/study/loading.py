@@ -190,7 +190,7 @@ def recognised(value: Any) -> str | None:
     try:
         for part in _parts(value, {}):
             digest.update(part)
-    except Unrecognised:
+    except (Unrecognised, RecursionError):
         return None
     return digest.hexdigest()[:16]
 
@@ -207,7 +207,8 @@ def _parts(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     seen[id(value)] = len(seen), value
     if hasattr(value, "dtype") and hasattr(value, "tobytes"):
         items: Any = (value.tolist(),) if value.dtype == object else ()
-        yield b"" if items else f"{value.dtype}{value.shape}".encode() + value.tobytes()
+        yield f"{value.dtype}{value.shape}".encode()
+        yield b"" if items else value.tobytes()
     elif hasattr(value, "dtype"):  # keys of random numbers
         items = (str(value),)
     elif isinstance(value, Mapping):
