@@ -20,10 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import asyncsim.study.results as results
 from asyncsim import __version__
 from asyncsim.errors import InputError, require_path, shown
 from asyncsim.interruption import interruptible
-from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, StudyOptions, fields_of
 from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, shipped, studies, told_in_a_line
 from asyncsim.wording import note, tell

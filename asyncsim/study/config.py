@@ -12,12 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import asyncsim.study.executor as executor
+import asyncsim.study.results as results
 from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, proportional_windows
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError, require_count, require_fraction, require_positive, shown
 from asyncsim.files import plain
-from asyncsim.study import executor, results
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
 from asyncsim.wording import note
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import asyncsim.study.results as results
 from asyncsim.errors import InputError
 from asyncsim.files import unsealed, write_csv, write_sealed
-from asyncsim.study import results
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Executor, Failure, Local
 from asyncsim.wording import counted, note, tell

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import asyncsim.study.results as results
 from asyncsim.calls import split
 from asyncsim.errors import InputError, require_choice, shown
-from asyncsim.study import results
 
 #: Options of a study that are arguments of its methods, and of its problem, where these do not say their own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")
