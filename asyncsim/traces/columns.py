@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -102,9 +102,6 @@ def nobody_present() -> pd.DataFrame:
     return pd.DataFrame({"worker": np.zeros(0, np.int64), "arrive_time": np.zeros(0)})
 
 
-if TYPE_CHECKING:
-    from asyncsim.traces.trace import Trace
-
 #: Raised by one whenever the files change.
 FORMAT = 3
 #: The formats that can be read: 1 does not tell when messages set off, 1 and 2 have no checksum.
@@ -119,7 +116,7 @@ _DIGITS = re.compile(re.escape(_CHECKSUM) + rb".{1,3}?([0-9a-f]{64})", re.DOTALL
 _SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present}
 
 
-def save_trace(trace: "Trace", path: str | os.PathLike) -> Path:
+def save_trace(trace: Any, path: str | os.PathLike) -> Path:
     """Write a trace; see `Trace.save`."""
     path = require_free("path", path)
     table = pa.Table.from_pandas(trace.frame[list(COLUMNS)], preserve_index=False)
@@ -135,7 +132,7 @@ def save_trace(trace: "Trace", path: str | os.PathLike) -> Path:
     return write_whole(path, write)
 
 
-def load_trace(kind: "type[Trace]", path: str | os.PathLike) -> "Trace":
+def load_trace(kind: Any, path: str | os.PathLike) -> Any:
     """Read a trace; see `Trace.load`."""
     path = require_path("path", path)
     table, is_sealed = _read_table(path)
@@ -172,7 +169,7 @@ def _source(values: dict[str, Any]) -> Source:
     return source
 
 
-def _header(trace: "Trace") -> dict[str, Any]:
+def _header(trace: Any) -> dict[str, Any]:
     """Return what the file holds besides the rows: plain values."""
     source = {entry.name: getattr(trace.source, entry.name) for entry in fields(Source)}
     if trace.cluster is not None:
