@@ -214,7 +214,7 @@ def catalogue() -> str:
         "# Methods and problems",
         "",
         '`--methods "gem(kappa=2)"` gives an argument, `"gem(kappa=[1, 2])"` several values of one, an entry each.',
-        "`--learning-rate`, `--momentum`, `--optimizer` and `--batch-size` count for entries that do not say their own.",
+        "`--learning-rate`, `--momentum`, `--optimizer` and `--batch-size` are those of entries without their own.",
         "This page is made from the docstrings; `help(asyncsim.methods.gem)` says more.",
     ]
     for title, table in (("method", METHODS), ("problem", PROBLEMS)):
