@@ -23,6 +23,7 @@ from asyncsim import (
     methods,
     prescribed,
     problems,
+    recorders,
     replay,
     replay_ensemble,
     rounds,
@@ -202,3 +203,17 @@ def test_evaluations_are_of_complete_versions():
     assert run.evaluations["commit"].tolist() == [0] and len(run.commits) == 48
     (batched,) = replay_ensemble(trace, methods.downpour, problems.quadratic([1.0, 0.3]), batched=True, progress=False)
     assert batched.evaluations["commit"].tolist() == [0, 10, 20, 30, 40] and len(batched.commits) == 48
+
+
+def test_a_visit_knows_its_place_in_its_version():
+    def observe(state, commit):
+        return state, [commit.visit.place, commit.visit.messages]
+
+    record = [recorders.Recorder(("place", "messages"), observe)]
+    for policy, places, sizes in (
+        (buffered(3), [0, 1, 2, 0, 1, 2, 0, 1], [3] * 6 + [2] * 2),
+        (asynchronous(), [0] * 8, [1] * 8),
+    ):
+        trace = make_trace(commits=8, policy=policy)
+        run = replay(trace, make_method("downpour"), make_problem("quadratic"), record=record)
+        assert run.commits["place"].tolist() == places and run.commits["messages"].tolist() == sizes

@@ -74,6 +74,9 @@ class Visit(NamedTuple):
         makes one version of several messages, those that only enter the buffer do not: reads see the central variable
         as the last completing message left it, whatever ``apply`` has done with later ones. (Messages formed in the
         visit see it as it is.)
+    place, messages : int
+        The message's place in the version that it belongs to, from zero, and how many messages that version has; of the
+        last version of a trace, if it is not complete, those that are there.
     workers : int
         How many take part in the training.
     loss : float
@@ -94,6 +97,8 @@ class Visit(NamedTuple):
     time: Array
     local_steps: Array
     completes: Array | bool = True
+    place: Array | int = 0
+    messages: Array | int = 1
     workers: Array | int = 1
     loss: Array | tuple[()] = ()
     key: Array | tuple[()] = ()

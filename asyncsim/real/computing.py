@@ -170,6 +170,7 @@ class Parameters:
         typed: dict[str, Any] = {name: np.int32(count) for name, count in counts.items()}
         with jax.enable_x64(self._x64):
             typed |= {"time": np.asarray(row["commit_time"], self._dtype), "completes": np.bool_(True)}
+            typed |= {"place": np.int32(0), "messages": np.int32(1)}
             visit = Visit(key=self._visit_key(worker, row["worker_step"]), **typed)
             own, pulled = state.workers[worker]._replace(learner=()), state.pulled[worker]
             brought = state.read[worker], start, update, jnp.zeros((), self._dtype), pulled, visit

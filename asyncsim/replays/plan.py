@@ -86,7 +86,11 @@ class Plan:
             for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
         }
         self._columns["worker_step"] = trace.worker_step
-        self._columns["completes"] = np.diff(trace.frame["version"].to_numpy(), prepend=0) > 0
+        completes = np.diff(trace.frame["version"].to_numpy(), prepend=0) > 0
+        ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), commits])
+        self._columns["completes"] = completes
+        self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
+        self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
         self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
@@ -159,6 +163,8 @@ class Plan:
             time=column("commit_time", self._dtype),
             local_steps=column("local_steps"),
             completes=column("completes", np.bool_),
+            place=column("place"),
+            messages=column("messages"),
             workers=workers,
         )
         if self._keys is not None:
