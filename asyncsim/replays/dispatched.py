@@ -45,7 +45,7 @@ class Apart(NamedTuple):
 
 
 class Dispatched:
-    """The `asyncsim.replays.programs.Engine` of a state whose rows are apart, in pieces of one commit.
+    """Computes commits on a state whose rows are apart, in pieces of one: what `InPieces` does, and looking ahead.
 
     At most ``at_once`` groups, of up to ``room`` gradients, are computed at a time.
     """
@@ -244,20 +244,9 @@ def _build_call(method: Method, recorders: tuple[Recorder, ...], layout: Layout,
     def commits_and_reads(central, states, rows, reads, pulled, made, visits, i, place):
         """Make the commits from ``i`` of a chunk on, whose gradients are those from ``place`` of their group on.
 
-        Parameters
-        ----------
-        central
-            Of the replay's state.
-        states
-            The server's state, and those of the recorders that all commits share.
-        rows, reads, pulled : list
-            Of each commit: its worker's row, what that worker read, and what its message is formed with, if that is
-            separate.
-        made : Made
-            The group's gradients.
-        visits : Visit
-            Of the chunk.
-        i, place : int
+        ``states`` are the server's and those that all commits' recorders share; ``rows``, ``reads`` and ``pulled``
+        lists of each commit's worker's row, what that worker read, and what its message is formed with if that is
+        separate; ``made`` the group's gradients; ``visits`` the chunk's.
         """
         server, shared = states
         centrals, left, learners, seen, numbers = [], [], [], [], []

@@ -32,7 +32,7 @@ from asyncsim.replays.tuning import UNROLLED
 
 
 class InPieces:
-    """The `asyncsim.replays.programs.Engine` of a state whose rows are in one array; forms "batch" and "single".
+    """Computes commits on a state whose rows are in one array: forms "batch" and "single".
 
     ``make`` is `asyncsim.replays.state.initial_state` less its first three arguments, or the same of an ensemble.
     """
@@ -63,8 +63,8 @@ class InPieces:
             numbers = jnp.zeros((pieces.size.shape[0], *shape), state.central.dtype)
             return jax.lax.fori_loop(0, count, one, (state, numbers))
 
-        #: From the state, which is used up, the data, the key of the problem's randomness, some planned pieces and
-        #: how many of them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
+        #: From the state (used up), the training data, the key of the problem's randomness, some planned pieces and how
+        #: many of them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
         self.advance = jax.jit(advance, donate_argnums=0)
 
     def initial_state(self, params: Any, problem_state: Any, slots: int, push_slots: int, workers: int) -> ReplayState:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,37 +18,9 @@ from asyncsim.replays.local import Flat, build_local, flatten, from_vector
 from asyncsim.replays.look import Met, build_first, build_look
 from asyncsim.replays.members import Members, batched_local, batched_method, batched_state
 from asyncsim.replays.pieces import InPieces
-from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state
+from asyncsim.replays.state import Layout, Pieces, initial_state
 from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
 from asyncsim.threads import cached
-
-
-class Engine(Protocol):
-    """What computes commits, on a kind of state of its own: `InPieces` or `Dispatched`."""
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether ``advance`` is also given the pieces that will follow, or None."""
-
-    @property
-    def advance(self) -> Callable[..., Any]:
-        """Run the first ``count`` of some planned pieces.
-
-        From the state (used up), the training data, the key of the problem's randomness, the pieces and their count to
-        the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
-        """
-
-    def initial_state(self, params: Any, problem_state: Any, slots: int, push_slots: int, workers: int) -> Any:
-        """Return the state at version zero, with as many rows as are named."""
-
-    def whole(self, state: Any) -> ReplayState:
-        """Return a state with all rows in one array."""
-
-    def from_whole(self, state: ReplayState) -> Any:
-        """Return a state that can be gone on from, copied."""
-
-    def problem_states(self, state: Any) -> Any:
-        """Return the problem's non-trained state, its leaves with leading axis ``workers``."""
 
 
 class Program(NamedTuple):
@@ -56,7 +28,8 @@ class Program(NamedTuple):
 
     Attributes
     ----------
-    engine : Engine
+    engine : InPieces or Dispatched
+        What computes commits, on a kind of state of its own.
     first, look : function
         What the first commit of some pieces meets, and what recorders show of it; see `asyncsim.replays.look`.
     evaluate : function
@@ -65,7 +38,7 @@ class Program(NamedTuple):
     devices : tuple of jax.Device
     """
 
-    engine: Engine
+    engine: Any
     first: Callable[[Any, Pieces], Met]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
@@ -170,7 +143,7 @@ def _build(
     flat = _flatten(problem, dtype, devices[0])
     local = build_local(method, problem, layout.window, layout.windows_differ)
     of_vector = from_vector(local, flat)
-    engine: Engine
+    engine: Any
     first: Callable[[Any, Pieces], Met]
     if layout.form == "dispatched":
         parameters = problem.parameter_count
