@@ -205,6 +205,7 @@ def test_methods_with_spaces_or_commas_or_one_name_from_python():
             "'gem(kappa=2': not a method; write for example gem(",
         ),
         ("staleness --methods gem(0.1,0.9,1,5,paper,3)", "6 parameters given; write gem(learning_rate=0.05, "),
+        ("staleness --methods gem(kappa=[1]*1000000)", "1,000,000 combinations; give at most 1,000"),
         ("staleness --methods gem(kappa=[])", "a list of values is empty; give one or more"),
         ("staleness --methods 3", "methods = '3': not a method; write a name, and its arguments in brackets"),
         (

@@ -6,6 +6,7 @@ the study's options of the same names.
 
 import dataclasses
 import itertools
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,6 +22,8 @@ from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_f
 from asyncsim.wording import note
 
 Made = TypeVar("Made", Method, Problem)
+#: Entries that the lists of one entry may stand for.
+_MOST_VALUES = 1_000
 #: What `asyncsim.problems.custom` calls a problem by default; a study calls it as the function that makes it.
 _UNNAMED = "custom"
 #: Letters that no file's name may have.
@@ -82,6 +85,8 @@ def _plain(value: Any) -> Any:
 def swept(entry: Entry) -> Iterator[Entry]:
     """Yield an entry for each value of the arguments that are lists, in all combinations."""
     values = [value if isinstance(value, list) else [value] for value in entry.arguments.values()]
+    if (count := math.prod(map(len, values))) > _MOST_VALUES:
+        raise InputError(f"methods = {shown(entry.text)}: {count:,} combinations; give at most {_MOST_VALUES:,}")
     for chosen in itertools.product(*values):
         yield entry._replace(arguments=dict(zip(entry.arguments, chosen, strict=True)))
 
