@@ -143,7 +143,6 @@ DEFAULT = {
     "message with the central variable, and resume",
     "stateful problem",
     "cancel_stale(limit=2, count=1)-write_then_read",
-    "windows-gem",
 }
 CASES = {"-".join(name): case for name, *case in cases()}
 
@@ -157,12 +156,9 @@ def test_replay_is_the_loop_teacher_forced(name):
     assert max(found.values()) < FORCED, found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("protocol", "window"),
-    [
-        (SEPARATE, 1),
-        *(pytest.param(protocol, 3 - 2 * (protocol == "exchange"), marks=pytest.mark.full) for protocol in PROTOCOLS),
-    ],
+    ("protocol", "window"), [(SEPARATE, 1), *((name, 1 if name == "exchange" else 3) for name in PROTOCOLS)]
 )
 def test_downpour_is_the_loop_without_forcing(protocol, window):
     """A method that does not amplify round-off."""

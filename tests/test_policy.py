@@ -107,7 +107,7 @@ def test_the_usual_model_has_the_same_rows(policy, protocol, laws, service, late
 # What must hold whatever the times
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @runs
 def test_invariants(cluster, commits, seed):
     trace = simulate(cluster, commits, seed)

@@ -80,7 +80,7 @@ def test_a_second_replay_gives_the_same_bytes(tmp_path):
 
 
 def test_the_seed_changes_start_batches_and_noise_only_of_the_problem():
-    trace, method = make_trace(commits=700), make_method("gem")
+    trace, method = make_trace(commits=100), make_method("gem")
     runs = [replay(trace, method, make_problem("digits"), seed=seed, progress=False) for seed in (0, 1)]
     assert runs[0].commits["staleness"].equals(runs[1].commits["staleness"])
     assert not np.any(runs[0].commits["loss"] == runs[1].commits["loss"])
