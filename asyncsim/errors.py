@@ -111,8 +111,8 @@ def require_choice(argument: str, value: str, choices: Iterable[str]) -> str:
     choices = list(choices)
     if isinstance(value, str) and value in choices:
         return value
-    told = shown(value) if isinstance(value, str) else repr(value)
-    raise InputError(f"{argument} = {told}: unknown; {choices_like(value, choices)}")
+    text = shown(value) if isinstance(value, str) else repr(value)
+    raise InputError(f"{argument} = {text}: unknown; {choices_like(value, choices)}")
 
 
 def choices_like(value: Any, choices: Iterable[str]) -> str:

@@ -65,7 +65,7 @@ def forget_other_precision() -> None:
 
 
 @contextlib.contextmanager
-def telling_failures(call: str) -> Iterator[None]:
+def naming_failures(call: str) -> Iterator[None]:
     """Raise InputError where a call of a user's function fails: the error, and the line of the user's file."""
     try:
         yield
@@ -101,7 +101,7 @@ def _bytes(constant: Any) -> bytes:
     return np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes()
 
 
-def told(tree: Any) -> str:
+def tree_text(tree: Any) -> str:
     """Return a tree in one line, its arrays as ``float32[parameters]``."""
 
     def leaf(value: Any) -> Any:

@@ -11,7 +11,6 @@ import pytest
 from asyncsim import InputError, problems, tracing
 from asyncsim.methods import Method, gradient_steps
 from asyncsim.methods.check import check_method
-from asyncsim.tracing import told
 
 X = np.zeros((20, 5), np.float32)
 
@@ -98,7 +97,7 @@ def test_a_cell_has_no_name():
     scope = {}
     exec(compile("def fail():\n    raise ValueError('no')", "/tmp/ipykernel_1/123.py", "exec"), scope)
     message = r"^fail\(\): failed: ValueError: no \(a cell, line 2\)$"
-    with pytest.raises(InputError, match=message), tracing.telling_failures("fail()"):
+    with pytest.raises(InputError, match=message), tracing.naming_failures("fail()"):
         scope["fail"]()
 
 
@@ -110,7 +109,7 @@ def test_methods():
 
 
 def test_trees_are_told_by_kinds_and_shapes():
-    assert told({"a": jnp.zeros((2, 3), jnp.float32), "b": None}) == "{'a': float32[2, 3], 'b': None}"
+    assert tracing.tree_text({"a": jnp.zeros((2, 3), jnp.float32), "b": None}) == "{'a': float32[2, 3], 'b': None}"
 
 
 def test_what_is_drawn_or_counted_outside_of_jax_is_told():

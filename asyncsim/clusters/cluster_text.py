@@ -52,17 +52,17 @@ def _window(cluster: Cluster) -> str:
 
 def _network(cluster: Cluster) -> list[str]:
     up, down = cluster.latency_up, cluster.latency_down
-    told = []
+    found = []
     if up != down:
-        told.append(f"latency {brief(up)} up and {brief(down)} down")
+        found.append(f"latency {brief(up)} up and {brief(down)} down")
     elif up != Constant(0.0):
-        told.append(f"latency {brief(up)} each way")
+        found.append(f"latency {brief(up)} each way")
     if cluster.bandwidth is not None and cluster.message_bytes is not None:
         share = "shared" if cluster.shared_bandwidth else "each"
         size = cluster.message_bytes
         sizes = f"{size[0]:.4g} bytes up and {size[1]:.4g} down" if isinstance(size, tuple) else f"{size:.4g} bytes"
-        told.append(f"{sizes} at {cluster.bandwidth:.4g} bytes/s {share}")
-    return told
+        found.append(f"{sizes} at {cluster.bandwidth:.4g} bytes/s {share}")
+    return found
 
 
 def _protocol(cluster: Cluster) -> str:

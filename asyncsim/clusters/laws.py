@@ -436,8 +436,8 @@ def parse(text: str) -> Law | list[Law]:
     """
     value = _built(read(text, "a law", "gamma(mean=1, cv=0.2) or 0.005"))
     if isinstance(value, list):
-        told = shown(text)
-        return [as_law(f"{told}: entry {i}", entry) for i, entry in enumerate(value)]
+        quoted = shown(text)
+        return [as_law(f"{quoted}: entry {i}", entry) for i, entry in enumerate(value)]
     return value if isinstance(value, Law) else Constant(value)
 
 

@@ -258,15 +258,15 @@ def parse_policy(text: str) -> Policy:
 
     ``str(policy)`` is such a text. Brackets without parameters may be left out.
     """
-    told = f"policy = {shown(text)}"
+    argument = f"policy = {shown(text)}"
     try:
         call = read(text, "a policy", "bounded_staleness(3)")
     except InputError:
         call = None
     name = call.name if isinstance(call, Call) else text.partition("(")[0].strip()
     if name not in POLICIES:
-        raise InputError(f"{told}: unknown; {choices_like(name, map(form_of, POLICIES.values()))}")
+        raise InputError(f"{argument}: unknown; {choices_like(name, map(form_of, POLICIES.values()))}")
     if not isinstance(call, Call):
-        raise InputError(f"{told}: cannot be read; write {form_of(POLICIES[name])}")
-    given = bind(call, POLICIES[name], told)
+        raise InputError(f"{argument}: cannot be read; write {form_of(POLICIES[name])}")
+    given = bind(call, POLICIES[name], argument)
     return POLICIES[name](**{name: str(one) if isinstance(one, Call) else one for name, one in given.items()})

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     if options:
         print(f"error: {options[0]!r}: the figures of a folder have no options; leave it out", file=sys.stderr)
         return 2
-    return told(lambda: draw_folder(Path(name)))
+    return report(lambda: draw_folder(Path(name)))
 
 
 def draw_folder(folder: Path) -> list[Path]:
@@ -59,7 +59,7 @@ def draw_folder(folder: Path) -> list[Path]:
     return written
 
 
-def told(draw: Callable[[], Iterable[Path]]) -> int:
+def report(draw: Callable[[], Iterable[Path]]) -> int:
     """Print the paths of what is drawn, or why it cannot be; return the exit code (2 for bad input)."""
     try:
         for path in draw():

@@ -320,7 +320,7 @@ def mark_beyond(
 
     ``looks`` as in `draw_curves`.
     """
-    (begin, end), top, told = axes.get_xlim(), axes.get_ylim()[1], 0
+    (begin, end), top, rows = axes.get_xlim(), axes.get_ylim()[1], 0
     for name, one in (looks or look.looks(curves)).items():
         x, mean = _along(curves[name], against), curves[name].mean
         beyond = (mean > top) & (begin <= x) & (x <= end)
@@ -330,8 +330,8 @@ def mark_beyond(
         # Towards the middle, so that the text stays inside.
         side, aside = ("left", 3) if last <= (begin + end) / 2 else ("right", -3)
         style: dict[str, Any] = {"ha": side, "va": "top", "fontsize": 7, "color": one.color}
-        axes.annotate(text, (last, top), (aside, -4 - 9 * told), textcoords="offset points", **style)
-        told += 1
+        axes.annotate(text, (last, top), (aside, -4 - 9 * rows), textcoords="offset points", **style)
+        rows += 1
 
 
 def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], against: str) -> None:
@@ -339,7 +339,7 @@ def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
 
     As `mark_beyond` it looks only between the sides of the axes.
     """
-    (begin, end), bottom, told = axes.get_xlim(), axes.get_ylim()[0], 0
+    (begin, end), bottom, rows = axes.get_xlim(), axes.get_ylim()[0], 0
     for name, one in look.looks(curves).items():
         x = _along(curves[name], against)
         least = np.nanmin(curves[name].low[(begin <= x) & (x <= end)], initial=np.inf)
@@ -348,21 +348,21 @@ def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
         text = f"\u2193 {labels[name]}, some seed down to {least:.0e}".replace(" 0e+00", " 0")
         style: dict[str, Any] = {"va": "bottom", "fontsize": 7, "color": one.color}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        axes.annotate(text, (0, 0), (3, 2 + 9 * told), **place, **style)
-        told += 1
+        axes.annotate(text, (0, 0), (3, 2 + 9 * rows), **place, **style)
+        rows += 1
 
 
 def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str]) -> None:
     """Say of each curve that goes on beyond the right side of an axis of time how long it takes."""
-    end, told = axes.get_xlim()[1], 0
+    end, rows = axes.get_xlim()[1], 0
     for name, one in look.looks(curves).items():
         last = float(np.nanmax(curves[name].time, initial=0.0))
         if last <= 1.001 * end:
             continue
         style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": one.color}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        axes.annotate(f"{labels[name]} \u2192 {number_text(last)} s", (1, 1), (-3, -4 - 9 * told), **place, **style)
-        told += 1
+        axes.annotate(f"{labels[name]} \u2192 {number_text(last)} s", (1, 1), (-3, -4 - 9 * rows), **place, **style)
+        rows += 1
 
 
 def _along(curve: Curve, against: str) -> np.ndarray:

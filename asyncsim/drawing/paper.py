@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from asyncsim.calls import split
 from asyncsim.drawing import look
-from asyncsim.drawing.command import told
+from asyncsim.drawing.command import report
 from asyncsim.errors import InputError, require_choice
 from asyncsim.study.finished import Finished, read
 from asyncsim.wording import note
@@ -153,7 +153,7 @@ class Paper:
             As `draw` returns them.
         """
         names = [name for name, drawing in self.figures.items() if drawing.folder == study]
-        # Without a remedy: what is not there was not asked for, or failed and has been told.
+        # Without a remedy: what is not there was not asked for, or failed with a message.
         written, missing = self._draw(names, {study: Path(folder)}, Path(folder), lambda error, _: str(error))
         for why in missing:
             note(f"not drawn: {why}")
@@ -180,14 +180,14 @@ class Paper:
         parser.add_argument("--results", type=Path, default=Path("results"), help="holds a folder for each study")
         parser.add_argument("--out", type=Path, help=f"where to draw; {self.name} in the folder of results otherwise")
         given = parser.parse_args(arguments)
-        return told(lambda: self.draw(given.results, given.out, split(given.only or "")))
+        return report(lambda: self.draw(given.results, given.out, split(given.only or "")))
 
     def _draw(
         self, names: Sequence[str], folders: dict[str, Path], out: Path, tell: Callable[[InputError, str], str]
     ) -> tuple[list[Path], list[str]]:
         """Draw figures; return the files written, and a message for each figure that could not be drawn.
 
-        ``tell`` goes from the error and the figure's name to the text; figures of one text are told together.
+        ``tell`` goes from the error and the figure's name to the text; figures with one text share a line.
         """
         written: list[Path] = []
         missing: dict[str, list[str]] = {}

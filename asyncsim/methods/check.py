@@ -18,7 +18,7 @@ from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.traces.trace import Trace
-from asyncsim.tracing import shapes_of, telling_failures, told
+from asyncsim.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.wording import counted
 
 #: What each function is called with.
@@ -220,7 +220,7 @@ def _check_steps(method: Method, params: Any, visit: Visit) -> None:
 
     result = _traced(call, update, params, state, params, visit)
     if not isinstance(result, tuple) or len(result) != 2:
-        raise InputError(f"{call} returned {told(result)}: must return the steps and the new state")
+        raise InputError(f"{call} returned {tree_text(result)}: must return the steps and the new state")
     _require_alike(call, "the steps, of the tree of the parameters", result[0], params)
     _require_alike(call, "the state, of the tree of optimizer.init(params)", result[1], state)
     if method.look_ahead is not None:
@@ -232,19 +232,19 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> t
     result = _call(method, "message", worker, central, central, central, visit)
     if not isinstance(result, tuple) or len(result) != 3:
         raise InputError(
-            f"{_named(method, 'message')} returned {told(result)}: must return three things, the message, the "
+            f"{_named(method, 'message')} returned {tree_text(result)}: must return three things, the message, the "
             "worker's state and a dict of diagnostics ({} for none)"
         )
     message, after, diagnostics = result
     _require_alike(_named(method, "message"), "the worker's state, as init_worker made it", after, worker)
     if not isinstance(diagnostics, Mapping):
         raise InputError(
-            f"{_named(method, 'message')} returned {told(diagnostics)} for the diagnostics: must be a dict"
+            f"{_named(method, 'message')} returned {tree_text(diagnostics)} for the diagnostics: must be a dict"
         )
     for name, value in diagnostics.items():
         if getattr(value, "shape", None) != central.shape:
             raise InputError(
-                f"{_named(method, 'message')} returned {told(value)} for the diagnostic {name!r}: must be "
+                f"{_named(method, 'message')} returned {tree_text(value)} for the diagnostic {name!r}: must be "
                 f"a vector of shape {list(central.shape)}"
             )
     return message, tuple(diagnostics)
@@ -254,8 +254,8 @@ def _require_addable(method: Method, message: Any, central: Any) -> None:
     """Raise InputError unless a message can be added to the central variable."""
     if getattr(message, "shape", None) not in (central.shape, (1,), ()):
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {told(message)}: must be a vector like the central "
-            f"variable, {told(central)}, to be added to it"
+            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be a vector like the "
+            f"central variable, {tree_text(central)}, to be added to it"
         )
 
 
@@ -266,7 +266,7 @@ def _check_apply(method: Method, server: Any, central: Any, message: Any, memory
         call, given = call.replace("visit", "visit, memories"), [*given, memories_kinds(memory)]
     applied = _traced(call, method.apply, *given)
     if not isinstance(applied, Applied):
-        raise InputError(f"{call} returned {told(applied)}: must return Applied(central, server, memory)")
+        raise InputError(f"{call} returned {tree_text(applied)}: must return Applied(central, server, memory)")
     _require_vector(method, "apply", applied.central, central, "the central variable, ")
     _require_alike(call, "the server's state, as init_server made it", applied.server, server)
     _require_alike(call, "the memory of the worker, as init_memory made it", applied.memory, memory)
@@ -286,7 +286,7 @@ def _traced(call: str, function: Callable[..., Any], *given: Any) -> Any:
         raise InputError(f"{call}: {takes}; it is called with {expected}, in this order") from None
     except ValueError:  # a built-in without a signature
         pass
-    with telling_failures(call):
+    with naming_failures(call):
         return _shapes_of_results(call, function, given)
 
 
@@ -308,8 +308,8 @@ def _shapes_of_results(call: str, function: Callable[..., Any], given: tuple[Any
 def _require_vector(method: Method, name: str, found: Any, central: Any, what: str = "") -> None:
     if getattr(found, "shape", None) != central.shape or found.dtype != central.dtype:
         raise InputError(
-            f"{_named(method, name)} returned {what}{told(found)}: must be a vector like the central variable, "
-            f"{told(central)}"
+            f"{_named(method, name)} returned {what}{tree_text(found)}: must be a vector like the central variable, "
+            f"{tree_text(central)}"
         )
 
 
@@ -321,7 +321,7 @@ def _require_alike(call: str, what: str, found: Any, expected: Any) -> None:
         pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
         same = all(hasattr(a, "dtype") and (a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
     if not same:
-        raise InputError(f"{call} returned {told(found)} for {what}: must be {told(expected)}")
+        raise InputError(f"{call} returned {tree_text(found)} for {what}: must be {tree_text(expected)}")
 
 
 def _named(method: Method, name: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
-from asyncsim.tracing import shapes_of, telling_failures, told
+from asyncsim.tracing import naming_failures, shapes_of, tree_text
 
 _WIDEST = 8  # bytes of a number that JAX holds
 
@@ -170,20 +170,20 @@ def _check_functions(problem: Problem, evaluation: str) -> None:
     kinds = [leaf.dtype for leaf in jax.tree.leaves(params)]
     if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
         raise InputError(
-            f"init: must return a tree of floating-point arrays, gave {told(params)}; what is not trained belongs to "
-            "init_state, or to what loss closes over"
+            f"init: must return a tree of floating-point arrays, gave {tree_text(params)}; what is not trained belongs "
+            "to init_state, or to what loss closes over"
         )
     if not any(leaf.size for leaf in jax.tree.leaves(params)):
         raise InputError(
-            f"init: must return parameters, gave arrays without elements, {told(params)}; give one or more"
+            f"init: must return parameters, gave arrays without elements, {tree_text(params)}; give one or more"
         )
     state = _shapes(_traced("init_state", "", problem.init_state)) if problem.init_state else None
     _check_loss(problem, params, state)
-    with telling_failures(evaluation):
+    with naming_failures(evaluation):
         results = jax.eval_shape(problem.evaluate, params, state, _shapes(problem.train))
     if not isinstance(results, dict) or "loss" not in results or not all(map(_is_number, results.values())):
         raise InputError(
-            f'evaluate: must return a dict of scalars, real numbers, with "loss" among them, gave {told(results)}'
+            f'evaluate: must return a dict of scalars, real numbers, with "loss" among them, gave {tree_text(results)}'
         )
     if problem.predict is not None:
         _check_predict(problem, problem.predict, params)
@@ -197,19 +197,19 @@ def _check_loss(problem: Problem, params: Tree, state: Tree) -> None:
     value = result = _traced("loss", names, problem.loss, *before, batch, jax.random.key(0))
     if stateful:
         if not isinstance(result, tuple) or len(result) != 2:
-            raise InputError(f"loss: must return the scalar and the new state, gave {told(result)}")
+            raise InputError(f"loss: must return the scalar and the new state, gave {tree_text(result)}")
         value, new_state = result
         if _tree(new_state) != _tree(state):
-            raise InputError(f"loss: must return a state of the tree of init_state, gave {told(new_state)}")
+            raise InputError(f"loss: must return a state of the tree of init_state, gave {tree_text(new_state)}")
         if not all(map(_alike, jax.tree.leaves(new_state), jax.tree.leaves(state))):
             raise InputError(
-                f"loss: must return a state of the shapes and types of init_state, {told(state)}, gave "
-                f"{told(new_state)}"
+                f"loss: must return a state of the shapes and types of init_state, {tree_text(state)}, gave "
+                f"{tree_text(new_state)}"
             )
     if _is_no_scalar(value):
-        raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {told(value)}")
+        raise InputError(f"loss: must return a scalar, the minibatch's mean, gave {tree_text(value)}")
     if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise InputError(f"loss: must return a floating-point number, gave {told(value)}")
+        raise InputError(f"loss: must return a floating-point number, gave {tree_text(value)}")
 
 
 def _check_predict(problem: Problem, predict: Callable[[Tree, Tree], jax.Array], params: Tree) -> None:
@@ -220,12 +220,14 @@ def _check_predict(problem: Problem, predict: Callable[[Tree, Tree], jax.Array],
         scores = _traced("predict", "params, data", predict, params, _shapes(data))
         examples = count_examples(argument, data)
         if getattr(scores, "shape", ())[:-1] != (examples,) or not jnp.issubdtype(scores.dtype, jnp.floating):
-            raise InputError(f"predict: must return floating-point scores, [{examples}, classes], gave {told(scores)}")
+            raise InputError(
+                f"predict: must return floating-point scores, [{examples}, classes], gave {tree_text(scores)}"
+            )
         label = data.get("label") if isinstance(data, dict) else None
         if not isinstance(label, np.ndarray) or label.ndim != 1 or label.dtype.kind not in "iu":
             raise InputError(
                 f'{argument}: predict needs a dict with a "label" of each example, whole numbers; got '
-                f"{told(_shapes(data))}"
+                f"{tree_text(_shapes(data))}"
             )
         classes = scores.shape[1]
         if label.min() < 0 or label.max() >= classes:
@@ -239,7 +241,7 @@ def _traced(argument: str, names: str, function: Any, *given: Any) -> Any:
     """Return the shapes of what a function returns; raise InputError if it takes other arguments, or fails."""
     _require_call(argument, function, names, *given)
     call = f"{argument}({names})"
-    with telling_failures(call):
+    with naming_failures(call):
         return shapes_of(call, function, *given, key="from the key that init and loss are given")
 
 

@@ -133,7 +133,7 @@ class Simulation:
         reads_first = cluster.separate_reads and cluster.protocol == "read_then_write"
         self.send_time = self.server.arrive_time if at_once and not reads_first else self.start_time[:]
 
-    def run(self, commits: int, told: Callable[[int], None]) -> None:
+    def run(self, commits: int, report: Callable[[int], None]) -> None:
         """Run until the server has accepted ``commits`` messages; report progress now and then."""
         start = self._round()
         for index in range(self.cluster.workers):
@@ -143,7 +143,7 @@ class Simulation:
             length = stop * width
             while len(record) < length:
                 step()
-            told(stop)
+            report(stop)
 
     def present(self) -> dict[str, np.ndarray]:
         """Return who waits at the server or is served, and since when."""

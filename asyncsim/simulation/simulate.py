@@ -61,9 +61,9 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     seed = require_count("seed", seed, minimum=0)
     needed = commits * _BYTES["commit"] + cluster.workers * _BYTES["worker"]
     require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", needed)
-    with _no_garbage_collection(), _progress(commits, progress) as told:
+    with _no_garbage_collection(), _progress(commits, progress) as report:
         simulation = (Simulation if cluster.policy == asynchronous() else PolicySimulation)(cluster, seed)
-        simulation.run(commits, told)
+        simulation.run(commits, report)
     return trace_of(
         cluster,
         seed,
@@ -92,12 +92,12 @@ def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]
         yield lambda done: require_wanted()
         return
 
-    def told(done: int) -> None:
+    def report(done: int) -> None:
         require_wanted()
         bar.update(done - bar.n)
 
     with tqdm(total=commits, desc="simulate", unit="commit", leave=False) as bar:
-        yield told
+        yield report
 
 
 def _columns(names: tuple[str, ...], record: list[float]) -> dict[str, np.ndarray]:

@@ -259,9 +259,9 @@ def bounded_clocks(workers: int, bound: int) -> BoundedClocks:
         return BoundedClocks(1.0, 0.0)
     size = math.comb(n + s, n - 1)
     if size > _MOST_STATES:
-        told = f"{size:,}" if size < 10**12 else "far too many"
+        number = f"{size:,}" if size < 10**12 else "far too many"
         raise InputError(
-            f"workers = {n}, bound = {s}: {told} states, and {_MOST_STATES:,} can be solved; "
+            f"workers = {n}, bound = {s}: {number} states, and {_MOST_STATES:,} can be solved; "
             "give fewer workers, a lower bound, or simulate"
         )
     states, moves = _chain(n, s)

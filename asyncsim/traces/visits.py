@@ -170,8 +170,8 @@ def _table(argument: str, rows: Any, needed: tuple[str, ...]) -> pd.DataFrame:
         raise InputError(f"{argument}: not a table ({error}); {form}") from None
     missing = [name for name in needed if name not in table]
     if missing:
-        told = "; without start_time, give begin" if missing == ["start_time"] else ""
-        raise InputError(f"{argument}: misses {', '.join(missing)}; record {', '.join(needed)} of each{told}")
+        hint = "; without start_time, give begin" if missing == ["start_time"] else ""
+        raise InputError(f"{argument}: misses {', '.join(missing)}; record {', '.join(needed)} of each{hint}")
     return table.assign(row=np.arange(len(table)))
 
 
