@@ -232,7 +232,10 @@ def run_jobs(
     KeyboardInterrupt
         Passed on; tables and figures of what ended are there then, and ``config.json`` names what is missing.
     """
-    with _study_folder(config, study, record) as folder, _opened(config, replays) as executor:
+    place = results.new_folder(config.out, study, resumable=True)
+    if config.resume is not None:
+        place = results.old_folder(config.resume, record)
+    with place as folder, _opened(config, replays) as executor:
         runner = Runner(folder, executor)
         # Whatever ends the process, what it leaves does not look complete.
         results.write_config(folder, record, [job.place for job in jobs])
@@ -268,15 +271,6 @@ def _ended(folder: Path) -> "pd.DataFrame":
     import pandas as pd
 
     return results.read_summary(folder) if (folder / results.SUMMARY).exists() else pd.DataFrame()
-
-
-def _study_folder(
-    config: StudyOptions, study: str, record: Mapping[str, Any]
-) -> contextlib.AbstractContextManager[Path]:
-    """Return the folder that a study writes to, a new one or that which is resumed; see `asyncsim.study.results`."""
-    if config.resume is None:
-        return results.new_folder(config.out, study, resumable=True)
-    return results.old_folder(config.resume, record)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
     KeyboardInterrupt
         Passed on, saying where the finished results are and how to go on.
     """
-    folder, made = _default_folder(study) if out is None else _given_folder(require_path("out", out))
+    folder, made = _make(None if out is None else require_path("out", out), study)
     instead = " instead of --out" if out is not None else ""
     with alone_in(folder, "out") as held:
         if any(folder.iterdir()):  # meanwhile
@@ -113,9 +113,10 @@ def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
     except FileNotFoundError as error:
         raise InputError(f"resume = {str(folder)!r}: no results of a study; give the folder of one") from error
     except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({_why(error)}); give the folder of a study, or "
-            "begin anew with out"
+            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({why}); give the folder of a study, or begin anew "
+            "with out"
         ) from error
     if "study" not in found:
         raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give the folder of one")
@@ -127,7 +128,8 @@ def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
         )
     found = _with_more_runs(found, wanted)
     differing = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
-    differing = [name for name in differing if not _follows_from_options(name, found, wanted)]
+    # The hash of what is made from options differs with these, and says nothing more.
+    differing = [name for name in differing if not name.startswith("code ")] or differing
     if differing:
         told = "; ".join(_difference(name, found.get(name), wanted.get(name)) for name in differing[:3])
         told += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
@@ -145,17 +147,6 @@ def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
 def write_config(folder: Path, record: Mapping[str, Any], absent: Sequence[str], interrupted: bool = False) -> None:
     """Write what the results depend on, and the names of what is missing, into a study's folder."""
     write_sealed(folder / CONFIG, {**record, **({INCOMPLETE: list(absent)} if absent or interrupted else {})})
-
-
-def _follows_from_options(name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether a fingerprint of code may differ only as hyper-parameters do, which are told themselves."""
-    if name.startswith("code and data of "):
-        return found.get("problem_config") != wanted.get("problem_config")
-    made: list[Any] = [config.get("hyperparameters") for config in (found, wanted)]
-    if not name.startswith("code of ") or not all(isinstance(one, dict) for one in made):
-        return False
-    own = name.removeprefix("code of ")
-    return made[0].get(own) != made[1].get(own)
 
 
 def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,50 +239,34 @@ def ended(summary: "pd.DataFrame") -> "pd.DataFrame":
     return (kept.drop(columns="status") if kept["status"].isna().all() else kept).reset_index(drop=True)
 
 
-def _default_folder(study: str) -> tuple[Path, list[Path]]:
-    """Make the first free folder; two studies that start together get one each."""
+def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:
+    """Make the folder that the user chose, unless it is there and empty, or the first free one of a study.
+
+    Two studies that start together get one each, or one of them is refused. Returned are also the folders that were not
+    there, innermost first.
+    """
     for number in itertools.count(1):
-        folder = Path("results", study if number == 1 else f"{study}-{number}")
-        with contextlib.suppress(FileExistsError):
-            return folder, _make(folder, exist_ok=False)
+        folder = Path("results", study if number == 1 else f"{study}-{number}") if out is None else out
+        try:
+            there = out is not None and folder.exists()
+            if there and (not folder.is_dir() or any(folder.iterdir())):
+                raise _taken(folder)
+            made = [path for path in (folder, *folder.parents) if not path.exists()]
+            folder.mkdir(parents=True, exist_ok=there)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return folder, made
+        except OSError as error:
+            exists = isinstance(error, FileExistsError)
+            if exists and out is None:
+                continue
+            if exists and folder.is_dir():  # meanwhile
+                raise _taken(folder) from error
+            raise InputError(
+                f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a folder that can"
+            ) from error
     raise AssertionError("unreachable")
-
-
-def _given_folder(folder: Path) -> tuple[Path, list[Path]]:
-    """Make the folder that the user chose, unless it is there and empty; of two studies that make it one is refused."""
-    try:
-        there = folder.exists()
-        if not there or (folder.is_dir() and not any(folder.iterdir())):
-            return folder, _make(folder, exist_ok=there)
-    except FileExistsError as error:
-        if not folder.is_dir():  # but a file in its place, or in that of a folder above it
-            raise _unwritable(folder, error) from error
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    raise _taken(folder)
-
-
-def _make(folder: Path, exist_ok: bool) -> list[Path]:
-    """Make a folder that can be written, with its parents; return those that were not there, innermost first."""
-    try:
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=exist_ok)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    return made
-
-
-def _why(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
 
 
 def _taken(folder: Path) -> InputError:
     return InputError(f"out = {str(folder)!r}: exists and is not an empty folder; give another, or remove it first")
-
-
-def _unwritable(folder: Path, error: OSError) -> InputError:
-    return InputError(f"out = {str(folder)!r}: cannot be written: {error.strerror or error}; give a folder that can")
