@@ -23,7 +23,7 @@ from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw, say_written
-from asyncsim.study.jobs import Result, measurement, run_jobs
+from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
 from asyncsim.wording import counted, over_seeds, table_text
 
@@ -111,7 +111,7 @@ def run(config: Config) -> Result:
             for cell in cells
             for seed in range(config.seeds)
         ]
-        replays = [(cell.problem, cell.cluster.workers) for cell in cells]
+        executor = opened(config, [(cell.problem, cell.cluster.workers) for cell in cells])
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             best = best_momentum(summary)
@@ -121,7 +121,7 @@ def run(config: Config) -> Result:
             print(f"{record['problem']}, the least loss after {gradients}; {seeds}\n{table_text(best)}")
             say_written(folder, "parts", results.SUMMARY, TABLE, *draw("best_momentum", folder, "momentum"))
 
-        return run_jobs("best_momentum", config, record, jobs, replays, conclude)
+        return run_jobs("best_momentum", config, record, jobs, executor, conclude)
 
 
 def heavy_ball(learning_rate: float = 0.05, server_momentum: float = 0.0) -> "Method":

@@ -19,7 +19,7 @@ from asyncsim.errors import InputError
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, say_written
-from asyncsim.study.jobs import Result, measurement, run_jobs
+from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import sweep
 from asyncsim.wording import over_seeds, table_text
@@ -84,7 +84,7 @@ def run(config: Config) -> Result:
             print(report(summary))
             say_written(folder, "parts", results.SUMMARY, *drawn)
 
-        return run_jobs("ensembles", config, record, jobs, [(cell.problem, config.workers)], conclude)
+        return run_jobs("ensembles", config, record, jobs, opened(config, [(cell.problem, config.workers)]), conclude)
 
 
 def _unused(config: Config, methods: "Sequence[Method]") -> list[str]:

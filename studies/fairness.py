@@ -5,7 +5,8 @@ order of arrival, all commit equally often; lowest rank first, the highest ranks
 found of their program. The simulator, told only what computing and service took under the first discipline, predicts
 both.
 
-Needs Ray: pip install "asyncsim[ray]".
+Needs Ray: pip install "asyncsim[ray]". Recordings that were broken off are in the study's folder with all that was
+recorded; --resume goes on with them.
 """
 
 import dataclasses
@@ -14,18 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_choice, require_count
-from asyncsim.files import write_csv, write_json
+from asyncsim.files import plain
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.study.finished import figures, say_written
-from asyncsim.study.sweep import Result
-from asyncsim.wording import note, table_text, tell
+from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
+from asyncsim.wording import note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.clusters.laws import Law
+    from asyncsim.methods import Method
+    from asyncsim.problems import Problem
     from asyncsim.traces.trace import Trace
 
 _RECORDINGS = "recordings"
@@ -76,44 +79,44 @@ class Config(RealConfig):
 
 
 def run(config: Config) -> Result:
-    """Run the study.
+    """Run the study; see `asyncsim.study.jobs.run_jobs`.
 
     Raises
     ------
     InputError
-        An option that cannot be used, Ray is missing, processes cannot start or die, or a folder cannot be written.
+        An option that cannot be used, Ray is missing, or processes cannot start or die.
     """
     config.check()
-    from asyncsim.real import record
-    from asyncsim.real.supervisor import ray_cluster, require_ray, require_timing
+    from asyncsim.real.supervisor import require_ray, require_timing
 
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     if len(methods) > 1:
         raise InputError(f"methods: {len(methods)} given; who is served depends on none of them: give one")
     require_timing(methods[0], config.under(config.discipline[0]).processes())
-    with results.new_folder(config.out, "fairness") as folder:
-        record_of = {"study": "fairness", **config.record(methods, problem), "options": config.plain()}
-        write_json(folder / results.CONFIG, record_of)
-        traces: dict[str, Trace] = {}
-        import pandas as pd
+    record = {"study": "fairness", **config.record(methods, problem)}
+    jobs = [
+        measurement(
+            one,
+            _measured,
+            *(config, methods[0], problem, one),
+            place=f"{_RECORDINGS}/{one}/rows",
+            labels={"discipline": one},
+            in_folder=True,
+        )
+        for one in config.discipline
+    ]
+    return run_jobs("fairness", config, record, jobs, config.one_by_one(config.workers + 1), _conclude)
 
-        # What was recorded stays, also if a later recording is broken off.
-        unfinished = [{"discipline": one, "status": results.UNFINISHED} for one in config.discipline]
-        write_csv(folder / results.SUMMARY, pd.DataFrame(unfinished))
-        with ray_cluster(config.address, config.cpus * (config.workers + 1)):
-            for number, one in enumerate(config.discipline, 1):
-                asked = config.under(one).recording()
-                own = folder / _RECORDINGS / one
-                traces[one] = record(methods[0], problem, seed=config.seed, folder=own, **asked).trace
-                rate = traces[one].summary()["throughput"]
-                tell(f"[{number}/{len(config.discipline)}] {one}: {rate:.3g} commits/s")
-        laws = observed(next(iter(traces.values())))
-        tables = [predicted(trace, one, laws, config.simulations, config.seed) for one, trace in traces.items()]
-        summary = pd.concat(tables, ignore_index=True)
-        write_csv(folder / results.SUMMARY, summary)
-        _conclude(folder, summary, traces)
-    return Result(folder, summary)
+
+def _measured(folder: Path, config: Config, method: "Method", problem: "Problem", discipline: str) -> Tables:
+    """Return the rows of a recording, which is made, or gone on with; of the first one the simulator has its laws."""
+    traces = {}
+    for one in dict.fromkeys([config.discipline[0], discipline]):
+        traces[one] = config.under(one).recorded(method, problem, folder / _RECORDINGS / one, config.seed).trace
+    laws = observed(traces[config.discipline[0]])
+    rows = predicted(traces[discipline], discipline, laws, config.simulations, config.seed)
+    return {results.SUMMARY: plain(rows.to_dict("records"))}
 
 
 def observed(trace: "Trace") -> "tuple[Law, Law]":
@@ -156,10 +159,12 @@ def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulati
     return own.assign(simulated_share=share.mean(0), **ends, simulated_wait=waited)
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame", traces: "dict[str, Trace]") -> None:
+def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+    from asyncsim.real import load
+
     drawn = figures("fairness").draw(folder)
-    for one, trace in traces.items():
-        numbers = trace.summary()
+    for one in summary["discipline"].unique():
+        numbers = load(folder / _RECORDINGS / one).trace.summary()
         print(f"{one}: {numbers['throughput']:.3g} commits/s, server busy {numbers['utilisation']:.3f} of the time")
         if numbers["utilisation"] < _BUSY:
             note(f"{one}: where few wait, who is served matters little; more workers or a longer --service wait more")

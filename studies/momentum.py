@@ -21,7 +21,7 @@ from asyncsim.files import read_table
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw, say_written
-from asyncsim.study.jobs import Job, Result, Tables, measurement, run_jobs
+from asyncsim.study.jobs import Job, Result, Tables, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
 from asyncsim.wording import counted
 
@@ -141,14 +141,14 @@ def run(config: Config) -> Result:
                     "of plain gradient steps alone; leave optimizer out, or give window 1"
                 )
         record = {"study": "momentum", **config.record(cells[0].methods, problem)}
-        replays = [(problem, cell.cluster.workers) for cell in cells]
+        executor = opened(config, [(problem, cell.cluster.workers) for cell in cells])
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             print(report(read_table(folder / TABLES[0])))
             say_written(folder, "parts", results.SUMMARY, *TABLES, *draw("momentum", folder))
 
-        return run_jobs("momentum", config, record, jobs, replays, conclude)
+        return run_jobs("momentum", config, record, jobs, executor, conclude)
 
 
 def revealing_quadratic() -> "Problem":
@@ -282,7 +282,7 @@ def _job(cell: "Cell", method: "Method") -> Job:
         f"{describe(cell.cluster)}, {method.name}",
         _measured,
         *(cell, method),
-        place=f"{cell.name}/{method.name}-{counted(cell.config.seeds, 'seed')}",
+        place=f"parts/{cell.name}/{method.name}-{counted(cell.config.seeds, 'seed')}",
         labels={**_of_cell(cell), "method": method.name},
         say=_momentum_told,
     )

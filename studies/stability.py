@@ -221,7 +221,7 @@ def job_of(search: Search, fraction: float) -> Job:
         limits_of,
         search,
         fraction,
-        place=f"{search.method}-{search.question}-at-{write(search.at)}-{seeds}",
+        place=f"parts/{search.method}-{search.question}-at-{write(search.at)}-{seeds}",
         labels=_labels(search),
         errors=TABLES[0],
         say=_found,

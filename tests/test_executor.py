@@ -385,7 +385,7 @@ def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_i
             measurement(
                 f"job {x}",
                 *(function, x),
-                place=f"of/{x}",
+                place=f"parts/of/{x}",
                 labels={"x": x},
                 errors="b.csv",
                 say=lambda tables: f"{len(tables['b.csv'])} rows",

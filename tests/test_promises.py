@@ -1,5 +1,6 @@
 """What docs/trust.md promises: kills, damaged files, full disks and removed folders lose nothing in silence."""
 
+import contextlib
 import errno
 import functools
 import os
@@ -16,6 +17,7 @@ from asyncsim.drawing import look
 from asyncsim.files import write_csv, write_json, write_whole
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig
+from asyncsim.study.executor import Local
 from asyncsim.study.jobs import measurement, run_jobs
 from asyncsim.study.sweep import run_cells, sweep
 
@@ -110,7 +112,8 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
         config = StudyConfig(**(TINY | options))
         jobs = [measurement(f"seed {seed}", measured, seed) for seed in range(config.seeds)]
         record = {"study": "toy", **config.record(cells()[0].methods, cells()[0].problem)}
-        run_jobs("toy", config, record, jobs, [(cells()[0].problem, 2)], lambda _, rows: concluded.append(len(rows)))
+        here = contextlib.nullcontext(Local())
+        run_jobs("toy", config, record, jobs, here, lambda _, rows: concluded.append(len(rows)))
 
     with pytest.raises(KeyboardInterrupt, match="what was finished is in mine"):
         run(seeds=2, out=Path("mine"))

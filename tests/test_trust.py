@@ -105,13 +105,12 @@ def test_a_file_inside_the_results_is_not_run_whatever_its_hash(told, file):
     assert code == 2 and f"{file} lies inside the results" in err and not Path("ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("methods", ["t/evil.py:f"]), ("problem", "t/evil.py:f"), ("address", "x")]
-)
-def test_recordings_that_go_on_run_nothing_either(told, name, value):
-    strange(study="validate", options={name: value})
-    code, err = told("study", "validate", "--resume", "t")
-    assert code == 2 and ("lies inside the results" in err or "has address, which no study records" in err)
+@pytest.mark.parametrize("name", ["fairness", "validate"])
+@pytest.mark.parametrize("option", ["--methods=t/evil.py:f", "--problem=t/evil.py:f", "--address=x"])
+def test_recordings_that_go_on_run_nothing_either(told, name, option):
+    strange(study=name, command=[option])
+    code, err = told("study", name, "--resume", "t")
+    assert code == 2 and ("lies inside the results" in err or "which no study records" in err)
     assert not Path("ran").exists()
 
 

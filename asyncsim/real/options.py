@@ -1,20 +1,28 @@
 """What a recording is asked for: its processes, and the options of the studies that make recordings."""
 
+import contextlib
 import dataclasses
 import itertools
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tyro.conf import Suppress as Hidden
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Law, as_law, parse
 from asyncsim.errors import InputError, require_choice, require_count, require_positive
-from asyncsim.study.config import ELSEWHERE, LawLike, StudyConfig
+from asyncsim.study.config import LawLike, StudyConfig
+from asyncsim.study.executor import Local
 
+if TYPE_CHECKING:
+    from asyncsim.methods import Method
+    from asyncsim.problems import Problem
+    from asyncsim.real.recording import Recorded
+
+#: Options of which recordings do not depend.
+_ANEW = ("cpus", "memory", "restart", "start_timeout", "timeout")
 _NO_TIME = Constant(0.0)
 
 
@@ -105,7 +113,7 @@ _OF_CLUSTERS = (
     *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes"),
     *("dynamic_window", "read_blocks", "policy"),
     *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy"),
-    *("executor", "cpus_per_run", "accelerators_per_run", "resume"),
+    *("executor", "cpus_per_run", "accelerators_per_run"),
 )
 
 
@@ -157,7 +165,8 @@ class RealConfig(StudyConfig):
     executor: Hidden[str] = "local"  # type: ignore[assignment]  # as device
     cpus_per_run: Hidden[int] = 1
     accelerators_per_run: Hidden[float] = 0.0
-    resume: Hidden[Path | None] = None
+    resume: Path | None = None
+    """Folder of the same study to go on with; on the command line other options are those that it was begun with."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -179,14 +188,27 @@ class RealConfig(StudyConfig):
         """Return what is asked of the processes."""
         return Processes(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Processes)})
 
-    def recording(self) -> dict[str, Any]:
-        """Return the arguments of `asyncsim.real.record` that these options give: all but method, problem and seed."""
+    def recorded(self, method: "Method", problem: "Problem", folder: Path, seed: int, **options: Any) -> "Recorded":
+        """Return the recording in a folder: one that is whole, one that was broken off and goes on, or a new one."""
+        from asyncsim.real.recording import HEADER, load
+        from asyncsim.real.supervisor import record
+
+        there = (folder / HEADER).exists()
+        if there and (found := load(folder)).complete:
+            return found
         of_ray = ("address", "cpus", "memory", "start_timeout", "timeout")
         names = ("commits", "precision", "checkpoint_every", "restart", *of_ray)
-        return {"processes": self.processes(), **{name: getattr(self, name) for name in names}}
+        asked: dict[str, Any] = {name: getattr(self, name) for name in names} | options
+        return record(method, problem, self.processes(), folder=folder, seed=seed, resume=there, **asked)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the options on which results depend as they were given; what is no text or number, as text."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values = {name: value for name, value in values.items() if name not in ELSEWHERE}
-        return json.loads(json.dumps(values, default=str))
+    @contextlib.contextmanager
+    def one_by_one(self, processes: int) -> Iterator[Local]:
+        """Return what makes recordings one after the other, with so many processes of a Ray cluster at a time."""
+        from asyncsim.real.supervisor import ray_cluster
+
+        with ray_cluster(self.address, self.cpus * processes):
+            yield Local()
+
+    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
+        """Return what recordings depend on: not how long to wait for processes, or what they ask the cluster for."""
+        return {name: value for name, value in super().record(methods, problem).items() if name not in _ANEW}

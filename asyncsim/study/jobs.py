@@ -64,6 +64,9 @@ class Job(NamedTuple):
         The table that gets this row.
     say : function
         From the rows to a few words about them.
+    in_folder : bool
+        Whether the function writes to its place itself, and can go on there: it gets the study's folder first. Then the
+        study's folder is kept as soon as one has begun.
     """
 
     name: str
@@ -75,14 +78,15 @@ class Job(NamedTuple):
     labels: Mapping[str, Any] = {}
     errors: str = results.SUMMARY
     say: Callable[[Tables], str] = lambda tables: ""
+    in_folder: bool = False
 
 
 def measurement(name: str, function: Callable[..., Tables], *arguments: Any, place: str = "", **rest: Any) -> Job:
-    """Return a job whose rows are kept as they are, as values of JSON in a file of the folder ``parts``.
+    """Return a job whose rows are kept as they are, as values of JSON.
 
-    ``place`` is that file's name without a suffix, by default the job's own; ``rest`` are other fields of `Job`.
+    ``place`` is their file without its suffix, by default the job's name in ``parts``; ``rest``: other fields of `Job`.
     """
-    place = f"parts/{place or name}.json"
+    place = f"{place or f'parts/{name}'}.json"
 
     def keep(folder: Path, tables: Tables) -> Tables:
         write_sealed(folder / place, {"tables": tables})
@@ -126,9 +130,10 @@ class Runner:
                 self._ended[place] = found
                 self._tell(place, "read")
         missing = [place for place in places if place not in self._ended]
-        if len(missing) < len(places):
+        if len(missing) < len(places) or any(job.in_folder for job in jobs):
             self._write()
-        calls = [(self._jobs[place].function, *self._jobs[place].arguments) for place in missing]
+        wanted = [self._jobs[place] for place in missing]
+        calls = [(job.function, *([self._folder] if job.in_folder else []), *job.arguments) for job in wanted]
         told = set()
         for done in self._executor.map(_timed, calls):
             place = missing[done.place]
@@ -168,8 +173,13 @@ class Runner:
         import pandas as pd
 
         rows: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+        begun: dict[int, Tables] = {
+            place: {results.SUMMARY: [{**job.labels, "status": results.UNFINISHED}]}
+            for place, job in enumerate(self._jobs)
+            if job.in_folder and place not in {**self._ended, **self._failed}
+        }
         # The columns come in the order of a row that has all; those that failed have few.
-        for place, tables in [*sorted(self._ended.items()), *sorted(self._failed.items())]:
+        for place, tables in [*sorted(self._ended.items()), *sorted(self._failed.items()), *begun.items()]:
             for name, own in tables.items():
                 rows.setdefault(name, []).extend((place, row) for row in own)
         return {
@@ -201,7 +211,7 @@ def run_jobs(
     config: StudyOptions,
     record: Mapping[str, Any],
     jobs: Sequence[Job],
-    replays: "Iterable[tuple[Problem, int]]",
+    executor: contextlib.AbstractContextManager[Executor],
     conclude: "Callable[[Path, pd.DataFrame], None]",
     follow: "Callable[[Path, pd.DataFrame], Sequence[Job]] | None" = None,
 ) -> Result:
@@ -217,8 +227,8 @@ def run_jobs(
     record : mapping
         What the results depend on, for ``config.json``.
     jobs : sequence of Job
-    replays : iterable of (Problem, int)
-        What the jobs replay, with how many workers: the largest decide how many are computed at a time.
+    executor : context manager
+        That gives what computes them, `opened` say.
     conclude : function
         From the folder and the summary, without what has failed: draws the figures and prints the tables of what there
         is.
@@ -235,8 +245,8 @@ def run_jobs(
     place = results.new_folder(config.out, study, resumable=True)
     if config.resume is not None:
         place = results.old_folder(config.resume, record)
-    with place as folder, _opened(config, replays) as executor:
-        runner = Runner(folder, executor)
+    with place as folder, executor as computing:
+        runner = Runner(folder, computing)
         # Whatever ends the process, what it leaves does not look complete.
         results.write_config(folder, record, [job.place for job in jobs])
         try:
@@ -274,8 +284,11 @@ def _ended(folder: Path) -> "pd.DataFrame":
 
 
 @contextlib.contextmanager
-def _opened(config: StudyOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
-    """Return the executor that a config asks for, for the length of a ``with`` block."""
+def opened(config: StudyOptions, replays: "Iterable[tuple[Problem, int]]") -> Iterator[Executor]:
+    """Return the executor that a config asks for, for the length of a ``with`` block.
+
+    ``replays``: the problems that jobs replay, with how many workers; the largest decide how many are computed at once.
+    """
     if config.executor == "local":
         from asyncsim.replays.tuning import replays_at_once
 

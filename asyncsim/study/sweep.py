@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.study.config import StudyConfig, StudyOptions
-from asyncsim.study.jobs import Job, Result, run_jobs
+from asyncsim.study.jobs import Job, Result, opened, run_jobs
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS
 from asyncsim.wording import each_note_once, note
 
@@ -159,14 +159,17 @@ def run_cells(
     """
     from asyncsim.study.cell import jobs_of
 
-    record = {"study": study, **config.record(_methods(cells), cells[0].problem)}
+    methods: dict[str, Any] = {}  # of the first cell that has each
+    for cell in cells:
+        methods |= {method.name: method for method in cell.methods if method.name not in methods}
+    record = {"study": study, **config.record(list(methods.values()), cells[0].problem)}
     if any(cell.values for cell in cells):
         record["cells"] = [dict(cell.values) for cell in cells]
     traces: dict[Any, str] = {}
     jobs = [*jobs_of(cells, traces), *measure]
-    replays = [(cell.problem, cell.cluster.workers) for cell in cells]
+    executor = opened(config, [(cell.problem, cell.cluster.workers) for cell in cells])
     more = None if follow is None else lambda folder, ended: jobs_of(follow(folder, ended), traces)
-    return run_jobs(study, config, record, jobs, replays, conclude, more)
+    return run_jobs(study, config, record, jobs, executor, conclude, more)
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
@@ -188,12 +191,3 @@ def _folder_name(values: Mapping[str, Any]) -> str:
         f"{name}-{text}" if len(text) <= _LONGEST else f"{name}-{text[:_LONGEST]}-{zlib.crc32(text.encode()):08x}"
         for name, text in texts
     )
-
-
-def _methods(cells: "Sequence[Cell]") -> list[Any]:
-    """Return the methods of the first cell that has each."""
-    found: dict[str, Any] = {}
-    for cell in cells:
-        for method in cell.methods:
-            found.setdefault(method.name, method)
-    return list(found.values())
