@@ -1,7 +1,8 @@
-"""README: its notebook runs as printed, its commands exist, and so do the names in docstrings."""
+"""README and docs: their code runs, their commands, links and names exist, and all that there is has a row."""
 
 import doctest
 import importlib
+import inspect
 import os
 import pkgutil
 import re
@@ -12,94 +13,111 @@ from typing import NamedTuple
 import pytest
 
 import asyncsim
-from asyncsim import study
+from asyncsim import recorders, study
+from asyncsim.__main__ import main
+from asyncsim.clusters import laws
+from asyncsim.clusters.policy import POLICIES
 from asyncsim.study.entries import catalogue
 
-README = Path(asyncsim.__file__).resolve().parent.parent / "README.md"
+ROOT = Path(asyncsim.__file__).resolve().parent.parent
+PAGES = {path.stem: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 #: What makes a printed example small enough for a test.
-SMALL = ((r"\bcommits=[\d_]+", "commits=400"), (r"\bsteps=[\d_]+", "steps=2"), (r"\bseeds=[\d_]+", "seeds=1"))
+SMALL = ((r"\bcommits=\d+_\d+", "commits=400"), (r"\bworkers=100\b", "workers=10"))
 
 
 class Block(NamedTuple):
-    """A fenced block: what stands behind the fence, and the text between."""
+    """A fenced block: the words behind the fence, and the text between."""
 
-    info: str
+    info: list[str]
     text: str
 
 
-def blocks() -> list[Block]:
+def blocks(page: str) -> list[Block]:
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL)
+    return [Block(info.split(), text) for info, text in found]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_runs(page, tmp_path, monkeypatch, lenient, capsys):
+    """Python runs from top to bottom, unless it is a ``fragment``; of commands those that say ``run``, others are read.
+
+    A block that begins with the comment ``# mine.py`` is also the file of that name.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict = {"__name__": page}
+    for info, text in blocks(page):
+        if info[:1] == ["python"] and "fragment" not in info:
+            file = re.match(r"# (\S+\.py)\n", text)
+            if file:
+                Path(file[1]).parent.mkdir(exist_ok=True)
+                Path(file[1]).write_text(text)
+            for pattern, small in SMALL:
+                text = re.sub(pattern, small, text)
+            exec(compile(text, str(PAGES[page]), "exec"), names)
+        for options in re.findall(r"python -m asyncsim(\.study|)\b([^#&|;\n]*)", text) if info[:1] == ["bash"] else ():
+            command = [*(["study"] if options[0] else []), *shlex.split(options[1])]
+            if "run" in info:
+                assert main(command) == 0, capsys.readouterr().err
+            elif command[0] == "study" and len(command) > 1:
+                read(command[1:], capsys)
+
+
+def read(command: list[str], capsys) -> None:
+    """Read a study's options as the command line does, but for those of a folder that is not there."""
+    if "--resume" in command:
+        place = command.index("--resume")
+        command = command[:place] + command[place + 2 :]
+    try:
+        study.configure(command[0], command[1:])
+    except SystemExit as end:
+        assert end.code == 0, capsys.readouterr().err
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README"].read_bytes()) <= 10_000
+
+
+def recorder_names() -> list[str]:
+    found = inspect.getmembers(recorders, inspect.isfunction)
     return [
-        Block(*found) for found in re.findall(r"^```([^\n]*)\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+        name for name, one in found if name[0] != "_" and inspect.signature(one).return_annotation is recorders.Recorder
     ]
 
 
-def to_run() -> list[str]:
-    """Return the Python blocks, made small; ``python fragment`` behind the fence leaves one out."""
-    infos = [(block.info.split(), block.text) for block in blocks()]
-    chosen = [text for info, text in infos if info[:1] == ["python"] and "fragment" not in info]
-    for pattern, small in SMALL:
-        chosen = [re.sub(pattern, small, text) for text in chosen]
-    return chosen
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("catalogue", asyncsim.methods.METHODS),
+        ("problems", asyncsim.problems.PROBLEMS),
+        ("studies", [path.stem for path in study.shipped("studies").glob("[!_]*.py")]),
+        ("recorders", recorder_names()),
+        ("clusters", POLICIES),
+        ("clusters", [name.lower() for name, one in vars(laws).items() if one in asyncsim.Law.__subclasses__()]),
+    ],
+)
+def test_tables_name_all_that_there_is(page, names):
+    cells = re.findall(r"^\| (`[^|]*) \|", PAGES[page].read_text(), re.MULTILINE)
+    told = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    assert names and not set(names) - told
 
 
-def commands() -> list[list[str]]:
-    """Return the options of every ``python -m asyncsim.study`` in the README's fenced blocks."""
-    lines = [line for block in blocks() for line in block.text.replace("\\\n", " ").splitlines()]
-    found = [re.search(r"python -m asyncsim\.study\b([^#&|;]*)", line) for line in lines]
-    return [shlex.split(match[1]) for match in found if match]
+def test_the_catalogue_follows_from_the_tables():
+    made = "python -c \"from asyncsim.study.entries import catalogue; print(catalogue(), end='')\" > docs/catalogue.md"
+    assert PAGES["catalogue"].read_text() == catalogue(), f"make it again: {made}"
 
 
-@pytest.mark.full
-def test_python_blocks_run(tmp_path, monkeypatch):
-    sources = to_run()
-    assert any("asyncsim.replay" in source for source in sources)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    names: dict = {"__name__": "readme"}  # later blocks go on where earlier ones ended, as in a notebook
-    for source in sources:
-        assert all(int(number.replace("_", "")) <= 400 for number in re.findall(r"\bcommits=([\d_]+)", source))
-        exec(compile(source, str(README), "exec"), names)
-    assert any(isinstance(value, asyncsim.Run) for value in names.values())
-
-
-def test_the_own_study_runs(tmp_path, monkeypatch, capsys):
-    (text,) = [block.text for block in blocks() if "fragment" in block.info and "def run(config)" in block.text]
-    monkeypatch.chdir(tmp_path)
-    Path("studies").mkdir()
-    Path("studies/mine.py").write_text(text)
-    assert study.main(["mine", "--workers", "3"]) == 0
-    assert 0 < float(capsys.readouterr().out) < 4
-    assert study.main([]) == 0
-    assert re.search(r"\n  mine +Say how stale a cluster is\.\n", capsys.readouterr().out)
-
-
-def test_commands_can_be_read(capsys):
-    found = commands()
-    assert any(options[:1] == ["staleness"] for options in found)
-    for options in found:
-        if options and "NAME" not in options and options != ["--help"]:
-            name, *rest = options
-            try:
-                study.configure(name, rest)
-            except SystemExit as end:
-                assert end.code == 0, capsys.readouterr().err
-
-
-def test_every_shipped_study_and_method_is_named():
-    text = README.read_text()
-    folder = study.shipped("studies")
-    assert [path.stem for path in folder.glob("[!_]*.py") if path.stem not in text] == []
-    made = 'python -c "from asyncsim.study.entries import catalogue as c; print(c(), end=str())" > docs/methods.md'
-    assert (README.parent / "docs" / "methods.md").read_text() == catalogue(), f"make it again: {made}"
-
-
-def test_nothing_is_left_to_fill_in():
-    assert re.findall(r"@[A-Z_]+@|\bTODO\b|\bXXX\b", README.read_text()) == []
-
-
-def test_links_into_the_repository_exist():
-    targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", README.read_text())
-    assert [target for target in targets if not (README.parent / target).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_names_exist(page):
+    path = PAGES[page]
+    text = path.read_text()
+    targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+    assert [name for name in re.findall(r"\basyncsim(?:\.[A-Za-z_]\w*)+(?!\w*[/=])", text) if not reachable(name)] == []
+    named = re.findall(r"`((?:asyncsim|tests|studies|docs|figures)/[\w/]+\.\w+)`", text)
+    assert [name for name in named if not (ROOT / name).exists() and "NAME" not in name] == []
+    others = [stem for stem in PAGES if stem not in ("README", "index")]
+    assert page not in ("README", "index") or [stem for stem in others if f"{stem}.md)" not in text] == []
 
 
 def modules() -> list[str]:

@@ -214,13 +214,14 @@ def _made(
 
 
 def catalogue() -> str:
-    """Return ``docs/methods.md``: all methods and problems as they are called, with what their docstrings say."""
+    """Return ``docs/catalogue.md``: all methods and problems as they are called, with what their docstrings say."""
     lines = [
-        "# Methods and problems",
+        "# All methods and problems",
         "",
         '`--methods "gem(kappa=2)"` gives an argument, `"gem(kappa=[1, 2])"` several values of one, an entry each.',
         "`--learning-rate`, `--momentum`, `--optimizer` and `--batch-size` are those of entries without their own.",
-        "This page is made from the docstrings; `help(asyncsim.methods.gem)` says more.",
+        "This page is made from the docstrings; `help(asyncsim.methods.gem)` says more. [Methods](methods.md) and",
+        "[problems](problems.md) say how to write your own.",
     ]
     for title, table in (("method", METHODS), ("problem", PROBLEMS)):
         lines += ["", f"| {title} | what | arXiv |", "|---|---|---|"]
