@@ -68,10 +68,6 @@ class Cell(NamedTuple):
         """Return the cell with other values of some options, on the same cluster."""
         return self._replace(config=self.config.at(**options))
 
-    def folder_of(self, method: Method, seed: int) -> str:
-        """Return the folder of a run, inside that of the study."""
-        return (Path("runs", self.name) / f"{method.name}-seed{seed}").as_posix()
-
 
 def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]:
     """Return the clusters that the methods are run on, each with the names of its methods.
@@ -145,7 +141,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
 
 def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, trace_file: str) -> Job:
     """Return a run: a method on a trace of a cluster that meets its timing."""
-    config, run_folder = cell.config, cell.folder_of(method, seed)
+    config, run_folder = cell.config, (Path("runs", cell.name) / f"{method.name}-seed{seed}").as_posix()
     labels = {**cell.values, "workers": cell.cluster.workers, "method": method.name, "seed": seed}
     of_trace = {"own_workers": cluster.workers, "own_trace": cluster != cell.cluster}
     # Worker steps of the study's cluster, in those of the trace at hand.

@@ -165,8 +165,8 @@ def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict
 
 def command_of(folder: str, study: str) -> list[str]:
     """Return what was typed for a study in its folder; nothing if it is not one of that study, or was run in Python."""
-    typed = typed_in(Path(folder)) if folder else None
-    return typed if typed is not None and config_of(Path(folder)).get("study") == study else []
+    is_one = folder and config_of(Path(folder)).get("study") == study
+    return (typed_in(Path(folder)) if is_one else None) or []
 
 
 def typed_in(folder: Path | None) -> list[str] | None:
