@@ -17,7 +17,7 @@ from asyncsim import recorders, study
 from asyncsim.__main__ import main
 from asyncsim.clusters import laws
 from asyncsim.clusters.policy import POLICIES
-from asyncsim.study.entries import catalogue
+from asyncsim.study.entries import catalogue, entry_of
 
 ROOT = Path(asyncsim.__file__).resolve().parent.parent
 PAGES = {path.stem: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
@@ -46,6 +46,8 @@ def test_page_runs(page, tmp_path, monkeypatch, lenient, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     names: dict = {"__name__": page}
+    (own,) = [text for _, text in blocks("README") if text.startswith("# mine.py")]
+    Path("mine.py").write_text(own)
     for info, text in blocks(page):
         if info[:1] == ["python"] and "fragment" not in info:
             file = re.match(r"# (\S+\.py)\n", text)
@@ -64,14 +66,18 @@ def test_page_runs(page, tmp_path, monkeypatch, lenient, capsys):
 
 
 def read(command: list[str], capsys) -> None:
-    """Read a study's options as the command line does, but for those of a folder that is not there."""
+    """Read a study's options and make its methods, as the command line does, but for a folder that is not there."""
     if "--resume" in command:
         place = command.index("--resume")
         command = command[:place] + command[place + 2 :]
     try:
-        study.configure(command[0], command[1:])
+        _, config = study.configure(command[0], command[1:])
     except SystemExit as end:
         assert end.code == 0, capsys.readouterr().err
+        return
+    if hasattr(config, "make_methods"):
+        config.at().make_methods()
+        entry_of("problem", config.problem, asyncsim.problems.PROBLEMS)  # to make it may need data
 
 
 def test_the_readme_is_short():
