@@ -12,14 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncsim.real.options import Processes
+    from asyncsim.real.processes import Processes
     from asyncsim.real.recording import Recorded, load
     from asyncsim.real.supervisor import record
 
 __all__ = ["Processes", "Recorded", "load", "record"]
 
 #: The modules of the names, which are imported when first used: the options of studies need no traces.
-_HOME = {"Processes": "options", "Recorded": "recording", "load": "recording", "record": "supervisor"}
+_HOME = {"Processes": "processes", "Recorded": "recording", "load": "recording", "record": "supervisor"}
 
 
 def __getattr__(name: str) -> Any:

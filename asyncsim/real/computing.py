@@ -18,7 +18,7 @@ from asyncsim.files import write_whole
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.problem import Problem
-from asyncsim.real.options import Processes
+from asyncsim.real.processes import Processes
 from asyncsim.real.recording import RECORDED, Account, Event, Header
 from asyncsim.recorders import energy
 from asyncsim.replays.commit import build_commit, observe, row_after

@@ -1,18 +1,16 @@
-"""What a recording is asked for: its processes, and the options of the studies that make recordings."""
+"""Options of the studies that make recordings with real processes."""
 
 import contextlib
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tyro.conf import Suppress as Hidden
 
-from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Constant, Law, as_law, parse
-from asyncsim.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.real.processes import Processes
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.executor import Local
 
@@ -23,89 +21,6 @@ if TYPE_CHECKING:
 
 #: Options of which recordings do not depend.
 _ANEW = ("cpus", "memory", "restart", "start_timeout", "timeout")
-_NO_TIME = Constant(0.0)
-
-
-@dataclass(frozen=True)
-class Processes:
-    """Worker processes around one server process.
-
-    Attributes
-    ----------
-    workers : int
-        How many compute at once, each in a process of its own.
-    delay : Law or tuple of Law
-        Seconds that a worker sleeps per local step, besides what the gradient takes; a list gives one law per worker.
-    service : Law
-        Seconds that the server sleeps per visit, besides what applying the message takes.
-    window, protocol, exclusive, discipline
-        As of `asyncsim.Cluster`.
-
-    Raises
-    ------
-    InputError
-        A value that cannot be used, or two that contradict each other.
-    """
-
-    workers: int
-    delay: Law | tuple[Law, ...] = _NO_TIME
-    service: Law = _NO_TIME
-    window: int = 1
-    protocol: str = "exchange"
-    exclusive: bool = True
-    discipline: str = "fifo"
-
-    def __post_init__(self) -> None:
-        require_choice("discipline", self.discipline, ("fifo", "lowest_rank", "random"))
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        delay = _law("delay", given.pop("delay"))
-        # What both have in common is checked in one place.
-        cluster = Cluster(compute=Constant(1.0), **{**given, "service": _law("service", self.service)})
-        if not isinstance(delay, list | tuple):
-            delay = as_law("delay", delay)
-        elif len(delay) != cluster.workers:
-            raise InputError(
-                f"delay = a list of {len(delay)} laws: must hold one law per worker, and there are {cluster.workers}; "
-                "give one law for all, or as many as workers"
-            )
-        else:
-            delay = tuple(as_law(f"delay[{i}]", law) for i, law in enumerate(delay))
-        for name, value in (("delay", delay), *((name, getattr(cluster, name)) for name in given)):
-            object.__setattr__(self, name, value)
-
-    @property
-    def delay_laws(self) -> tuple[Law, ...]:
-        """The law of the delay of a local step of each worker, length ``workers``."""
-        return (self.delay,) * self.workers if isinstance(self.delay, Law) else self.delay
-
-    @property
-    def separate_reads(self) -> bool:
-        """Whether a worker visits the server twice per commit."""
-        return self.protocol == "write_then_read" or not self.exclusive
-
-    @property
-    def pulls(self) -> bool:
-        """Whether a worker reads, in a visit of its own, what its next message is formed with."""
-        return self.protocol == "read_then_write" and not self.exclusive
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values that JSON can hold; laws as the text that `asyncsim.clusters.laws.parse` reads."""
-        laws = [self.delay] if isinstance(self.delay, Law) else self.delay
-        delay = " + ".join(f"[{text}]*{len(list(same))}" for text, same in itertools.groupby(map(str, laws)))
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**own, "delay": str(self.delay) if isinstance(self.delay, Law) else delay, "service": str(self.service)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Processes":
-        """Return what `to_dict` described."""
-        return cls(**values)
-
-
-def _law(argument: str, value: Any) -> Any:
-    try:
-        return parse(value) if isinstance(value, str) else value
-    except InputError as error:
-        raise InputError(f"{argument} = {value!r}: {error}") from None
 
 
 #: Options of clusters that say nothing of real processes, which take the time that they take.

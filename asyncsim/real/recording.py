@@ -40,7 +40,7 @@ import pandas as pd
 
 from asyncsim.errors import InputError
 from asyncsim.files import lock, write_json, write_whole
-from asyncsim.real.options import Processes
+from asyncsim.real.processes import Processes
 from asyncsim.traces.columns import COLUMNS, OUTCOMES, Source
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import note

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from asyncsim.errors import InputError, require_count, require_path, require_positive
 from asyncsim.files import plain
 from asyncsim.real.computing import check
-from asyncsim.real.options import Processes
+from asyncsim.real.processes import Processes
 from asyncsim.real.recording import CHECKPOINT, Header, Recorded, load, read_log, usable_checkpoint, write_trace
 from asyncsim.real.server import ServerActor, WorkerActor
 from asyncsim.wording import note, on_a_terminal
