@@ -30,6 +30,9 @@ from asyncsim.clusters.policy import (
     cancel_stale,
     discard_stale,
     first_of,
+    handshake,
+    neighbours,
+    overlap,
     rounds,
 )
 from asyncsim.errors import InputError
@@ -63,7 +66,10 @@ __all__ = [
     "cancel_stale",
     "discard_stale",
     "first_of",
+    "handshake",
     "methods",
+    "neighbours",
+    "overlap",
     "plots",
     "prediction",
     "prescribed",
@@ -78,6 +84,7 @@ __all__ = [
     "simulate",
     "study",
     "theory",
+    "topologies",
 ]
 
 #: Where the names are that are imported when first used; a module of its own has None.
@@ -92,12 +99,15 @@ _HOME = {
     "replay_ensemble": "replays.ensemble",
     "simulate": "simulation.simulate",
     **dict.fromkeys(
-        ("calibration", "methods", "plots", "prediction", "problems", "real", "recorders", "study", "theory")
+        (
+            *("calibration", "methods", "plots", "prediction", "problems", "real", "recorders", "study", "theory"),
+            "topologies",
+        )
     ),
 }
 
 if TYPE_CHECKING:
-    from asyncsim import calibration, methods, plots, prediction, problems, real, recorders, study, theory
+    from asyncsim import calibration, methods, plots, prediction, problems, real, recorders, study, theory, topologies
     from asyncsim.calibration import CalibrationWarning, calibrate
     from asyncsim.replays.ensemble import replay_ensemble
     from asyncsim.replays.replay import replay

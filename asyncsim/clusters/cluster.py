@@ -12,8 +12,9 @@ import numpy as np
 
 from asyncsim.calls import form_of
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, parse
-from asyncsim.clusters.policy import POLICIES, Policy, asynchronous, parse_policy
+from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, asynchronous, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_list, require_positive, require_switch
+from asyncsim.topologies import Topology, as_topology, is_symmetric
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
@@ -21,13 +22,15 @@ _NO_TIME = Constant(0.0)
 #: Runs of equal laws that are written as a sum; Python reads no sum of thousands.
 _MOST_SUMMANDS = 100
 _ASYNCHRONOUS = asynchronous()
+#: What there is also without a server; all else must have its default there.
+_WITHOUT_SERVER = ("workers", "compute", "latency", "bandwidth", "message_bytes", "window", "policy", "topology")
 #: Most local steps between two visits.
 _LONGEST_WINDOW = 100_000
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Workers, one parameter server, and the network between them.
+    """Workers, one parameter server, and the network between them; or with a topology, workers and no server.
 
     Laws may be given as a law, a number of seconds or a text such as ``"gamma(mean=1, cv=0.2)"``.
 
@@ -78,6 +81,9 @@ class Cluster:
     policy : Policy
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
         `asyncsim.clusters.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
+    topology : Topology or None
+        With one there is no server: workers send each other messages along its edges, `asyncsim.topologies`. Latency
+        and bandwidth are then those of an edge, and all that says how a server works is refused. May come as its text.
 
     Raises
     ------
@@ -103,6 +109,7 @@ class Cluster:
     discipline: str = "fifo"
     read_blocks: int = 1
     policy: Policy = _ASYNCHRONOUS
+    topology: Topology | None = None
 
     if TYPE_CHECKING:  # what may be given; the fields say what is kept
 
@@ -121,6 +128,7 @@ class Cluster:
             discipline: str = "fifo",
             read_blocks: int = 1,
             policy: Policy | str = _ASYNCHRONOUS,
+            topology: Topology | str | None = None,
         ): ...
 
     def __post_init__(self) -> None:
@@ -150,6 +158,9 @@ class Cluster:
             store("exclusive", True)  # its visits are always separate
         store("policy", as_policy(self.policy))
         _check_policy(self)
+        if self.topology is not None:
+            store("topology", as_topology(self.topology))
+            _check_topology(self, self.topology)
 
     @property
     def compute_laws(self) -> tuple[Law, ...]:
@@ -210,6 +221,10 @@ class Cluster:
         values["service"] = str(self.service)
         values["latency"] = _as_text(self.latency)
         values["policy"] = self.policy.to_dict()
+        if self.topology is None:
+            del values["topology"]  # as it was before there were any
+        else:
+            values["topology"] = str(self.topology)
         return values
 
     @classmethod
@@ -257,6 +272,11 @@ def _check_bandwidth(cluster: Cluster, store: Any) -> None:
 
 def _check_policy(cluster: Cluster) -> None:
     policy = cluster.policy
+    if policy.name in WITHOUT_SERVER[1:] and cluster.topology is None:
+        raise InputError(
+            f"policy = {policy}: is for clusters without a server; give a topology, such as "
+            "asyncsim.topologies.ring(), or another policy"
+        )
     if cluster.protocol == "read_then_write" and policy.chooses_when_to_reply:
         raise InputError(
             f"policy = {policy}: the server chooses when to answer a read, but with protocol 'read_then_write' a "
@@ -267,6 +287,34 @@ def _check_policy(cluster: Cluster) -> None:
             f"policy = {policy}: its workers wait until so many have delivered, and there are {cluster.workers}; "
             f"write {form_of(POLICIES[policy.name])} with a count of at most {cluster.workers}"
         )
+
+
+def _check_topology(cluster: Cluster, topology: Topology) -> None:
+    """Raise InputError for what only a server has, and for a graph that does not fit."""
+    why = f"with topology = {topology!r} there is no server"
+    for entry in fields(Cluster):
+        value = getattr(cluster, entry.name)
+        if entry.name not in _WITHOUT_SERVER and value != entry.default:
+            raise InputError(f"{entry.name} = {_shown(value)}: {why}; leave {entry.name} out")
+    for name in ("latency", "message_bytes"):
+        if isinstance(value := getattr(cluster, name), tuple):
+            raise InputError(f"{name} = {_shown(value)}: {why}, and an edge has one way; give one and not a pair")
+    policy = cluster.policy
+    if policy.name not in WITHOUT_SERVER:
+        usable = ", ".join(form_of(POLICIES[name]) for name in WITHOUT_SERVER)
+        raise InputError(f"policy = {policy}: is a server's, and {why}; choose from {usable}")
+    topology.edges(cluster.workers)  # raises an error where it does not fit
+    if policy.name == "handshake" and not is_symmetric(topology, cluster.workers):
+        raise InputError(
+            f"policy = {policy}: two workers average in pairs, and topology = {topology!r} is directed; choose an "
+            "undirected one, such as ring() or complete()"
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(str, value))})"
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 def _as_text(laws: Law | tuple[Law, ...]) -> str:

@@ -25,11 +25,9 @@ def parts(cluster: Cluster) -> list[str]:
         counted(cluster.workers, "worker"),
         f"compute {_compute(cluster)}",
         *([f"window {_window(cluster)}"] if cluster.window != 1 else []),
-        f"service {brief(cluster.service)}",
+        *([f"service {brief(cluster.service)}"] if cluster.topology is None else []),
         *_network(cluster),
-        _protocol(cluster),
-        f"served {cluster.discipline}",
-        *([f"reads in {cluster.read_blocks} blocks"] if cluster.read_blocks > 1 else []),
+        *_server(cluster),
         *([str(cluster.policy)] if cluster.policy != asynchronous() else []),
     ]
 
@@ -63,6 +61,13 @@ def _network(cluster: Cluster) -> list[str]:
         sizes = f"{size[0]:.4g} bytes up and {size[1]:.4g} down" if isinstance(size, tuple) else f"{size:.4g} bytes"
         found.append(f"{sizes} at {cluster.bandwidth:.4g} bytes/s {share}")
     return found
+
+
+def _server(cluster: Cluster) -> list[str]:
+    if cluster.topology is not None:
+        return [f"no server, {cluster.topology!r}"]
+    blocks = [f"reads in {cluster.read_blocks} blocks"] if cluster.read_blocks > 1 else []
+    return [_protocol(cluster), f"served {cluster.discipline}", *blocks]
 
 
 def _protocol(cluster: Cluster) -> str:

@@ -6,6 +6,9 @@ of the trace. What the server does with the values of the messages it takes up i
 A *version* is made by the message that completes it, at the end of that message's service. The messages that went
 into it before are buffered. A worker whose message is discarded, or whose computation is stopped, reads again and
 computes anew, from other examples.
+
+On a cluster without a server, one with a topology, the policies are `asynchronous`, `neighbours`, `overlap` and
+`handshake`: when a worker takes up what the others sent it.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +28,19 @@ _PARAMETERS: dict[str, dict[str, int]] = {
     "discard_stale": {"limit": 1, "count": 1},
     "cancel_stale": {"limit": 1, "count": 1},
     "rounds": {},
+    "neighbours": {},
+    "overlap": {"steps": 1},
+    "handshake": {},
 }
+#: The policies of clusters without a server; the asynchronous one is for both.
+WITHOUT_SERVER = ("asynchronous", "neighbours", "overlap", "handshake")
+#: When messages are mixed in under `neighbours`.
+MIXES = ("before", "beside")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What the server takes up and whom it lets go on; made by the function of the same name.
+    """What is taken up and who may go on; made by the function of the same name.
 
     Attributes
     ----------
@@ -41,16 +51,26 @@ class Policy:
         Messages per version; None for one, and with a barrier for one of each worker.
     limit : int or None
         Staleness (versions) from which on nothing is taken up.
+    steps : int or None
+        Computations that a worker may begin before it needs a message.
+    mix : str or None
+        Whether messages are mixed in ``"before"`` the gradient or ``"beside"`` it.
     """
 
     name: str = "asynchronous"
     bound: int | None = None
     count: int | None = None
     limit: int | None = None
+    steps: int | None = None
+    mix: str | None = None
 
     def __post_init__(self) -> None:
         least = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
-        for parameter in ("bound", "count", "limit"):
+        if self.name == "neighbours":
+            require_choice("policy neighbours: mix", self.mix or "", MIXES)
+        elif self.mix is not None:
+            raise InputError(f"policy {self.name}: mix = {self.mix!r}: it has no such parameter")
+        for parameter in ("bound", "count", "limit", "steps"):
             value = getattr(self, parameter)
             if parameter not in least:
                 if value is not None:
@@ -90,13 +110,17 @@ class Policy:
         """Return plain values: the name, and the parameters that were given."""
         return {"name": self.name, **self._given()}
 
-    def _given(self) -> dict[str, int]:
-        values = {parameter: getattr(self, parameter) for parameter in _PARAMETERS[self.name]}
+    def _given(self) -> dict[str, Any]:
+        values = {parameter: getattr(self, parameter) for parameter in (*_PARAMETERS[self.name], "mix")}
         return {parameter: value for parameter, value in values.items() if value is not None}
 
 
 def asynchronous() -> Policy:
-    """Return the policy that applies every message as soon as it is served, whatever its staleness."""
+    """Return the policy under which nobody waits.
+
+    A server applies every message as soon as it is served, whatever its staleness. Without a server a worker takes up
+    what has arrived when it begins a computation.
+    """
     return Policy("asynchronous")
 
 
@@ -237,6 +261,67 @@ def rounds() -> Policy:
     return Policy("rounds")
 
 
+def neighbours(mix: str = "before") -> Policy:
+    """Return the barrier among neighbours, on clusters without a server: round by round, all with those next to them.
+
+    A worker's round takes up what its neighbours sent after their round before, and waits for it. Workers that are not
+    neighbours may be rounds apart.
+
+    Parameters
+    ----------
+    mix : str
+        ``"before"``: messages are mixed in before the gradient, which is of the mixed replica: stochastic gradient
+        push. A round lasts computing and latency. ``"beside"``: they travel while the gradient is computed, of the
+        replica as its own last round left it, and are mixed in when it is applied: D-PSGD. A round lasts the longer of
+        the two.
+
+    Raises
+    ------
+    InputError
+        For another mix.
+
+    References
+    ----------
+    Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?", arXiv 1705.09056 (D-PSGD);
+    Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push", arXiv 1811.10792.
+    """
+    return Policy("neighbours", mix=mix)
+
+
+def overlap(steps: int) -> Policy:
+    """Return the policy of overlap SGP, without a server: a message is taken up at the latest ``steps`` rounds later.
+
+    When a worker begins a computation it takes up all that has arrived. It waits for what was sent to it ``steps`` and
+    more rounds before the one that it ended last: with 1, for what its neighbours sent after their round before that.
+
+    Raises
+    ------
+    InputError
+        For steps that are no whole number of at least one; without any, the policy is `neighbours`.
+
+    References
+    ----------
+    Assran, Loizou, Ballas and Rabbat 2019, arXiv 1811.10792, algorithm 2.
+    """
+    return Policy("overlap", steps=steps)
+
+
+def handshake() -> Policy:
+    """Return the policy of AD-PSGD, without a server: after each gradient a worker averages with a random neighbour.
+
+    The exchange is atomic: it has both replicas to itself from its begin to its end, when both become their mean and
+    the gradient is applied. It lasts two messages, there and back. The worker whose replica is asked for computes on.
+
+    Nobody can wait for ever: an exchange queues for both replicas at the same instant, so that the one that has waited
+    longest of all is the first in both of its queues. It holds none while it waits for the other.
+
+    References
+    ----------
+    Lian, Zhang, Zhang and Liu 2018, "Asynchronous decentralized parallel SGD", arXiv 1710.06952.
+    """
+    return Policy("handshake")
+
+
 #: The policies by their names on the command line.
 POLICIES: Mapping[str, Callable[..., Policy]] = {
     policy.__name__: policy
@@ -249,6 +334,9 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
         discard_stale,
         cancel_stale,
         rounds,
+        neighbours,
+        overlap,
+        handshake,
     )
 }
 

@@ -1,7 +1,8 @@
 """Simulate a cluster: when every worker visits the server, and how stale its message is by then.
 
 The events are `asyncsim.simulation.engine`'s, under a timing policy `asyncsim.simulation.policy_engine`'s;
-`asyncsim.traces.bookkeeping` makes the rows of the trace from their record.
+`asyncsim.traces.bookkeeping` makes the rows of the trace from their record. Without a server they are
+`asyncsim.simulation.gossip`'s.
 """
 
 import gc
@@ -15,6 +16,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError, require_count, require_memory
 from asyncsim.simulation.engine import Simulation
+from asyncsim.simulation.gossip import simulate_without_server
 from asyncsim.simulation.policy_engine import PolicySimulation
 from asyncsim.threads import require_wanted
 from asyncsim.traces.bookkeeping import READ_RECORD, trace_of
@@ -26,7 +28,7 @@ _BYTES = {"commit": 400, "worker": 1_000}
 
 
 def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> Trace:
-    """Simulate a cluster until the server has accepted ``commits`` messages.
+    """Simulate a cluster until the server has accepted ``commits`` messages; without a server, until so many gradients.
 
     Every worker holds version 0 at time 0 and starts computing then. Events of the same instant
     happen in the order in which they were scheduled, exactly as in a SimPy model with a process per
@@ -62,6 +64,8 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     needed = commits * _BYTES["commit"] + cluster.workers * _BYTES["worker"]
     require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", needed)
     with _no_garbage_collection(), _progress(commits, progress) as report:
+        if cluster.topology is not None:
+            return simulate_without_server(cluster, commits, seed, report)
         simulation = (Simulation if cluster.policy == asynchronous() else PolicySimulation)(cluster, seed)
         simulation.run(commits, report)
     return trace_of(

@@ -49,6 +49,12 @@ COLUMNS = {
     "outcome": "",
 }
 
+#: The protocol of traces without a server, and the columns that only they have.
+GOSSIP = "gossip"
+GOSSIP_COLUMNS = {"sources": "rows", "weights": "", "kept": "", "partner": ""}
+#: When workers of such a trace take up what they were sent: before their gradient, or when it is applied.
+TAKES_UP = ("read", "commit")
+
 
 @functools.cache
 def package_versions() -> dict[str, str]:
@@ -68,7 +74,7 @@ class Source:
     workers : int
         How many took part, also those without a commit.
     protocol : str
-        The protocol of the visits, or ``"prescribed"``.
+        The protocol of the visits; or ``"prescribed"``; or ``"gossip"``, where there is no server.
     window : int
         Local steps per commit; the most of a worker's where they differ.
     separate_reads : bool
@@ -79,6 +85,9 @@ class Source:
         What was simulated; None if the trace was prescribed or recorded.
     versions : dict
         Versions of the packages that made it.
+    takes_up : str
+        Without a server: whether messages are taken up before the gradient, ``"read"``, or when it is applied,
+        ``"commit"``. Else ``""``.
     """
 
     workers: int
@@ -88,6 +97,7 @@ class Source:
     seed: int = 0
     cluster: Cluster | None = None
     versions: dict[str, str] = field(default_factory=lambda: dict(package_versions()))
+    takes_up: str = ""
 
 
 def no_open_reads() -> pd.DataFrame:
@@ -102,6 +112,12 @@ def nobody_present() -> pd.DataFrame:
     return pd.DataFrame({"worker": np.zeros(0, np.int64), "arrive_time": np.zeros(0)})
 
 
+def no_messages() -> pd.DataFrame:
+    """Return an empty table of messages in flight."""
+    counts = {name: np.zeros(0, np.int64) for name in ("row", "taker")}
+    return pd.DataFrame({**counts, "weight": np.zeros(0), "arrive_time": np.zeros(0)})
+
+
 #: Raised by one whenever the files change.
 FORMAT = 3
 #: The formats that can be read: 1 does not tell when messages set off, 1 and 2 have no checksum.
@@ -113,13 +129,17 @@ _METADATA = b"asyncsim"
 _CHECKSUM = b"asyncsim.sha256"
 _DIGITS = re.compile(re.escape(_CHECKSUM) + rb".{1,3}?([0-9a-f]{64})", re.DOTALL)
 #: Small tables that travel in the header, by name, with what makes an empty one.
-_SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present}
+_SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present, "in_flight": no_messages}
 
 
 def save_trace(trace: Any, path: str | os.PathLike) -> Path:
     """Write a trace; see `Trace.save`."""
     path = require_free("path", path)
     table = pa.Table.from_pandas(trace.frame[list(COLUMNS)], preserve_index=False)
+    if trace.protocol == GOSSIP:
+        kinds = (pa.list_(pa.int64()), pa.list_(pa.float64()), pa.float64(), pa.int64())
+        for name, kind in zip(GOSSIP_COLUMNS, kinds, strict=True):
+            table = table.append_column(name, pa.array(trace.frame[name], kind))
     header = json.dumps(_header(trace), sort_keys=True).encode()
     table = table.replace_schema_metadata({_METADATA: header, _CHECKSUM: b"0" * 64})
 
@@ -146,7 +166,9 @@ def load_trace(kind: Any, path: str | os.PathLike) -> Any:
         if header["format"] < FORMAT:
             frame = frame.rename(columns=_RENAMED)
         frame["outcome"] = pd.Categorical(frame["outcome"], OUTCOMES)
-        rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items()}
+        for name in {"sources", "weights"} & set(frame):
+            frame[name] = table[name].to_pylist()
+        rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items() if name in header}
         trace = kind(frame, _source(header["source"]), **rest)
         jobs = frame.groupby("worker", sort=False)["job"]
         if not ((frame["job"] >= 0) & ~(jobs.diff() <= 0)).all():
@@ -160,7 +182,7 @@ def _source(values: dict[str, Any]) -> Source:
     """Return where a trace comes from; raise an error for what cannot be."""
     cluster = values["cluster"]
     source = Source(**{**values, "cluster": None if cluster is None else Cluster.from_dict(cluster)})
-    require_choice("protocol", source.protocol, (*PROTOCOLS, "prescribed"))
+    require_choice("protocol", source.protocol, (*PROTOCOLS, "prescribed", GOSSIP))
     for name, minimum in (("workers", 1), ("window", 1), ("seed", 0)):
         require_count(name, getattr(source, name), minimum)
     require_switch("separate_reads", source.separate_reads)
@@ -175,7 +197,11 @@ def _header(trace: Any) -> dict[str, Any]:
     if trace.cluster is not None:
         source["cluster"] = trace.cluster.to_dict()
     sides = {name: getattr(trace, name).to_dict("list") for name in _SIDE_TABLES}
-    return {"kind": "trace", "format": FORMAT, "units": COLUMNS, "source": source, **sides}
+    units = COLUMNS | GOSSIP_COLUMNS
+    if trace.protocol != GOSSIP:  # what there is only without a server
+        units = COLUMNS
+        del source["takes_up"], sides["in_flight"]
+    return {"kind": "trace", "format": FORMAT, "units": units, "source": source, **sides}
 
 
 def _unpack(columns: dict[str, list], empty: pd.DataFrame) -> pd.DataFrame:

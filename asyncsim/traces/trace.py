@@ -11,7 +11,18 @@ import pandas as pd
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.errors import InputError
-from asyncsim.traces.columns import ACCEPTED, COLUMNS, Source, load_trace, no_open_reads, nobody_present, save_trace
+from asyncsim.traces import gossip
+from asyncsim.traces.columns import (
+    ACCEPTED,
+    COLUMNS,
+    GOSSIP,
+    Source,
+    load_trace,
+    no_messages,
+    no_open_reads,
+    nobody_present,
+    save_trace,
+)
 from asyncsim.traces.trace_summary import per_worker, queue, summary
 from asyncsim.wording import counted
 
@@ -57,6 +68,23 @@ class Trace:
             ``"applied"``: this message made a version, of what was buffered and its own. ``"buffered"``: it goes into
             the next version. ``"discarded"``: served, and of no effect. ``"cancelled"``: a computation that was
             stopped, and no message at all.
+
+        Without a server (``protocol`` is ``"gossip"``) there is one row per gradient, in the order in which they are
+        applied, and the columns mean:
+
+        ``read_version``, ``read_time``
+            The version that the worker's own last row made, and when the computation began. ``read_arrive_time`` is
+            when that row was applied: in between the worker waited for others.
+        ``arrive_time``, ``serve_time``, ``commit_time``
+            When the gradient is applied to the worker's own replica.
+        ``sources``, ``weights``
+            Lists: the rows, all earlier, whose messages were taken up for this one, ascending, and the share of each.
+            See ``source.takes_up`` for when.
+        ``kept``
+            Which share of its own last state the worker kept when it sent the rest, after its own last row; 1 in its
+            first row.
+        ``partner``
+            With whom the worker averaged when this gradient was applied; -1: with nobody.
     source : Source
         Where it comes from.
     open_reads : pandas.DataFrame
@@ -65,18 +93,27 @@ class Trace:
     present : pandas.DataFrame
         The visits waiting or in service when the last commit was applied: ``worker``, ``arrive_time``. Workers that a
         policy lets wait after their visit are not among them.
+    in_flight : pandas.DataFrame
+        Without a server, the messages that no row has taken up: ``row`` whose state was sent, ``taker``, ``weight`` and
+        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done.
     """
 
     frame: pd.DataFrame
     source: Source
     open_reads: pd.DataFrame = field(default_factory=no_open_reads)
     present: pd.DataFrame = field(default_factory=nobody_present)
+    in_flight: pd.DataFrame = field(default_factory=no_messages)
 
     def __post_init__(self) -> None:
         missing = [name for name in COLUMNS if name not in self.frame]
         if missing:
             raise InputError(f"frame: misses {', '.join(missing)}; a trace has all of {', '.join(COLUMNS)}")
-        for column, holds, rule in _rules(self.frame, self.source.workers):
+        rules = _rules(self.frame, self.source.workers)
+        if self.protocol == GOSSIP:
+            rules += gossip.rules(self.frame, self.source, self.in_flight)
+        elif len(self.in_flight) or self.source.takes_up:
+            raise InputError(f"protocol = {self.protocol!r}: has a server, and no messages between workers")
+        for column, holds, rule in rules:
             if not np.all(holds):
                 row = int(np.argmin(holds))
                 raise InputError(f"frame: {column} of row {row} is {self.frame[column].iloc[row]}; it {rule}")
@@ -125,6 +162,22 @@ class Trace:
         """How many rows of the same worker come before each row, ``[rows]``; its ``job`` if none was left out."""
         return self.frame.groupby("worker", sort=False).cumcount().to_numpy()
 
+    @functools.cached_property
+    def taken_up(self) -> pd.DataFrame:
+        """The messages between workers that rows took up, in order: ``row``, ``source`` and ``weight``."""
+        return gossip.taken_up(self.frame) if self.protocol == GOSSIP else gossip.NOTHING_TAKEN_UP
+
+    @functools.cached_property
+    def kept_after(self) -> np.ndarray:
+        """The share of the state after each row that its worker kept when it sent the rest, ``[rows]``."""
+        sent = np.bincount(self.taken_up["source"], self.taken_up["weight"], len(self))
+        return 1.0 - sent - np.bincount(self.in_flight["row"], self.in_flight["weight"], len(self))
+
+    @property
+    def takes_up(self) -> str:
+        """Without a server: whether messages are taken up at the ``"read"`` or at the ``"commit"``; else ``""``."""
+        return self.source.takes_up
+
     @property
     def workers(self) -> int:
         """How many workers took part."""
@@ -132,7 +185,7 @@ class Trace:
 
     @property
     def protocol(self) -> str:
-        """The protocol of the visits, or ``"prescribed"``."""
+        """The protocol of the visits; ``"prescribed"``; or ``"gossip"``, without a server."""
         return self.source.protocol
 
     @property
@@ -207,7 +260,10 @@ class Trace:
         return seen
 
     def summary(self, warm_up: int | None = None) -> dict[str, float]:
-        """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`."""
+        """Return the trace in some twenty numbers; see `asyncsim.traces.trace_summary.summary`.
+
+        Without a server they are those of `asyncsim.traces.gossip.summary`.
+        """
         return summary(self, warm_up)
 
     def per_worker(self, warm_up: int | None = None) -> pd.DataFrame:

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.errors import InputError, require_count
-from asyncsim.traces.columns import ACCEPTED
+from asyncsim.traces import gossip
+from asyncsim.traces.columns import ACCEPTED, GOSSIP
 
 if TYPE_CHECKING:
     from asyncsim.traces.trace import Trace
@@ -71,6 +72,8 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         A warm-up that leaves nothing.
     """
     warm_up = warm_up_of(trace, warm_up)
+    if trace.protocol == GOSSIP:
+        return gossip.summary(trace, phases(trace, range(trace.workers)).computing, warm_up)
     staleness, times = trace.accepted.frame[["staleness", "commit_time"]].to_numpy()[warm_up:].T
     rows = _measured(trace, warm_up)
     outcomes = rows["outcome"].value_counts()
@@ -285,6 +288,19 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         for table in (trace.frame, trace.open_reads, trace.present, trace.read_visits)
     )
     last = float(trace.frame["commit_time"].iloc[-1])
+    if trace.protocol == GOSSIP:  # whoever neither computes nor was just done waits for others
+        under_way = open_reads[open_reads["read_time"] <= last]
+        others = _table(
+            [
+                (frame["worker"], frame["read_arrive_time"], frame["start_time"]),
+                (frame["worker"], frame["send_time"], frame["commit_time"]),
+                (open_reads["worker"], open_reads["read_arrive_time"], open_reads["read_time"].fillna(last)),
+            ]
+        )
+        computing = [(frame["worker"], frame["start_time"], frame["send_time"])]
+        computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
+        none = _table([])
+        return Phases(_table(computing), none, none, none, others, none)
     ready = _ready(trace, frame)
     travelled = frame["start_time"].to_numpy() - ready
     way = float(np.median(travelled[frame["job"] > 0])) if (frame["job"] > 0).any() else 0.0

@@ -1,0 +1,248 @@
+"""The events of clusters without a server: who computes, sends and takes up when.
+
+Two kinds of events are enough: a worker's gradient is applied, and a worker goes on. A message needs no event of its
+own, as its arrival is known when it is sent. At one instant gradients are applied first, worker by worker, then workers
+go on: what is sent at an instant and takes no time is there for all that begin to compute at it.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Constant
+from asyncsim.errors import require_memory
+from asyncsim.simulation.delays import delays
+from asyncsim.streams import Streams
+from asyncsim.traces.bookkeeping import trace_without_server
+from asyncsim.traces.trace import Trace
+
+#: The kinds of events, in their order at one instant.
+_APPLY, _GO_ON = 0, 1
+#: Rows between two updates of the progress bar.
+_BLOCK = 20_000
+#: Memory (bytes) of a message in a trace.
+_MESSAGE_BYTES = 120
+#: Partners drawn at once for a worker.
+_PARTNERS = 64
+#: Entries of the record for each row: worker, begin and end of its computation, and when its gradient was applied.
+_WIDTH = 4
+
+
+def simulate_without_server(cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]) -> Trace:
+    """Return the trace of a cluster with a topology until ``commits`` gradients were applied."""
+    run = _exchanges if cluster.policy.name == "handshake" else _messages
+    return run(cluster, commits, seed, report)
+
+
+def _messages(cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]) -> Trace:
+    """Return the trace of workers that send after each gradient, under `asynchronous`, `neighbours` and `overlap`."""
+    assert cluster.topology is not None
+    n, policy = cluster.workers, cluster.policy
+    edges = cluster.topology.edges(n)
+    cycle = len(edges)
+    per_row = sum(len(one.sender) for one in edges) / (cycle * n)
+    needed = commits * per_row * _MESSAGE_BYTES
+    require_memory(f"commits = {commits}", f"a trace of so many, {per_row:g} messages each", needed)
+    sends: list[list[list[tuple[int, float]]]] = []
+    for one in edges:
+        takers: list[list[tuple[int, float]]] = [[] for _ in range(n)]
+        for sender, taker, share in zip(one.sender.tolist(), one.taker.tolist(), one.share.tolist(), strict=True):
+            takers[sender].append((taker, share))
+        sends.append(takers)
+    expected = [np.bincount(one.taker, minlength=n).tolist() for one in edges]
+    duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
+    latency = delays([cluster.latency_up] * n, seed, "latency up")
+    transfer = cluster.transfer_up
+    at_once = cluster.latency_up == Constant(0.0) and transfer == 0
+
+    # Whether a worker waits for the round that lies `behind` its own; whether it takes up that round, or all there is.
+    waits = policy.name != "asynchronous"
+    behind = policy.steps or 0
+    by_round = policy.name == "neighbours"
+    beside = policy.mix == "beside"
+    waited_for = _APPLY if beside else _GO_ON  # what a worker does once the round is there
+
+    # Messages are (row, share, arrival). Those of a round are together, with the number and the latest arrival.
+    rounds: list[dict[int, tuple[list[tuple[int, float, float]], list[float]]]] = [{} for _ in range(n)]
+    inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
+    taken: list[list[tuple[int, float, float]]] = [[] for _ in range(n)]
+    done = [0] * n  # gradients applied
+    waiting = [-1] * n  # the round that a worker waits for
+    ready = [0.0] * n  # since when it does
+    begun, ended = [0.0] * n, [0.0] * n
+    record: list[float] = []
+    sources: list[list[int]] = []
+    weights: list[list[float]] = []
+    events: list[tuple[float, int, int]] = []
+
+    def wait_or(then: int, worker: int, number: int, now: float) -> None:
+        """Let a worker go on, or apply, as soon as all messages of a round have arrived."""
+        if waits and number >= 0:
+            needed = expected[number % cycle][worker]
+            there, latest = rounds[worker].get(number, ((), (0.0,))) if needed else ((), (0.0,))
+            if len(there) < needed:
+                waiting[worker], ready[worker] = number, now
+                return
+            now = max(now, latest[0])
+        heappush(events, (now, then, worker))
+
+    def compute(worker: int, now: float) -> None:
+        begun[worker] = now
+        ended[worker] = end = now + duration(worker)
+        if beside:
+            wait_or(_APPLY, worker, done[worker] - 1, end)
+        else:
+            heappush(events, (end, _APPLY, worker))
+
+    for worker in range(n):
+        compute(worker, 0.0)
+    stop = min(_BLOCK, commits)
+    while True:
+        now, kind, worker = heappop(events)
+        if kind == _GO_ON:
+            if by_round:
+                messages = rounds[worker].pop(done[worker] - 1, None)
+                found = messages[0] if messages else []
+            else:
+                box = inbox[worker]
+                found = []
+                while box and box[0][0] <= now:
+                    arrived, row, share = heappop(box)
+                    found.append((row, share, arrived))
+                rounds[worker].pop(done[worker] - 1 - behind, None)
+            found.sort()
+            taken[worker] = found
+            compute(worker, now)
+            continue
+        number = done[worker]
+        if beside:
+            messages = rounds[worker].pop(number - 1, None)
+            found = sorted(messages[0]) if messages else []
+        else:
+            found = taken[worker]
+            taken[worker] = []
+        row = len(sources)
+        record += (worker, begun[worker], ended[worker], now)
+        sources.append([message[0] for message in found])
+        weights.append([message[1] for message in found])
+        done[worker] = number + 1
+        for taker, share in sends[number % cycle][worker]:
+            arrives = now if at_once else now + latency(worker) + transfer
+            if not by_round:
+                heappush(inbox[taker], (arrives, row, share))
+            if not waits:
+                continue
+            of_taker = rounds[taker]
+            if number not in of_taker:
+                of_taker[number] = ([], [0.0])
+            there, latest = of_taker[number]
+            there.append((row, share, arrives))
+            if arrives > latest[0]:
+                latest[0] = arrives
+            if waiting[taker] == number and len(there) == expected[number % cycle][taker]:
+                waiting[taker] = -1
+                heappush(events, (max(ready[taker], latest[0]), waited_for, taker))
+        if row + 1 == stop:
+            report(stop)
+            if stop == commits:
+                break
+            stop = min(stop + _BLOCK, commits)
+        if beside:
+            compute(worker, now)
+        else:
+            wait_or(_GO_ON, worker, number - behind, now)
+
+    # Whose last gradient has just been applied has not begun another.
+    open_start = np.where(_begun(n, record, begun), begun, np.nan)
+    flying = [(row, taker, share, arrives) for taker in range(n) for row, share, arrives in taken[taker]]
+    if by_round:
+        flying += [
+            (row, taker, share, arrives)
+            for taker in range(n)
+            for messages in rounds[taker].values()
+            for row, share, arrives in messages[0]
+        ]
+    else:
+        flying += [(row, taker, share, arrives) for taker in range(n) for arrives, row, share in inbox[taker]]
+    kept = np.array([one.kept(n) for one in edges])
+    takes_up = "commit" if beside else "read"
+    rows = _columns(record)
+    return trace_without_server(cluster, seed, takes_up, rows, sources, weights, kept, None, open_start, flying)
+
+
+def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]) -> Trace:
+    """Return the trace of workers that average in pairs, under `handshake`.
+
+    An exchange queues for both replicas when it is asked for. Its begin is then known: when both are free of those that
+    were asked for before.
+    """
+    assert cluster.topology is not None
+    n = cluster.workers
+    neighbours = cluster.topology.neighbours(n)
+    duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
+    latency = delays([cluster.latency_up] * n, seed, "latency up")
+    transfer = cluster.transfer_up
+    at_once = cluster.latency_up == Constant(0.0) and transfer == 0
+    streams = Streams(seed, "partner")
+    ahead: list[list[int]] = [[] for _ in range(n)]
+    done, free = [0] * n, [0.0] * n
+    begun, ended, partner = [0.0] * n, [0.0] * n, [-1] * n
+    record: list[float] = []
+    partners: list[int] = []
+    events: list[tuple[float, int, int]] = []
+
+    def compute(worker: int, now: float) -> None:
+        begun[worker] = now
+        ended[worker] = end = now + duration(worker)
+        if not neighbours[worker]:
+            heappush(events, (end, _APPLY, worker))
+            return
+        block, place = divmod(done[worker], _PARTNERS)
+        if place == 0:
+            generator = streams.generator(worker, block)
+            ahead[worker] = generator.integers(len(neighbours[worker]), size=_PARTNERS).tolist()
+        partner[worker] = neighbours[worker][ahead[worker][place]]
+        heappush(events, (end, _APPLY if at_once else _GO_ON, worker))
+
+    for worker in range(n):
+        compute(worker, 0.0)
+    stop = min(_BLOCK, commits)
+    while True:
+        now, kind, worker = heappop(events)
+        if kind == _GO_ON:
+            other = partner[worker]
+            begin = max(now, free[worker], free[other])
+            end = begin + latency(worker) + latency(worker) + 2 * transfer
+            free[worker] = free[other] = end
+            heappush(events, (end, _APPLY, worker))
+            continue
+        record += (worker, begun[worker], ended[worker], now)
+        partners.append(partner[worker])
+        done[worker] += 1
+        if len(partners) == stop:
+            report(stop)
+            if stop == commits:
+                break
+            stop = min(stop + _BLOCK, commits)
+        compute(worker, now)
+    open_start = np.where(_begun(n, record, begun), begun, np.nan)
+    nothing: list[list] = [[] for _ in range(commits)]
+    kept = np.ones((1, n))
+    return trace_without_server(
+        cluster, seed, "commit", _columns(record), nothing, [[] for _ in range(commits)], kept, partners, open_start, []
+    )
+
+
+def _begun(workers: int, record: list[float], begun: list[float]) -> np.ndarray:
+    """Return which workers compute at the end, ``[workers]``: those that began since their last row."""
+    started = np.full(workers, -1.0)
+    started[np.array(record[0::_WIDTH], np.int64)] = record[1::_WIDTH]
+    return np.array(begun) > started
+
+
+def _columns(record: list[float]) -> pd.DataFrame:
+    table = np.array(record).reshape(-1, _WIDTH)
+    return pd.DataFrame(table, columns=["worker", "start_time", "send_time", "commit_time"])
