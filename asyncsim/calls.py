@@ -57,14 +57,7 @@ def read(text: str, what: str, example: str) -> Any:
 
 
 def bind(call: Call, target: Any, told: str, complete: bool = True) -> dict[str, Any]:
-    """Return the arguments of a call by the names that a function, or a dataclass, has for them.
-
-    Raises
-    ------
-    InputError
-        Begun with ``told``: an argument that there is not, one given twice, or, if they are to be ``complete``, one
-        that is missing.
-    """
+    """Return the arguments of a call by the names that a function, or a dataclass, has for them."""
     parameters = parameters_of(target)
     if len(call.positional) > len(parameters):
         raise InputError(f"{told}: {len(call.positional)} parameters given; write {form_of(target)}")

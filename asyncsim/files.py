@@ -158,13 +158,7 @@ def make_folder(folder: Path) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Rename a file, or a folder of files, that is whole: after a loss of power either all of it is there or nothing.
-
-    Raises
-    ------
-    InputError
-        As `make_folder`.
-    """
+    """Rename a whole file or folder of files: after a loss of power either all of it is there or nothing."""
     inside = sorted(partial.iterdir()) if partial.is_dir() else []
     for written in (*inside, partial):
         _sync(written)

@@ -49,7 +49,6 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
 
     Parameters
     ----------
-    axes : matplotlib.axes.Axes
     traces : Trace or sequence of Trace
         Several of one cluster, with different seeds, are drawn together.
     warm_up : int, optional
@@ -96,11 +95,6 @@ def timeline(axes: Axes, trace: Trace, workers: int | Iterable[int] = 20, visits
     unlike each other. A short stroke marks each commit, a cross what was discarded or cancelled. What no commit came of
     is drawn as well: a worker that is never served waits to the end. A worker of a prescribed trace may compute several
     jobs at once; they overlap.
-
-    Raises
-    ------
-    InputError
-        A worker that the trace does not have, or none; visits that are not above zero.
     """
     shown = _shown(trace, workers)
     require_positive("visits", visits)

@@ -78,39 +78,23 @@ def _measure(trace: Trace, first: int) -> Measured:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was predicted, and what was measured.
+    """What was predicted, and what was measured."""
 
-    Attributes
-    ----------
-    title : str
-        What was predicted from what.
-    table : pandas.DataFrame
-        One row per quantity: ``quantity``, ``measured``, ``predicted`` (the mean of the runs), ``low`` and ``high``,
-        and ``within``, whether what was measured lies between them. For the throughput these are what the prediction
-        misses by 10 %; for all others the least and the most of the simulated runs. A ``distance`` is the largest
-        difference of two distribution functions, that of the commits in question and that of all simulated runs
-        together (Kolmogorov and Smirnov's; its band is simulated, so that ties and dependence do no harm).
-    reasons : tuple of str
-        What of the recorded durations differs or depends on what a cluster does not know; if the prediction fails,
-        also whether the simulator does better with the laws of what it should predict.
-    calibration : Calibration
-        The laws, and the durations that they were fitted to.
-    cluster : Cluster
-        What was simulated.
-    measured, runs
-        What was compared, of the recording and of each simulated run.
-    durations : Durations
-        Those of what was predicted.
-    """
-
-    title: str
+    title: str  #: what was predicted from what
+    #: One row per quantity: ``quantity``, ``measured``, ``predicted`` (the mean of the runs), ``low`` and ``high``, and
+    #: ``within``, whether what was measured lies between them. For the throughput these are what the prediction misses
+    #: by 10 %; for all others the least and the most of the simulated runs. A ``distance`` is the largest difference of
+    #: two distribution functions, that of the commits in question and that of all simulated runs together (Kolmogorov
+    #: and Smirnov's; its band is simulated, so that ties and dependence do no harm).
     table: pd.DataFrame
+    #: What of the recorded durations differs or depends on what a cluster does not know; if the prediction fails, also
+    #: whether the simulator does better with the laws of what it should predict.
     reasons: tuple[str, ...]
-    calibration: Calibration
-    cluster: Cluster
-    measured: Measured
+    calibration: Calibration  #: the laws, and the durations that they were fitted to
+    cluster: Cluster  #: what was simulated
+    measured: Measured  #: what was compared: of the recording, and of each simulated run
     runs: tuple[Measured, ...]
-    durations: Durations
+    durations: Durations  #: those of what was predicted
 
     @property
     def holds(self) -> bool:
@@ -148,11 +132,6 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
         Simulated runs. With 199 of them what is the same cluster is outside the band of a quantity once in a hundred.
     **options
         For `asyncsim.calibrate`: ``law``, ``latency_up``, ...
-
-    Raises
-    ------
-    InputError
-        As `asyncsim.calibrate` does.
     """
     require_asynchronous("recorded", recorded)
     half = len(recorded) // 2
@@ -173,11 +152,6 @@ def extrapolate(recorded: Trace, again: Trace, seed: int = 0, *, runs: int = RUN
         What is predicted, except for the first commits that a summary leaves out.
     seed, runs, **options
         As for `predict`.
-
-    Raises
-    ------
-    InputError
-        As `asyncsim.calibrate` does; or the two have different protocols or windows.
     """
     for name, trace in (("recorded", recorded), ("again", again)):
         require_asynchronous(name, trace)

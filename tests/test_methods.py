@@ -4,6 +4,7 @@ import functools
 import inspect
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +130,8 @@ def test_factories_name_and_explain_what_they_take(name):
     method, parameters = factory(), inspect.signature(factory).parameters
     assert method.name == name == factory.__name__
     assert all(p.default is not p.empty and p.annotation is not p.empty for p in parameters.values())
-    assert all(f"    {parameter} : " in factory.__doc__ for parameter in parameters)
+    explained = f"{methods.__doc__}{factory.__doc__}"
+    assert [parameter for parameter in parameters if not re.search(rf"\b{parameter}\b", explained)] == []
     expected = {parameter: p.default for parameter, p in parameters.items() if "optimizer" not in parameter}
     assert dict(method.hyperparameters) == expected
     assert json.loads(json.dumps(dict(method.hyperparameters))) == expected

@@ -34,26 +34,14 @@ class CalibrationWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Calibration:
-    """A cluster fitted to a trace, and what it was fitted to.
-
-    Attributes
-    ----------
-    cluster : Cluster
-    parts : tuple of Part
-        Durations and laws: compute, of all workers or of each, then service and latencies.
-    notes : tuple of str
-        What the trace has that no cluster has, and how sure the discipline is.
-    durations : Durations
-        As they were recorded.
-    law : str
-        How the laws were chosen.
-    """
+    """A cluster fitted to a trace, and what it was fitted to."""
 
     cluster: Cluster
+    #: Durations and laws: compute, of all workers or of each, then service and latencies.
     parts: tuple[Part, ...] = field(repr=False)
-    notes: tuple[str, ...]
-    durations: Durations = field(repr=False)
-    law: str
+    notes: tuple[str, ...]  #: what the trace has that no cluster has, and how sure the discipline is
+    durations: Durations = field(repr=False)  #: as they were recorded
+    law: str  #: how the laws were chosen
 
     @property
     def table(self) -> pd.DataFrame:

@@ -91,13 +91,7 @@ class Part(NamedTuple):
 
 
 def fitted(name: str, values: np.ndarray, law: str, steps: int = 1) -> Part:
-    """Return durations with the law fitted to them; of a named family, or as `calibrate` chooses for ``law``.
-
-    Raises
-    ------
-    InputError
-        They are too few.
-    """
+    """Return durations with the law fitted to them; of a named family, or as `calibrate` chooses for ``law``."""
     if len(values) < FEWEST:
         raise InputError(
             f"trace: {len(values)} durations for the law of {name} after the warm-up; record at least {FEWEST}, and "
@@ -120,11 +114,6 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
     steps : int
         Each duration is the sum of so many independent ones of the law. Above one, only the families are tried of
         which the sum is known: constant, exponential and gamma.
-
-    Raises
-    ------
-    InputError
-        An unknown kind, an empirical law of sums, or a family that these durations cannot come from.
     """
     require_choice("law", kind, (*KINDS, *FAMILIES))
     spread, mean = float(np.std(durations)), float(np.mean(durations))

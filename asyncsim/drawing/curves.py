@@ -243,8 +243,6 @@ def draw_curve(
     ----------
     axes, against, until
         As `draw_curves` has them.
-    curve : Curve
-    one : look.Look
     marks : mapping, optional
         The line's markers, as matplotlib has them; by default none.
     """

@@ -36,14 +36,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 
 #: Colours of what workers do, by the fields of `asyncsim.traces.trace_summary.Phases`; a reply on its way is pale.
-PHASES = {
-    "computing": SKY,
-    "sending": BLUE,
-    "waiting": ORANGE,
-    "served": GREEN,
-    "held": PURPLE,
-    "returning": "#d9d9d9",
-}
+PHASES = {"computing": SKY, "sending": BLUE, "waiting": ORANGE, "served": GREEN, "held": PURPLE, "returning": "#d9d9d9"}
 
 _STYLE = {
     "axes.axisbelow": True,
@@ -71,19 +64,11 @@ _STYLE = {
 
 
 class Look(NamedTuple):
-    """How a method is drawn.
+    """How a method is drawn."""
 
-    Attributes
-    ----------
-    color, line : str
-        As matplotlib has them.
-    label : str
-        For legends.
-    """
-
-    color: str
+    color: str  #: as matplotlib has it, and so the marker
     line: Any
-    label: str
+    label: str  #: for legends
 
 
 #: Looks of methods by their names; others have what `looks` finds. A family has a colour, its members have lines.

@@ -27,36 +27,18 @@ _NEEDED = "seed"
 
 
 class Study(NamedTuple):
-    """Where results come from.
+    """Where results come from."""
 
-    Attributes
-    ----------
-    name : str
-        Of the study.
-    cost : str
-        Of its run, on two cores.
-    options : str
-        Of its command, if the results are not those of ``--scale``.
-    """
-
-    name: str
-    cost: str
-    options: str = "--scale small|paper"
+    name: str  #: of the study
+    cost: str  #: of its run, on two cores
+    options: str = "--scale small|paper"  #: of its command, if the results are not those of ``--scale``
 
 
 class Task(NamedTuple):
-    """The task that a paper's numbers were measured on; they are drawn beside results of the same task only.
+    """The task that a paper's numbers were measured on; they are drawn beside results of the same task only."""
 
-    Attributes
-    ----------
-    problem : str
-        Its name.
-    network : str
-        As its config names it; a problem that names none may have this one.
-    """
-
-    problem: str
-    network: str
+    problem: str  #: its name
+    network: str  #: as its config names it; a problem that names none may have this one
 
     def is_that_of(self, results: Finished) -> bool:
         """Return whether results are of this task; True if unknown."""
@@ -68,47 +50,24 @@ class Task(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A figure.
+    """A figure."""
 
-    Attributes
-    ----------
-    folder : str
-        Of the results; see `Paper`.
-    shows : str
-    draw : function
-        From the results to the figure.
-    measure : function, optional
-        From the results to rows that say how far they are from the published ones; none if they are of another task.
-    """
-
-    folder: str
+    folder: str  #: of the results; see `Paper`
     shows: str
-    draw: Callable[[Finished], Figure]
+    draw: Callable[[Finished], Figure]  #: from the results to the figure
+    #: From the results to rows that say how far they are from the published ones; none if they are of another task.
     measure: Callable[[Finished], Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The figures of a paper.
+    """The figures of a paper."""
 
-    Attributes
-    ----------
-    name : str
-        Of the module in ``figures/``, and of the folder of figures inside that of the results.
-    about : str
-        One line.
-    studies : Mapping[str, Study]
-        By the folders of their results.
-    figures : Mapping[str, Drawing]
-        By their names.
-    keep : function, optional
-        From what the figures measured, and the folder of the figures, to the file that it wrote.
-    """
-
-    name: str
-    about: str
-    studies: Mapping[str, Study]
-    figures: Mapping[str, Drawing]
+    name: str  #: of the module in ``figures/``, and of the folder of figures inside that of the results
+    about: str  #: one line
+    studies: Mapping[str, Study]  #: by the folders of their results
+    figures: Mapping[str, Drawing]  #: by their names
+    #: From what the figures measured, and the folder of the figures, to the file that it wrote.
     keep: Callable[[Sequence[Any], Path], Path] | None = None
 
     def draw(self, results: Path, out: Path | None = None, only: Iterable[str] = ()) -> list[Path]:
@@ -145,7 +104,6 @@ class Paper:
         ----------
         study : str
             One of the paper's by its folder; of others nothing is drawn.
-        folder : Path
 
         Returns
         -------

@@ -1,7 +1,19 @@
 """The methods: one algorithm, or one family, a file.
 
 A factory takes hyper-parameters and returns a Method. It raises InputError for a hyper-parameter outside its range, and
-for a learning rate beside an optimizer, which has its own.
+for a learning rate beside an optimizer, which has its own. Its text explains its parameters, but for those that many
+methods share:
+
+``learning_rate``
+    Of the worker's plain local steps: a number above zero, or a schedule, which is a function of the `Visit`.
+``optimizer``
+    A local optimizer of optax in the place of plain steps. Its state stays with the worker; a read does not reset it.
+``momentum``, ``server_momentum``
+    In [0, 1).
+``law``, ``strength``, ``threshold``
+    How a message's weight falls with its staleness: see `damping`.
+``policy``
+    What the method needs the server to admit, as a policy or as text; None takes whatever the trace has.
 """
 
 from collections.abc import Callable

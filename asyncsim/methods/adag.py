@@ -23,8 +23,6 @@ def adag(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
     gamma : float
         How far the central variable may move before an update is damped; the thesis lowers it if a run diverges.
     form : {"scaled", "original", "squared"}

@@ -14,13 +14,6 @@ def adaptive_staleness(
 
         central <- central + sent / (staleness + 1)
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
-
     Notes
     -----
     Counted from zero: a fresh update is taken whole. Zhang et al. divide by the staleness itself, and leave
@@ -35,12 +28,7 @@ def adaptive_staleness(
     def apply(server, central, message, memory, visit):
         return Applied(central + message / (visit.staleness + 1).astype(central.dtype), server, memory)
 
-    return Method(
-        name="adaptive_staleness",
-        hyperparameters=named,
-        optimizer=local,
-        apply=apply,
-    )
+    return Method(name="adaptive_staleness", hyperparameters=named, optimizer=local, apply=apply)
 
 
 def dynsgd(
@@ -52,17 +40,10 @@ def dynsgd(
 
         central <- central + sent / (staleness + 1)
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps; the thesis' runs use Adam.
-
     Notes
     -----
     The same rule as `asyncsim.methods.adaptive_staleness`, which the paper on energy matching calls by that name; here
-    under the name by which dist-keras' users look for it. The message is not divided by the window. dist-keras counts
+    under the name by which dist-keras' users look for it. The message is not divided by the window. The thesis' runs use Adam. dist-keras counts
     the staleness outside of its lock, so that under contention it can be too small by the commits that wait; here it is
     counted when the message is applied. Jiang et al. keep several versions of the parameters on the server and divide
     by the number of workers that push to a version: another method, known to us only from memory, which is not here.

@@ -17,19 +17,12 @@ def agn(
 
     The window's steps choose the direction; the length is that of one step. With window 1 it is DOWNPOUR.
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps; the runs of Hermans' thesis use Adam.
-
     Notes
     -----
     dist-keras calls this method ADAG, a name that the thesis gives to another (`asyncsim.methods.adag`); its first
     window is a full one, unlike that of its DOWNPOUR. TensorFlow's AGNOptimizer sends the mean of the raw gradients and
     lets the optimizer, with one state for all, take the step on the server: the same with plain steps, another method
-    with Adam.
+    with Adam, which the runs of Hermans' thesis use on the workers.
 
     References
     ----------

@@ -31,19 +31,12 @@ def async_local_sgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
     server_rate : float
         0.07 in the authors' toy runs; 0.7 for the synchronous method.
-    server_momentum : float
-        In [0, 1).
-    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
+    law, strength, threshold
         See `asyncsim.methods.damping`; the authors' toy has polynomial.
-    strength : float
-    threshold : float
-        Of the hinge (versions).
     optimizer : optax.GradientTransformation, optional
-        The workers' inner optimizer, in the place of plain steps; AdamW in the paper.
+        The workers' inner optimizer; AdamW in the paper.
     server_optimizer : optax.GradientTransformation, optional
         The outer optimizer, in the place of its rate and momentum; on the vector of all parameters.
 
@@ -81,18 +74,11 @@ def async_local_sgd(
 
 
 class DelayedServer(NamedTuple):
-    """The server's state, vectors of shape ``[parameters]`` and a scalar.
-
-    Attributes
-    ----------
-    momentum, collected : Array
-    arrivals : Array
-        Messages in ``collected``.
-    """
+    """The server's state, vectors of shape ``[parameters]`` and a scalar."""
 
     momentum: Array
     collected: Array
-    arrivals: Array
+    arrivals: Array  #: messages in ``collected``
 
 
 def delayed_nesterov(
@@ -117,23 +103,15 @@ def delayed_nesterov(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    server_rate : float
-    server_momentum : float
-        In [0, 1).
     period : int, optional
         Arrivals between two steps of the momentum; None for the number of workers.
     spread : float
         The paper's c, from 0 to 1 / period: the share of the momentum that each arrival applies. Without a period
         at most ``1 / workers`` is taken, as only the trace tells how many these are.
-    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
+    law, strength, threshold
         See `asyncsim.methods.damping`.
-    strength : float
-    threshold : float
-        Of the hinge (versions).
     optimizer : optax.GradientTransformation, optional
-        The workers' inner optimizer, in the place of plain steps; AdamW in the paper.
+        The workers' inner optimizer; AdamW in the paper.
 
     Notes
     -----

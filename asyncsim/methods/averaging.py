@@ -18,15 +18,6 @@ def averaging(
 
         central <- mean of all x          (once they are complete)
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
-    policy : Policy or text, optional
-        When the workers meet. None: whatever the trace has.
-
     Notes
     -----
     dist-keras averages after each epoch of every worker's own share of the data: a window of ``examples / workers /

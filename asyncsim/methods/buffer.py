@@ -11,18 +11,10 @@ from asyncsim.methods.method import Applied, Array, State, Visit, require_optimi
 
 
 class Buffer(NamedTuple):
-    """Messages since the last version.
+    """Messages since the last version."""
 
-    Attributes
-    ----------
-    total : Array
-        Their sum, shape ``[parameters]``.
-    number : Array
-        How many, a scalar.
-    """
-
-    total: Array
-    number: Array
+    total: Array  #: their sum, shape ``[parameters]``
+    number: Array  #: how many, a scalar
 
 
 def empty_buffer(central: Array) -> Buffer:
@@ -51,12 +43,6 @@ def outer_optimizer(
 
         m       <- momentum * m + sent
         central <- central + rate * (momentum * m + sent)
-
-    Raises
-    ------
-    InputError
-        For a rate that is not above zero, a momentum outside [0, 1), or other than the ``default`` ones beside an
-        optimizer, or what is none.
     """
     require_positive("server_rate", rate)
     require_fraction("server_momentum", momentum)

@@ -34,15 +34,11 @@ def qsgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
     levels : int
         Above zero, at least 1: 7 of either sign are 4 bits an element, 1 is a ternary message.
     bucket : int, optional
         Elements that share a norm, at least 1; None: all. The second moment of a message is at most
         ``1 + min(b / s**2, sqrt(b) / s)`` times that of the update, ``b`` being the bucket.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
 
     Notes
     -----
@@ -117,8 +113,6 @@ def mem_sgd(
         with 1 this is DOWNPOUR.
     memory : bool
         Whether what is not sent is kept. False: it is lost, to compare with.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
 
     Notes
     -----

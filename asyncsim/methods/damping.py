@@ -66,14 +66,8 @@ def damping(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio", "rank"}
-    strength : float
     threshold : float
         Of the hinge (versions).
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
 
     Notes
     -----

@@ -16,12 +16,6 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         central <- central + v
         reply    = central + momentum * S
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-    momentum : float
-        In [0, 1).
-
     Notes
     -----
     The paper's velocities are of gradients and multiplied by the learning rate at the end: the same for a constant
@@ -59,12 +53,6 @@ def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
 
         v       <- momentum * v + u
         central <- central + (momentum * v + u)
-
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-    momentum : float
-        In [0, 1).
 
     Notes
     -----

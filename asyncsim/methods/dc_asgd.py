@@ -40,10 +40,8 @@ def dc_asgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
     compensation : float
         The paper's lambda: about 0.04 constant, 2 adaptive in its CIFAR runs. Zero is asynchronous SGD.
-    adaptive : bool
     decay : float
         Of the mean square of all workers' gradients on the server (adaptive), in [0, 1).
 

@@ -16,14 +16,6 @@ def downpour(
         sent    = sum of the local steps       (window 1: -learning_rate * gradient)
         central <- central + sent
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps. Its state stays with the worker and is not reset by
-        a read.
-
     Notes
     -----
     Dean et al. let fetch and push periods differ and run them in threads beside the computation, on a
@@ -54,7 +46,6 @@ def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None 
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
     blocks : int, optional
         Blocks of the parameters, as long as each other but for the last ones, that a read goes through. None: whatever
         the trace has.

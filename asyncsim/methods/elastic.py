@@ -28,18 +28,10 @@ _ORDERS = ("moved", "remembered")
 
 
 class ElasticWorker(NamedTuple):
-    """A worker's state, vectors of shape ``[parameters]``.
+    """A worker's state, vectors of shape ``[parameters]``."""
 
-    Attributes
-    ----------
-    replica : Array
-        Its own parameters: after the exchange, or in the paper's order before it.
-    pull : State
-        What the last exchange takes from the replica, in the paper's order; else ``()``.
-    """
-
-    replica: Array
-    pull: State
+    replica: Array  #: its own parameters: after the exchange, or in the paper's order before it
+    pull: State  #: what the last exchange takes from the replica, in the paper's order; else ``()``
 
 
 def aeasgd(
@@ -59,8 +51,6 @@ def aeasgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
     alpha : float, optional
         The elastic step, the paper's ``learning rate * rho``; None for ``beta / workers``.
     beta : float
@@ -69,8 +59,6 @@ def aeasgd(
         Where the gradient after an exchange is computed: at the replica that it has moved, as in dist-keras; or, as the
         paper prints it and its authors' program has it, at the one before, a remembered ``x``, while the step is added
         to the moved one. The latter with a window of one, since later steps of a window go on from the moved replica.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
 
     Notes
     -----
@@ -128,13 +116,10 @@ def eamsgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
     momentum : float
         In [0, 1); 0.99 in the paper's runs.
-    alpha : float, optional
-        The elastic step; None for ``beta / workers``.
-    beta : float
-        The elastic step of all workers together; without effect if alpha is given.
+    alpha, beta
+        See `aeasgd`.
 
     Notes
     -----
@@ -187,16 +172,8 @@ def easgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    alpha : float, optional
-        The elastic step; None for ``beta / workers``.
-    beta : float
-        The elastic step of all workers together; without effect if alpha is given.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
-    policy : Policy or text, optional
-        When the replicas meet. None: whatever the trace has.
+    alpha, beta
+        See `aeasgd`.
 
     Notes
     -----
@@ -225,12 +202,7 @@ def easgd(
 
     return Method(
         name="easgd",
-        hyperparameters={
-            **named,
-            "alpha": alpha,
-            "beta": beta,
-            "policy": None if needed is None else str(needed),
-        },
+        hyperparameters={**named, "alpha": alpha, "beta": beta, "policy": None if needed is None else str(needed)},
         optimizer=local,
         message=message,
         apply=apply,

@@ -28,20 +28,13 @@ def fedasync(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
     mixing : float
         Weight of fresh parameters, above zero and at most one.
-    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
+    law, strength, threshold
         See `asyncsim.methods.damping`; the paper has constant, polynomial and hinge.
-    strength : float
-    threshold : float
-        Of the hinge (versions).
     rho : float
         Weight of the local objective's proximal term ``(rho / 2) |x - s|**2``, zero or above. Of no effect with
         a window of one.
-    optimizer : optax.GradientTransformation, optional
-        The clients' local optimizer, in the place of plain steps.
 
     Notes
     -----

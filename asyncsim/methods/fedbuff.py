@@ -28,22 +28,14 @@ def fedbuff(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
-    server_rate : float
     server_momentum : float
         Nesterov's on the server, in [0, 1).
-    law : {"constant", "inverse", "exponential", "polynomial", "hinge", "ratio"}
+    law, strength, threshold
         See `asyncsim.methods.damping`.
-    strength : float
-    threshold : float
-        Of the hinge (versions).
-    optimizer : optax.GradientTransformation, optional
-        The clients' local optimizer, in the place of plain steps.
     server_optimizer : optax.GradientTransformation, optional
         The server's, in the place of its rate and momentum; on the vector of all parameters.
     policy : Policy or text, optional
-        With the size of the buffer as its count. None: whatever the trace has.
+        With the size of the buffer as its count.
 
     Notes
     -----

@@ -24,24 +24,12 @@ _DECAY, _EPSILON = 0.999, 1e-8
 
 
 class GapAwareServer(NamedTuple):
-    """The server's state, vectors of shape ``[parameters]`` and scalars.
+    """The server's state, vectors of shape ``[parameters]`` and scalars."""
 
-    Attributes
-    ----------
-    velocity : Array
-        In units of gradients.
-    square : Array
-        Running mean of the squared velocity, not yet corrected for its start at zero.
-    decayed : Array
-        ``decay ** steps so far``.
-    rate : Array
-        The largest learning rate so far.
-    """
-
-    velocity: Array
-    square: Array
-    decayed: Array
-    rate: Array
+    velocity: Array  #: in units of gradients
+    square: Array  #: running mean of the squared velocity, not yet corrected for its start at zero
+    decayed: Array  #: ``decay ** steps so far``
+    rate: Array  #: the largest learning rate so far
 
 
 def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
@@ -54,12 +42,6 @@ def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
         central <- central - learning_rate * v
 
     The mean forgets by 0.999 a step and is corrected for its start at zero.
-
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-    momentum : float
-        In [0, 1).
 
     Notes
     -----

@@ -12,18 +12,10 @@ _EPSILON = {"paper": 1e-16, "program": 1e-12}
 
 
 class GemWorker(NamedTuple):
-    """A worker's state, vectors of shape ``[parameters]``.
+    """A worker's state, vectors of shape ``[parameters]``."""
 
-    Attributes
-    ----------
-    momentum : Array
-        The proxy's momentum as this worker estimates it.
-    pulled : Array
-        The central variable at its previous visit, before its own commit.
-    """
-
-    momentum: Array
-    pulled: Array
+    momentum: Array  #: the proxy's momentum as this worker estimates it
+    pulled: Array  #: the central variable at its previous visit, before its own commit
 
 
 def gem(
@@ -44,7 +36,6 @@ def gem(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
     momentum : float
         Of the proxy, in [0, 1).
     kappa : float

@@ -24,21 +24,12 @@ from asyncsim.methods.method import (
 
 
 class LeaderMemory(NamedTuple):
-    """What the server keeps for a worker, vectors of shape ``[parameters]``.
+    """What the server keeps for a worker, vectors of shape ``[parameters]``."""
 
-    Attributes
-    ----------
-    replica : Array
-        As the worker sent it last.
-    loss : Array
-        Told with it; before the first visit the largest number that there is.
-    leader, overall : State
-        The leader of its group and the one of all workers that it was last pulled to, if it is pulled at every step;
-        else ``()``.
-    """
-
-    replica: Array
-    loss: Array
+    replica: Array  #: as the worker sent it last
+    loss: Array  #: sent with it; before the first visit the largest number that there is
+    #: The leader of its group, and the one of all workers that it was last pulled to, if it is pulled at every
+    #: step; else ``()``.
     leader: State
     overall: State
 
@@ -71,8 +62,6 @@ def lsgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
     pull : float
         Towards the leader of the group; above zero and at most one.
     groups : int
@@ -86,8 +75,6 @@ def lsgd(
         worker's pulls at its visit, it is pulled to the leaders that it was told last, which may have gone on since:
         ``step_pull / global_every`` of the way to that of all, if there are several groups, then ``step_pull`` of
         the way to that of its group. With a window of one, since later steps of a longer one do not see the leaders.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
 
     Notes
     -----
@@ -180,14 +167,8 @@ def lgd(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
-        Of the plain local steps.
     pull : float
         Above zero and at most one; the paper's ``learning rate * lambda``.
-    optimizer : optax.GradientTransformation, optional
-        The workers' local optimizer, in the place of plain steps.
-    policy : Policy or text, optional
-        When the replicas meet. None: whatever the trace has.
 
     Notes
     -----

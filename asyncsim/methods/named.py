@@ -18,14 +18,9 @@ _UNFIT = ("lbfgs", "noisy_sgd")
 
 
 class NamedOptimizer(optax.GradientTransformationExtraArgs):
-    """An optax transformation that knows its name and learning rate.
+    """An optax transformation that knows its name and learning rate."""
 
-    Attributes
-    ----------
-    hyperparameters : dict
-        ``optimizer``, the name, and ``learning_rate``: the methods show these as their own.
-    """
-
+    #: ``optimizer``, the name, and ``learning_rate``: the methods show these as their own.
     hyperparameters: dict[str, Any]
 
 
@@ -37,12 +32,6 @@ def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
     name : str
         A function of optax whose other arguments have defaults, and whose steps need gradients and parameters alone:
         ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
-    learning_rate : float
-
-    Raises
-    ------
-    InputError
-        For an unknown name, or a learning rate that is not a number above zero.
 
     Examples
     --------

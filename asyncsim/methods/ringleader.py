@@ -28,46 +28,23 @@ class Table(NamedTuple):
 
 
 class RingleaderMemory(NamedTuple):
-    """What the server keeps for a worker.
+    """What the server keeps for a worker."""
 
-    Attributes
-    ----------
-    now, following : Table
-        Its rows of the two tables, for ``round`` and the one after.
-    round : Array
-        The round in which the worker came last.
-    stepped : Array
-        Whether its gradient made a step in that round.
-    point : Array
-        Where it computes its gradients, shape ``[parameters]``.
-    """
-
-    now: Table
+    now: Table  #: its rows of the two tables: for ``round``, and for the one after
     following: Table
-    round: Array
-    stepped: Array
-    point: Array
+    round: Array  #: the round in which the worker came last
+    stepped: Array  #: whether its gradient made a step in that round
+    point: Array  #: where it computes its gradients, shape ``[parameters]``
 
 
 class RingleaderServer(NamedTuple):
-    """What the server keeps of all workers together.
+    """What the server keeps of all workers together."""
 
-    Attributes
-    ----------
-    total, following : Array
-        Sum over the workers of the means in the two tables, shape ``[parameters]``.
-    filled, following_filled : Array
-        Workers with a gradient in the two tables.
-    left : Array
-        Steps left in this round; none while the table is still being filled.
-    round : Array
-    """
-
-    total: Array
+    total: Array  #: sums over the workers of the means in the two tables, shape ``[parameters]``
     following: Array
-    filled: Array
+    filled: Array  #: workers with a gradient in the two tables
     following_filled: Array
-    left: Array
+    left: Array  #: steps left in this round; none while the table is still being filled
     round: Array
 
 
@@ -81,10 +58,6 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
 
     and a worker goes on from the central variable after its own step only; all its gradients until its next step are
     computed there. What comes from workers that have made theirs goes into the table of the next round.
-
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
 
     Notes
     -----

@@ -23,12 +23,6 @@ def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method
         m       <- momentum * m + u
         central <- central + m
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-    momentum : float
-        In [0, 1).
-
     Notes
     -----
     Needs a trace of one worker that exchanges after every gradient, so that nothing is stale, under the asynchronous

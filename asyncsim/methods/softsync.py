@@ -30,11 +30,10 @@ def softsync(
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
     modulated : bool
         Whether the rates depend on the staleness; without, the runs of the paper with many learners fail.
     policy : Policy or text, optional
-        ``buffered(workers // n)`` is the paper's n-softsync. None: whatever the trace has.
+        ``buffered(workers // n)`` is the paper's n-softsync.
 
     Notes
     -----

@@ -23,9 +23,8 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
 
     Parameters
     ----------
-    learning_rate : float or schedule of the Visit
     policy : Policy or text, optional
-        Which gradients make a version; by default one of each worker, synchronous SGD. None: whatever the trace has.
+        Which gradients make a version; by default one of each worker, synchronous SGD.
 
     Notes
     -----
@@ -64,7 +63,7 @@ def rennala(
     learning_rate : float or schedule of the Visit
         About half the inverse of the largest curvature.
     policy : Policy or text, optional
-        With the batch of fresh gradients as its count. None: whatever the trace has.
+        With the batch of fresh gradients as its count.
 
     Notes
     -----
@@ -93,7 +92,7 @@ def ringmaster(
     learning_rate : float or schedule of the Visit
         About half the inverse of the largest curvature times the limit of the staleness.
     policy : Policy or text, optional
-        With the limit of the staleness; ``cancel_stale`` for the variant with stops. None: whatever the trace has.
+        With the limit of the staleness; ``cancel_stale`` for the variant with stops.
 
     Notes
     -----

@@ -65,11 +65,6 @@ def characters(
     -------
     Problem
         Examples ``[context + 1]`` of int32; ``evaluate`` gives ``"loss"``, nats a character, and ``"accuracy"``.
-
-    Raises
-    ------
-    InputError
-        Options out of range; a text that is missing, not UTF-8, or too short for a test window and a minibatch.
     """
     sizes = {"context": context, "width": width, "heads": heads, "layers": layers}
     for name, size in sizes.items():

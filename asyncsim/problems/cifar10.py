@@ -44,10 +44,7 @@ _BLOCKS = 3  # a stage, of two convolutions each
 
 
 def cifar10(
-    batch_size: int = 64,
-    sharded: bool = False,
-    data_dir: str | os.PathLike | None = None,
-    network: str = "small",
+    batch_size: int = 64, sharded: bool = False, data_dir: str | os.PathLike | None = None, network: str = "small"
 ) -> Problem:
     """Return CIFAR-10 and a convolutional network with rectifiers and cross-entropy.
 
@@ -77,7 +74,6 @@ def cifar10(
         Each worker draws from its own shard instead of from the whole set.
     data_dir : path, optional
         Folder that holds ``cifar10/``; default the one named by ``ASYNCSIM_DATA``, then a download.
-    network : {"small", "resnet20", "alexnet"}
 
     Returns
     -------
@@ -86,11 +82,6 @@ def cifar10(
         they are used, a quarter of the memory. ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"`` over the first
         10,000 examples at most: of the training set a fifth, which is in random order; the whole would take five times
         as long as the test set.
-
-    Raises
-    ------
-    InputError
-        Options out of range; data that are absent and cannot be downloaded, or damaged.
     """
     require_choice("network", network, NETWORKS)
     *train, test = load_cifar10(data_dir).values()

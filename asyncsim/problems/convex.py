@@ -63,11 +63,6 @@ def least_squares(
         ``"excess"``, the objective minus its minimum; and ``"gradient_norm"``. The minimiser is solved for in
         float64, and the excess is the mean of ``<a, x - minimiser>^2 / 2``, so it has no cancellation and becomes as
         small as the square of the precision.
-
-    Raises
-    ------
-    InputError
-        Options out of range, or a batch larger than all the data. A run refuses one larger than its workers' shards.
     """
     label_noise = require_nonnegative("label_noise", label_noise)
     shards = make_shards("least_squares", workers, dimension, examples, condition, heterogeneity, data_seed)
@@ -134,13 +129,7 @@ class Shards(NamedTuple):
 
 
 def make_shards(
-    purpose: str,
-    workers: int,
-    dimension: int,
-    examples: int,
-    condition: float,
-    heterogeneity: float,
-    data_seed: int,
+    purpose: str, workers: int, dimension: int, examples: int, condition: float, heterogeneity: float, data_seed: int
 ) -> Shards:
     """Return the data of ``workers`` workers, each from its own stream: adding a worker changes nobody else's.
 
@@ -208,11 +197,6 @@ def logistic(
         ``"excess"``, the objective minus its minimum, which in float32 round-off changes by a few 1e-7 of the loss, and
         by more of it where the loss is small; and ``"gradient_norm"``. The minimum is solved for once, in float64, to a
         gradient of norm 1e-10.
-
-    Raises
-    ------
-    InputError
-        Options out of range, or a batch larger than all the data. A run refuses one larger than its workers' shards.
     """
     regularisation = require_positive("regularisation", regularisation)
     shards = make_shards("logistic", workers, dimension, examples, condition, heterogeneity, data_seed)

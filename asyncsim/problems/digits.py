@@ -41,11 +41,6 @@ def digits(batch_size: int = 32, hidden: Sequence[int] = (128, 64), sharded: boo
     -------
     Problem
         Examples ``{"image": [64], "label": []}``; ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"``.
-
-    Raises
-    ------
-    InputError
-        Sizes that are not whole numbers above zero, or a batch larger than the training set.
     """
     if not isinstance(hidden, Sequence):
         raise InputError(f"hidden = {hidden!r}: must be a list with the units of each hidden layer")

@@ -56,7 +56,6 @@ def convolve(layer: dict[str, jax.Array], activity: jax.Array, stride: int = 1, 
     ----------
     layer : dict
         ``"weight"``, shape ``[kernel, kernel, channels, units]``, and maybe ``"bias"``, shape ``[units]``.
-    activity : float array, shape ``[channels, height, width, examples]``
     stride : int
         Pixels between two patches.
     padding : int
@@ -96,7 +95,6 @@ def group_norm(layer: dict[str, jax.Array], activity: jax.Array, groups: int) ->
     ----------
     layer : dict
         ``"scale"`` and ``"bias"``, shape ``[channels]``.
-    activity : float array, shape ``[channels, height, width, examples]``
     groups : int
         Number of groups; divides the channels.
 

@@ -59,19 +59,12 @@ def mnist(
         Each worker draws from its own shard instead of from the whole set.
     data_dir : path, optional
         Folder that holds ``mnist/``; default the one named by ``ASYNCSIM_DATA``, then a download.
-    network : {"cnn", "mlp"}
 
     Returns
     -------
     Problem
         60,000 and 10,000 examples ``{"image": [28, 28], "label": []}``; ``evaluate`` gives ``"loss"``
         (nats) and ``"accuracy"``.
-
-    Raises
-    ------
-    InputError
-        Options out of range; a dropout for ``"mlp"``, which has no channels; data that are absent and cannot be
-        downloaded, or damaged.
 
     References
     ----------

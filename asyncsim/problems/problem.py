@@ -57,12 +57,6 @@ class Problem:
         ``predict(params, data)`` returns the scores of the classes before the softmax, shape ``[examples, classes]``,
         of some examples with a ``"label"``; deterministic. None where there are no classes to predict, or they are not
         said.
-
-    Raises
-    ------
-    InputError
-        The name cannot be that of a folder, a switch is not True or False, the shards are no count of one or more, the
-        data are empty or their leading axes differ, or the batch does not fit them.
     """
 
     name: str

@@ -31,11 +31,6 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
     -------
     Problem
         ``evaluate`` gives the noiseless ``"loss"``.
-
-    Raises
-    ------
-    InputError
-        A curvature that is not above zero, a negative noise, or a start of another shape.
     """
     h = _vector("curvature", curvature)
     if h.ndim != 1 or not h.size or not np.all(h > 0):

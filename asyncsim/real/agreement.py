@@ -37,18 +37,12 @@ REPLAYS = ("free", "perturbed", "forced")
 
 
 class Agreement(NamedTuple):
-    """How far a recording and its replays are apart.
+    """How far a recording and its replays are apart."""
 
-    Attributes
-    ----------
-    table : pandas.DataFrame
-        One row per commit, ``commit`` counting those made: of each replay in `REPLAYS` the columns ``loss_...``, the
-        difference of that commit's loss relative to the largest loss recorded, and ``params_...``, the norm of the
-        difference of the central variables relative to its norm, at the checkpoints (else nan). The perturbed replay is
-        compared with the free one, the others with the recording.
-    bar : float
-    """
-
+    #: One row per commit, ``commit`` counting those made: of each replay in `REPLAYS` the columns ``loss_...``, the
+    #: difference of that commit's loss relative to the largest loss recorded, and ``params_...``, the norm of the
+    #: difference of the central variables relative to its norm, at the checkpoints (else nan). The perturbed replay is
+    #: compared with the free one, the others with the recording.
     table: pd.DataFrame
     bar: float
 
@@ -90,11 +84,6 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         With the states of all checkpoints (``keep_states``).
     method, problem : Method, Problem
         Those of the recording.
-
-    Raises
-    ------
-    InputError
-        There are no states.
     """
     header = recorded.header
     paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("[0-9]*.npz"))}

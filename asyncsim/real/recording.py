@@ -113,13 +113,7 @@ class Log:
 
 
 def read_log(folder: Path) -> tuple[list[Event], int]:
-    """Return the events of a recording, none without a log, and the length of the log up to the last whole one (bytes).
-
-    Raises
-    ------
-    InputError
-        It cannot be read, or a line that is not the last.
-    """
+    """Return the events of a recording, none without a log, and the bytes of the log up to the last whole one."""
     path = folder / LOG
     try:
         content = path.read_bytes() if path.exists() else b""
@@ -345,13 +339,7 @@ class Recorded(NamedTuple):
 
 
 def load(folder: str | Path) -> Recorded:
-    """Read a recording, complete or broken off: everything in its log.
-
-    Raises
-    ------
-    InputError
-        There is none, or it is damaged.
-    """
+    """Read a recording, complete or broken off: everything in its log."""
     folder = Path(folder)
     header = Header.load(folder)
     events = read_log(folder)[0]

@@ -68,14 +68,10 @@ def record(
     ----------
     method : Method
         Without a timing policy, and whose local steps depend on nothing that a worker cannot know.
-    problem : Problem
-    processes : Processes
-    commits : int
     seed : int
         Of the initial parameters, the minibatches, the problem's randomness and the delays: the streams of a replay.
     folder : path
         For the recording; see `asyncsim.real.recording`.
-    precision : {"float32", "float64"}
     checkpoint_every : int
         Commits between two checkpoints, of which the last is kept; with ``keep_states`` all.
     restart : bool

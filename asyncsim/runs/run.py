@@ -114,11 +114,6 @@ class Run:
         """Read a run that `save` wrote.
 
         The parameters' containers that are not dicts, lists or tuples come back as lists of leaves, keys as text.
-
-        Raises
-        ------
-        InputError
-            No run there, an incomplete one, or one of another format.
         """
         import pandas as pd
 

@@ -37,24 +37,11 @@ _ROUND_OFF = 1e-12
 
 
 class Cell(NamedTuple):
-    """A cluster, and the methods and the problem that are run on it: one point of a study's grid.
+    """A cluster, and the methods and the problem that are run on it: one point of a study's grid."""
 
-    Attributes
-    ----------
-    name : str
-        Of its folders inside ``traces`` and ``runs``; empty for a study of one cell.
-    values : mapping
-        What sets it apart from the others, as columns of the summary.
-    config : StudyConfig
-        With its seeds, its length and what is recorded.
-    cluster : Cluster
-    methods : list of Method
-    problem : Problem
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    config: StudyConfig
+    name: str  #: of its folders inside ``traces`` and ``runs``; empty for a study of one cell
+    values: Mapping[str, Any]  #: what sets it apart from the others, as columns of the summary
+    config: StudyConfig  #: with its seeds, its length and what is recorded
     cluster: Cluster
     methods: list[Method]
     problem: Problem
@@ -109,14 +96,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
 
     Parameters
     ----------
-    cells : iterable of Cell
     traces : dict
         The files of the traces that other cells have, by cluster, commits and seed; those of these cells are added.
-
-    Raises
-    ------
-    InputError
-        A method whose replies the traces do not have.
     """
     jobs = []
     for cell in cells:

@@ -130,11 +130,6 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
     """Return a study and its config as the command line would make it; options that cannot be read end the program.
 
     A study that is resumed has the options that it was begun with, but for those that are given anew.
-
-    Raises
-    ------
-    InputError
-        There is no study of that name, or its file is not one; or a path is an empty text.
     """
     study = load(name)
     options = _split_numbers(options)

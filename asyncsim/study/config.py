@@ -177,11 +177,6 @@ waits.
         """Check what can be checked before anything heavy is imported.
 
         Every study calls it first; configs that have more options check these, too.
-
-        Raises
-        ------
-        InputError
-            An option that cannot be used, alone or beside the others; it says what to give instead.
         """
         if require_count("seeds", self.seeds) > _MOST_SEEDS:
             raise InputError(f"seeds = {self.seeds}: must be at most {_MOST_SEEDS:,}; each is a run of every method")

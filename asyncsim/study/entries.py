@@ -31,23 +31,12 @@ _UNFIT = re.compile(r"[/\\\\:*?\"<>|]+")
 
 
 class Entry(NamedTuple):
-    """A call that makes a method or a problem.
+    """A call that makes a method or a problem."""
 
-    Attributes
-    ----------
-    text : str
-        As it was written, for messages.
-    function : callable
-    arguments : mapping
-        Those that it says itself.
-    own : bool
-        Whether the function is the user's own.
-    """
-
-    text: str
+    text: str  #: as it was written, for messages
     function: Callable[..., Any]
-    arguments: Mapping[str, Any]
-    own: bool
+    arguments: Mapping[str, Any]  #: those that it says itself
+    own: bool  #: whether the function is the user's own
 
 
 def entry_of(option: str, text: str, table: Mapping[str, Callable[..., Any]]) -> Entry:

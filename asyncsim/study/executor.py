@@ -52,18 +52,10 @@ class Failure(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A job that has ended.
+    """A job that has ended."""
 
-    Attributes
-    ----------
-    place : int
-        Which of the jobs.
-    value : object
-        What the function returned, or a `Failure`.
-    """
-
-    place: int
-    value: Any
+    place: int  #: which of the jobs
+    value: Any  #: what the function returned, or a `Failure`
 
 
 class Executor(Protocol):
@@ -194,13 +186,7 @@ def check(config: "StudyOptions") -> None:
 
 @contextlib.contextmanager
 def computing_device(kind: str) -> Iterator[None]:
-    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves it to JAX.
-
-    Raises
-    ------
-    InputError
-        JAX finds no such device.
-    """
+    """Let JAX compute on a kind of device, for the length of a ``with`` block; ``default`` leaves it to JAX."""
     import jax
 
     if kind == "default":

@@ -23,20 +23,11 @@ _LONG_TRACE = 1000
 
 
 class Finished(NamedTuple):
-    """The results of a study, as they lie in its folder.
-
-    Attributes
-    ----------
-    folder : Path
-    config : dict
-        What ``config.json`` holds.
-    summary : pandas.DataFrame
-        One row per cell, method and seed.
-    """
+    """The results of a study, as they lie in its folder."""
 
     folder: Path
-    config: dict[str, Any]
-    summary: "pd.DataFrame"
+    config: dict[str, Any]  #: what ``config.json`` holds
+    summary: "pd.DataFrame"  #: one row per cell, method and seed
 
     def rows(self, **values: Any) -> "pd.DataFrame":
         """Return the rows of the summary that have these values: ``rows(method="gem", workers=5)``."""
@@ -56,17 +47,9 @@ class Finished(NamedTuple):
         return Run.load(self.folder / run_folder)
 
     def each_run(
-        self,
-        measure: "Callable[[Run], Sequence[pd.DataFrame]]",
-        columns: Sequence[str] = ("workers", "method", "seed"),
+        self, measure: "Callable[[Run], Sequence[pd.DataFrame]]", columns: Sequence[str] = ("workers", "method", "seed")
     ) -> "list[pd.DataFrame]":
-        """Return the tables that a function makes of a run, each of all runs together: first these of their columns.
-
-        Raises
-        ------
-        InputError
-            By the function; it then says of which run.
-        """
+        """Return the tables that a function makes of a run, each of all runs together: first these of their columns."""
         import pandas as pd
 
         parts = []
@@ -83,13 +66,7 @@ class Finished(NamedTuple):
         return [pd.concat(found) for found in zip(*parts, strict=True)]
 
     def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
-        """Read a table that the study wrote beside its summary.
-
-        Raises
-        ------
-        InputError
-            There is none, or it lacks some of the columns, or has no rows.
-        """
+        """Read a table that the study wrote beside its summary."""
         path = self.folder / name
         try:
             table = read_table(path)
@@ -115,8 +92,6 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
 
     Parameters
     ----------
-    folder : path
-    study : str
     columns : sequence of str, optional
         That the summary must have, and a row with them; by default it may be empty.
 
@@ -148,9 +123,6 @@ def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str],
 
     Parameters
     ----------
-    study : str
-    folder : Path
-    summary : pandas.DataFrame
     by : sequence of str
         Columns that set the lines of the table apart.
     tables : sequence of str
@@ -208,7 +180,6 @@ def beside(known: Known | None, measured: float, digits: int, steps: float) -> t
     ----------
     known : Known or None
         Nothing is said of None.
-    measured : float
     digits : int
         After the point.
     steps : float

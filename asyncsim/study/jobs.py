@@ -28,56 +28,29 @@ Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 class Result(NamedTuple):
-    """What a study returns.
+    """What a study returns."""
 
-    Attributes
-    ----------
-    folder : Path
-        Where everything was written.
-    summary : pandas.DataFrame
-        One row per run, or whatever a study is of that has none; also in ``summary.csv``.
-    """
-
-    folder: Path
-    summary: "pd.DataFrame"
+    folder: Path  #: where everything was written
+    summary: "pd.DataFrame"  #: one row per run, or whatever a study is of that has none; also in ``summary.csv``
 
 
 class Job(NamedTuple):
-    """A run or a measurement, independent of all others.
+    """A run or a measurement, independent of all others."""
 
-    Attributes
-    ----------
-    name : str
-        As the user reads it.
-    place : str
-        The file or folder, inside that of the study, where its result is kept.
-    function, arguments
-        What an executor calls.
-    keep : function
-        From the study's folder and what the function has returned: writes it, and returns the rows.
-    read : function
-        From the study's folder to the rows of what an earlier attempt has kept there; None if there is nothing, or
-        nothing that can be used.
-    labels : mapping
-        Columns that tell which it is, in the row of one that has failed.
-    errors : str
-        The table that gets this row.
-    say : function
-        From the rows to a few words about them.
-    in_folder : bool
-        Whether the function writes to its place itself, and can go on there: it gets the study's folder first. Then the
-        study's folder is kept as soon as one has begun.
-    """
-
-    name: str
-    place: str
-    function: Callable[..., Any]
+    name: str  #: as the user reads it
+    place: str  #: the file or folder, inside that of the study, where its result is kept
+    function: Callable[..., Any]  #: what an executor calls, with these arguments
     arguments: tuple[Any, ...]
+    #: From the study's folder and what the function has returned: writes it, and returns the rows.
     keep: Callable[[Path, Any], Tables]
+    #: From the study's folder to the rows of what an earlier attempt has kept there; None if there is nothing, or
+    #: nothing that can be used.
     read: Callable[[Path], Tables | None]
-    labels: Mapping[str, Any] = {}
-    errors: str = results.SUMMARY
-    say: Callable[[Tables], str] = lambda tables: ""
+    labels: Mapping[str, Any] = {}  #: columns that tell which it is, in the row of one that has failed
+    errors: str = results.SUMMARY  #: the table that gets this row
+    say: Callable[[Tables], str] = lambda tables: ""  #: from the rows to a few words about them
+    #: Whether the function writes to its place itself, and can go on there: it gets the study's folder first. Then the
+    #: study's folder is kept as soon as one has begun.
     in_folder: bool = False
 
 
@@ -223,10 +196,8 @@ def run_jobs(
     ----------
     study : str
         Its name.
-    config : StudyOptions
     record : mapping
         What the results depend on, for ``config.json``.
-    jobs : sequence of Job
     executor : context manager
         That gives what computes them, `opened` say.
     conclude : function

@@ -55,13 +55,7 @@ def shipped(name: str) -> Path:
 
 
 def load(name: str) -> ModuleType:
-    """Import a study.
-
-    Raises
-    ------
-    InputError
-        There is no study of that name, or its file cannot be imported or is not a study.
-    """
+    """Import a study."""
     found = studies()
     path = found[require_choice("study", name, found)]
     try:

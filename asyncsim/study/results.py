@@ -83,7 +83,6 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
 
     Parameters
     ----------
-    folder : path
     record : mapping
         What its ``config.json`` must hold, whatever is missing and was typed; it may be of fewer seeds, or of some of
         the methods only.

@@ -52,13 +52,7 @@ class SweepConfig(StudyOptions):
     """What all other defaults are made for: minutes on the bundled digits, or what the paper did."""
 
     def check(self) -> None:
-        """Check the options, and each value of those that have several; see `StudyOptions.check`.
-
-        Raises
-        ------
-        InputError
-            Also if there is no value, or one twice, where there may be several.
-        """
+        """Check the options, and each value of those that have several; see `StudyOptions.check`."""
         super().check()
         for name in self.varied:
             values = getattr(self, name)
@@ -94,11 +88,6 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
 
     Cells that agree in all options of their methods, or of their problem, share the very objects: these are compiled
     once. Options that change nothing are said aloud.
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, whatever cell it belongs to.
     """
     from asyncsim.study.cell import Cell
 
@@ -148,8 +137,6 @@ def run_cells(
     ----------
     study : str
         Its name.
-    config : StudyOptions
-    cells : sequence of Cell
     conclude : function
         From the folder and the summary: draws the figures and prints the tables of the runs that there are.
     measure : sequence of Job

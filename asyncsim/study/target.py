@@ -20,17 +20,10 @@ _ROUND_OFF = 1e-6
 
 
 class Target(NamedTuple):
-    """A value of an evaluation that is to be reached.
-
-    Attributes
-    ----------
-    value : float
-    of : str
-        ``"train_loss"``, ``"test_accuracy"`` and so on.
-    """
+    """A value of an evaluation that is to be reached."""
 
     value: float
-    of: str = "train_loss"
+    of: str = "train_loss"  #: ``"train_loss"``, ``"test_accuracy"`` and so on
 
     def __str__(self) -> str:
         part, _, kind = self.of.partition("_")
@@ -73,7 +66,6 @@ def time_to_target(time: "pd.Series", values: "pd.Series", target: float) -> flo
     ----------
     time, values : pandas.Series
         Of the evaluations of a run: when (s, simulated), and what the loss was.
-    target : float
     """
     when, loss = time.to_numpy(float), values.to_numpy(float)
     met = np.flatnonzero(loss <= target)

@@ -23,9 +23,7 @@ _NEGLIGIBLE = 1e-16
 
 
 def barrier_time(
-    law: Law | float | str | Sequence[Law | float | str],
-    workers: int | None = None,
-    first: int | None = None,
+    law: Law | float | str | Sequence[Law | float | str], workers: int | None = None, first: int | None = None
 ) -> float:
     """Return the mean time until ``first`` of the workers have finished, all having started together.
 
@@ -47,11 +45,6 @@ def barrier_time(
     -------
     float
         Seconds.
-
-    Raises
-    ------
-    InputError
-        If the number of workers is missing, contradicts the sequence or is less than ``first``.
     """
     given = parse(law) if isinstance(law, str) else law
     if not isinstance(given, Law | numbers.Real):
@@ -227,18 +220,10 @@ _State = tuple[int, ...]
 
 
 class BoundedClocks(NamedTuple):
-    """Stale synchronous parallel in the long run.
+    """Stale synchronous parallel in the long run."""
 
-    Attributes
-    ----------
-    throughput : float
-        Commits relative to workers that never wait.
-    staleness : float
-        Mean over commits, in versions, if every commit makes one.
-    """
-
-    throughput: float
-    staleness: float
+    throughput: float  #: commits relative to workers that never wait
+    staleness: float  #: mean over commits, in versions, if every commit makes one
 
 
 def bounded_clocks(workers: int, bound: int) -> BoundedClocks:

@@ -39,48 +39,27 @@ from asyncsim.theory.staleness import (
 
 
 class ThroughputTheory(NamedTuple):
-    """What is known about the commits that are taken up, in the long run.
+    """What is known about the commits that are taken up, in the long run."""
 
-    Attributes
-    ----------
-    name : str
-        ``"nobody waits"``, ``"machine repairman"``, ``"order statistics"`` (of those who finish first; with
-        ``", without the network"`` where only their computing counts), ``"bounded clocks"``, or ``"saturation bound"``.
-    commits : float
-        Per second.
-    exact : bool
-        Whether that is the rate; else it is the largest possible one.
-    computing : float or None
-        The part of the workers' time in which they compute at that rate: the ``computing_share`` of a trace, or the
-        most that it can be. None where workers that are unlike each other may wait and are not kept in step, and where
-        computations are stopped.
-    """
-
+    #: ``"nobody waits"``, ``"machine repairman"``, ``"order statistics"`` (of those who finish first; with ``", without
+    #: the network"`` where only their computing counts), ``"bounded clocks"``, or ``"saturation bound"``.
     name: str
-    commits: float
-    exact: bool = False
+    commits: float  #: per second
+    exact: bool = False  #: whether that is the rate; else it is the largest possible one
+    #: The part of the workers' time in which they compute at that rate: the ``computing_share`` of a trace, or the most
+    #: that it can be. None where workers that are unlike each other may wait and are not kept in step, and where
+    #: computations are stopped.
     computing: float | None = None
 
 
 class QueueTheory(NamedTuple):
-    """What is known about the number of visits at the server.
+    """What is known about the number of visits at the server."""
 
-    Attributes
-    ----------
-    name : str
-        ``"machine repairman"``, or ``"saturation bound"``: no cluster with these mean times has fewer at its server.
-    in_system : float
-        Visits waiting or in service, mean over time.
-    utilisation : float
-        Share of time that the server is busy.
-    exact : bool
-        Whether these are the means; else the least possible number, and the largest possible share.
-    """
-
+    #: ``"machine repairman"``, or ``"saturation bound"``: no cluster with these mean times has fewer at its server.
     name: str
-    in_system: float
-    utilisation: float
-    exact: bool = False
+    in_system: float  #: visits waiting or in service, mean over time
+    utilisation: float  #: share of time that the server is busy
+    exact: bool = False  #: whether these are the means; else the least possible number, and the largest possible share
 
 
 def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
@@ -254,34 +233,20 @@ _OUT_OF_STEP = 1.0
 
 
 class StalenessTheory(NamedTuple):
-    """What is known about the staleness of a cluster's commits.
+    """What is known about the staleness of a cluster's commits."""
 
-    Attributes
-    ----------
-    law : str
-        Name of the closed form, ``""`` if there is none.
-    mean : float or None
-        Over commits; None if only bounds are known. One that is conserved counts also what workers have read that are
-        never served, as under ``lowest_rank`` at a saturated server.
-    mean_bounds : tuple of float
-        Smallest and largest possible mean; both equal to ``mean`` where that is known. Reads that are never served
-        count, as there.
-    std : float or None
-        Standard deviation over commits, without a queue.
-    queue_free : bool
-        Whether the server takes no time, so that ``std`` is more than an approximation.
-    probability : function or None
-        From whole numbers to their probabilities, where the whole law is known.
-    mean_law : str
-        Why the mean is what it is: ``"conserved"``, whatever the laws of the times, or ``"bounded clocks"``.
-    """
-
-    law: str
+    law: str  #: name of the closed form, ``""`` if there is none
+    #: Over commits; None if only bounds are known. One that is conserved counts also what workers have read that are
+    #: never served, as under ``lowest_rank`` at a saturated server.
     mean: float | None
+    #: Smallest and largest possible mean; both equal to ``mean`` where that is known. Reads that are never served
+    #: count, as there.
     mean_bounds: tuple[float, float]
-    std: float | None = None
-    queue_free: bool = False
+    std: float | None = None  #: standard deviation over commits, without a queue
+    queue_free: bool = False  #: whether the server takes no time, so that ``std`` is more than an approximation
+    #: From whole numbers to their probabilities, where the whole law is known.
     probability: Callable[[np.ndarray], np.ndarray] | None = None
+    #: Why the mean is what it is: ``"conserved"``, whatever the laws of the times, or ``"bounded clocks"``.
     mean_law: str = "conserved"
 
 
@@ -290,7 +255,6 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
 
     Parameters
     ----------
-    cluster : Cluster
     computations : float
         Commits per worker of the trace at hand. Laws of little spread leave the start in step only slowly, and the
         spread of the stationary regime is not stated for a trace that hardly reaches it.
@@ -359,11 +323,7 @@ def _geometric(rates: list[float], shift: int) -> dict[str, Any]:
     n = len(rates)
     if len(set(rates)) == 1:
         probability = _shifted(lambda k: geometric_staleness(n, k), shift)
-        return {
-            "law": "geometric law",
-            "std": math.sqrt(geometric_staleness_variance(n)),
-            "probability": probability,
-        }
+        return {"law": "geometric law", "std": math.sqrt(geometric_staleness_variance(n)), "probability": probability}
     expected = heterogeneous_geometric_staleness(rates)
     shares, means = expected.shares, expected.means
     second_moment = float(shares @ (means * (means + 1) + means**2))

@@ -43,10 +43,8 @@ def implicit_momentum_path(workers: int, step: float, commits: int) -> np.ndarra
 
     Parameters
     ----------
-    workers : int
     step : float
         Learning rate times curvature; with a window, ``window_step(step, window)``.
-    commits : int
 
     Returns
     -------
@@ -97,12 +95,10 @@ def elastic_path(workers: int, elasticity: float, contraction: float, commits: i
 
     Parameters
     ----------
-    workers : int
     elasticity : float
         The moving rate of Zhang, Choromanska, LeCun 2015 (arXiv 1412.6651), ``alpha``.
     contraction : float
         ``(1 - step)**window`` on a quadratic.
-    commits : int
 
     Returns
     -------
@@ -125,11 +121,6 @@ def elastic_stable_alpha(step: float) -> float:
     For workers that take turns, each exchange followed by a gradient at the replica before it. It does not depend on
     the number of workers: exact for odd ones, slightly low for even ones (0.667 for 0.708 with two and a step of 1).
 
-    Raises
-    ------
-    InputError
-        For a step outside [0, 2], at which no elastic step is stable.
-
     References
     ----------
     Zhang, Choromanska and LeCun 2015, arXiv 1412.6651; the formula from memory, checked against
@@ -145,11 +136,6 @@ def elastic_stable_beta(workers: int, step: float) -> float:
     ::
 
         n (4 - 2 step) / (2 + n (2 - step))
-
-    Raises
-    ------
-    InputError
-        For a step outside [0, 2], at which nothing is stable, or workers that are no count.
 
     Notes
     -----

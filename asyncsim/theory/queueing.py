@@ -10,24 +10,12 @@ from asyncsim.errors import InputError, require_count, require_nonnegative, requ
 
 
 class Repairman(NamedTuple):
-    """The stationary state of a closed queue with one server.
+    """The stationary state of a closed queue with one server."""
 
-    Attributes
-    ----------
-    throughput : float
-        Visits per second.
-    in_system : float
-        Mean number of visits waiting or in service.
-    response : float
-        Mean time from arrival to the end of service, seconds.
-    utilisation : float
-        Fraction of time that the server is busy.
-    """
-
-    throughput: float
-    in_system: float
-    response: float
-    utilisation: float
+    throughput: float  #: visits per second
+    in_system: float  #: mean number of visits waiting or in service
+    response: float  #: mean time from arrival to the end of service, seconds
+    utilisation: float  #: fraction of time that the server is busy
 
 
 def repairman(workers: int, think: float, service: float) -> Repairman:
@@ -43,7 +31,6 @@ def repairman(workers: int, think: float, service: float) -> Repairman:
 
     Parameters
     ----------
-    workers : int
     think : float
         Mean time from one visit's end to the next arrival, seconds: computation and network.
     service : float

@@ -16,24 +16,12 @@ _LONGEST_INTERVAL = 64.0
 
 
 class GeometricStaleness(NamedTuple):
-    """Staleness under exponential times of different rates.
+    """Staleness under exponential times of different rates."""
 
-    Attributes
-    ----------
-    shares : Float[ndarray, "workers"]
-        Each worker's share of the commits; also the success probability of its geometric law.
-    means : Float[ndarray, "workers"]
-        Each worker's mean staleness.
-    over_updates : float
-        Mean over commits: always ``workers - 1``.
-    over_workers : float
-        Mean of ``means``: larger, as the slow workers count as much as the fast.
-    """
-
-    shares: np.ndarray
-    means: np.ndarray
-    over_updates: float
-    over_workers: float
+    shares: np.ndarray  #: each worker's share of the commits; also the success probability of its geometric law
+    means: np.ndarray  #: each worker's mean staleness
+    over_updates: float  #: mean over commits: always ``workers - 1``
+    over_workers: float  #: mean of ``means``: larger, as the slow workers count as much as the fast
 
 
 def conserved_staleness(commits: int, workers: int) -> int:
@@ -67,11 +55,6 @@ def other_open_reads(read_version: Any, version_before: Any, versions: int) -> n
     Returns
     -------
     Int[ndarray, "versions"]
-
-    Raises
-    ------
-    InputError
-        If a read is consumed before it is made, or a version lies outside 0 to ``versions``.
     """
     versions = require_count("versions", versions, 0)
     opened, closed = _whole("read_version", read_version), _whole("version_before", version_before)
@@ -117,11 +100,6 @@ def geometric_staleness(workers: int, staleness: Any) -> np.ndarray:
     With no queue and atomic visits each commit is by a uniformly random worker, independent of the past,
     so staleness is geometric with success ``1 / workers``: mean ``workers - 1``. (Consecutive values are
     slightly correlated.) Source: the memoryless model of Mitliagkas et al. 2016, arXiv 1605.09774.
-
-    Raises
-    ------
-    InputError
-        For workers that are no count, or a staleness that is no whole number.
     """
     success = 1 / require_count("workers", workers)
     staleness = _whole("staleness", staleness)
@@ -225,11 +203,6 @@ def renewal_staleness_variance(law: Law | float | str, workers: int, points: int
         ``1 / points`` for a law with atoms. At 4096 it is below 1e-3 of the result for coefficients of
         variation up to 3, 2e-3 at 5 and 1.3e-2 at 10 for log-normal laws, whose tails go beyond the 64 means that the
         grid spans (measured by refining it and lengthening its interval).
-
-    Raises
-    ------
-    InputError
-        For a law whose mean is zero, or counts that are none.
 
     References
     ----------
