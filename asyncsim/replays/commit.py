@@ -1,14 +1,16 @@
 """Where a commit meets what its worker read: the one place, for every form of computing, and for real processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Array, Method, State, add, send_update
 from asyncsim.recorders import Commit, Recorder
 from asyncsim.replays.state import WorkerRow
+from asyncsim.tracing import naming_failures, tree_text
 
 #: Names of the numbers that every replay records of a commit.
 RECORDED = ("loss", "update_norm")
@@ -72,10 +74,43 @@ def observe(
     numbers = [commit.loss.astype(dtype), jnp.sqrt(jnp.vdot(commit.step, commit.step))] if base else []
     after = []
     for recorder, state in zip(recorders, states, strict=True):
-        new, found = recorder.observe(state, commit)
+        new, found = _observed(recorder, state, commit)
         after.append(new)
         numbers += [jnp.asarray(number).astype(dtype) for number in found]
     return tuple(after), jnp.stack(numbers) if numbers else jnp.zeros(0, dtype)
+
+
+def _observed(recorder: Recorder, state: State, commit: Commit) -> tuple[State, Sequence[Any]]:
+    """Return what a recorder observes of a commit; raise InputError, while it is traced, for anything else."""
+    call = f"record: observe(state, commit) of {', '.join(recorder.columns) or 'a recorder without columns'}"
+    with naming_failures(call):
+        returned = recorder.observe(state, commit)
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)):
+        raise InputError(f"{call} returned {tree_text(returned)}: must return the new state and a list of numbers")
+    new, numbers = returned
+    if len(numbers) != len(recorder.columns) or any(jnp.shape(number) != () for number in numbers):
+        raise InputError(f"{call} returned {tree_text(numbers)}: must return a scalar for each of its columns")
+    kinds = [[(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)] for tree in (new, state)]
+    if kinds[0] != kinds[1] or jax.tree.structure(new) != jax.tree.structure(state):
+        raise InputError(
+            f"{call} returned the state {tree_text(new)}: must have the shapes and types of that before, "
+            f"{tree_text(state)}; the first is init(method, central)"
+        )
+    return new, numbers
+
+
+def looked(recorder: Recorder, state: State, commit: Commit) -> Mapping[str, Array]:
+    """Return what a recorder shows of a commit; raise InputError, while it is traced, for anything but vectors."""
+    assert recorder.look is not None
+    with naming_failures("record: look(state, commit)"):
+        found = recorder.look(state, commit)
+    vector = jnp.shape(commit.central)
+    if not isinstance(found, Mapping) or any(jnp.shape(value) != vector for value in found.values()):
+        raise InputError(
+            f"record: look(state, commit) returned {tree_text(found)}: must return a dict of vectors like the central "
+            f"variable, {tree_text(commit.central)}"
+        )
+    return found
 
 
 def require_recorders(record: Any) -> tuple[Recorder, ...]:
@@ -94,6 +129,10 @@ def require_recorders(record: Any) -> tuple[Recorder, ...]:
         if not isinstance(recorder, Recorder):
             hint = f"; call it, recorders.{recorder.__name__}()" if hasattr(recorder, "__name__") else ""
             raise InputError(f"record: {recorder!r} is not a recorder{hint}")
+        if not isinstance(recorder.columns, list | tuple):
+            raise InputError(
+                f"record: columns = {recorder.columns!r}: must be a tuple of names, ({recorder.columns!r},)"
+            )
         for column in recorder.columns:
             if column in taken:
                 raise InputError(f"record: two columns are called {column!r}; give each recorder once")

@@ -1,5 +1,6 @@
 """Looks at whole vectors: what recorders show of a commit now and then, computed apart from the commits."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.recorders import Recorder
-from asyncsim.replays.commit import build_commit
+from asyncsim.replays.commit import build_commit, looked
 from asyncsim.replays.local import Flat, LocalResult
 from asyncsim.replays.members import over_members
 from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow
@@ -71,7 +72,7 @@ def build_look(
         # Recorders come with those of shared states last.
         for one, state in zip(recorders, (*met.row.recorders, *met.recorders), strict=True):
             if one.look is not None:
-                found = over(one.look)(state, made)
+                found = over(functools.partial(looked, one))(state, made)
                 shown.append({name: jax.tree.leaves(flat.unravel(value)) for name, value in found.items()})
         return shown
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.recorders import Recorder
 from asyncsim.replays.local import Flat, Learner
+from asyncsim.tracing import naming_failures
 
 
 class Layout(NamedTuple):
@@ -123,9 +124,10 @@ def initial_state(
 ) -> ReplayState:
     """Return the replay's state at version zero, from the problem's initial parameters and non-trained state."""
     central = flat.ravel(params)
-    own, shared = (
-        tuple(one.init(method, central) for one in recorders if one.shared == shared) for shared in (False, True)
-    )
+    with naming_failures("record: init(method, central)"):
+        own, shared = (
+            tuple(one.init(method, central) for one in recorders if one.shared == shared) for shared in (False, True)
+        )
     row = WorkerRow(
         method=method.init_worker(central),
         memory=method.init_memory(central),
