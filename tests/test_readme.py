@@ -18,6 +18,7 @@ from asyncsim.__main__ import main
 from asyncsim.clusters import laws
 from asyncsim.clusters.policy import POLICIES
 from asyncsim.study.entries import catalogue, entry_of
+from asyncsim.topologies import TOPOLOGIES
 
 ROOT = Path(asyncsim.__file__).resolve().parent.parent
 PAGES = {path.stem: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
@@ -98,7 +99,7 @@ def recorder_names() -> list[str]:
         ("problems", asyncsim.problems.PROBLEMS),
         ("studies", [path.stem for path in study.shipped("studies").glob("[!_]*.py")]),
         ("recorders", recorder_names()),
-        ("clusters", POLICIES),
+        ("clusters", [*POLICIES, *TOPOLOGIES]),
         ("clusters", [name.lower() for name, one in vars(laws).items() if one in asyncsim.Law.__subclasses__()]),
     ],
 )

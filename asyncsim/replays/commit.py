@@ -90,11 +90,11 @@ def _observed(recorder: Recorder, state: State, commit: Commit) -> tuple[State, 
     new, numbers = returned
     if len(numbers) != len(recorder.columns) or any(jnp.shape(number) != () for number in numbers):
         raise InputError(f"{call} returned {tree_text(numbers)}: must return a scalar for each of its columns")
-    kinds = [[(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)] for tree in (new, state)]
-    if kinds[0] != kinds[1] or jax.tree.structure(new) != jax.tree.structure(state):
+    after, before = (tree_text(jax.tree.map(jnp.asarray, tree)) for tree in (new, state))
+    if after != before:
         raise InputError(
-            f"{call} returned the state {tree_text(new)}: must have the shapes and types of that before, "
-            f"{tree_text(state)}; the first is init(method, central)"
+            f"{call} returned the state {after}: must have the shapes and types of that before, {before}; "
+            "the first is init(method, central)"
         )
     return new, numbers
 
