@@ -33,6 +33,7 @@ from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
+from asyncsim.methods.gossip import adpsgd, dpsgd, sgp
 from asyncsim.methods.leader import lgd, lsgd
 from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.named import named_optimizer
@@ -47,6 +48,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     for factory in (
         adag,
         adaptive_staleness,
+        adpsgd,
         aeasgd,
         agn,
         async_local_sgd,
@@ -59,6 +61,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         delay_adaptive,
         delayed_nesterov,
         downpour,
+        dpsgd,
         dynsgd,
         eamsgd,
         easgd,
@@ -75,6 +78,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         ringleader,
         ringmaster,
         sgd,
+        sgp,
         softsync,
     )
 }

@@ -33,8 +33,10 @@ _CALLS = {
     "reply": "reply(server, central, memory, visit)",
     "origin": "origin(worker, read)",
     "proxy": "proxy(worker)",
+    "mix": "mix(worker, inbox, visit)",
+    "meet": "meet(own, other, visit)",
 }
-_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy")
+_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet")
 
 
 def check_method(method: Method, params: Any) -> tuple[str, ...]:
@@ -80,6 +82,24 @@ def require_replies(method: Method, reads: str) -> None:
         )
 
 
+def require_server(method: Method, trace: Trace) -> None:
+    """Raise InputError unless a method has a server where its trace has one, and none where not."""
+    gossips = method.mix is not None or method.meet is not None
+    if gossips == (trace.protocol == "gossip"):
+        meets = gossips and bool((trace.frame["partner"] >= 0).any())
+        if meets != (method.meet is not None) and trace.workers > 1:
+            how = "meet in pairs, Cluster(topology=..., policy=asyncsim.handshake())"
+            do = "" if method.meet else "do not "
+            raise InputError(f"method = {method.name!r}: its workers {do}{how}; this trace's policy is {trace.policy}")
+        return
+    remedy = "Cluster(topology=asyncsim.topologies.ring()), say" if gossips else "a Cluster without topology"
+    has = "no server" if gossips else "a server"
+    raise InputError(
+        f"method = {method.name!r}: needs a trace of a cluster with {has}, this one is of a cluster with "
+        f"{'a server' if gossips else 'none'}; simulate {remedy}"
+    )
+
+
 def require_timing(method: Method, trace: Trace) -> None:
     """Raise InputError unless a trace has the timing that a method needs."""
     for name, needed in method.timing._asdict().items():
@@ -101,13 +121,14 @@ def _said(value: Any) -> str:
     return str(value) if isinstance(value, Policy) else repr(value)
 
 
-def visit_kinds(sees_loss: bool, needs_key: bool) -> Visit:
+def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visit:
     """Return what a visit tells, as shapes."""
     kind = jnp.result_type(float)
     kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
     key: Any = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if needs_key else ()
-    return Visit(**scalars)._replace(loss=scalars["time"] if sees_loss else (), key=key)
+    told: dict[str, Any] = {"loss": scalars["time"] if sees_loss else (), "kept": scalars["time"] if gossips else ()}
+    return Visit(**scalars)._replace(key=key, **told)
 
 
 def memories_kinds(memory: Any) -> Memories:
@@ -134,21 +155,51 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
     _check_optimizer(method, params)
-    visit = visit_kinds(method.sees_loss, method.needs_key)
+    visit = visit_kinds(method.sees_loss, method.needs_key, gossips=method.mix is not None)
     worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
     if method.resume is not None:
-        _require_vector(method, "resume", _call(method, "resume", worker, central), central)
+        read = None if method.mix is not None else central
+        _require_vector(method, "resume", _call(method, "resume", worker, read), central)
     if method.origin is not None:
         _require_vector(method, "origin", _call(method, "origin", worker, central), central)
     message, diagnostics = _check_message(method, worker, central, visit)
-    if method.apply is add:
+    if method.mix is not None or method.meet is not None:
+        _check_gossip(method, worker, message, central, visit)
+    elif method.apply is add:
         _require_addable(method, message, central)
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
-    _check_apply(method, server, central, message, memory, visit)
+    if method.mix is None and method.meet is None:
+        _check_apply(method, server, central, message, memory, visit)
     if method.reply is not None:
         _require_vector(method, "reply", _call(method, "reply", server, central, memory, visit), central)
     return diagnostics
+
+
+def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit: Visit) -> None:
+    """Check the functions of a method without a server."""
+    if method.meet is not None:
+        if method.mix is not None:
+            raise InputError(
+                f"{method.name}.meet, {method.name}.mix: workers send each other messages or meet; give one"
+            )
+        result = _call(method, "meet", worker, worker, visit)
+        _require_alike(_named(method, "meet"), "the states of both workers", result, (worker, worker))
+        _require_vector(method, "message", message, central, "the message, ")
+        return
+    if method.resume is None:
+        raise InputError(f"{method.name}.resume = None: without a server a worker starts from its own state; give it")
+    if any(not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(message)):
+        raise InputError(
+            f"{_named(method, 'message')} returned the message, {told(message)}: must be floating-point numbers, which "
+            "are added up by weight"
+        )
+    _require_alike(
+        _named(method, "mix"),
+        "the worker's state, as init_worker made it",
+        _call(method, "mix", worker, message, visit),
+        worker,
+    )
 
 
 def check_fields(method: Method) -> None:

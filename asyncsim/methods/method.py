@@ -77,6 +77,8 @@ class Visit(NamedTuple):
     place, messages : int
         The message's place in the version that it belongs to, from zero, and how many messages that version has; of the
         last version of a trace, if it is not complete, those that are there.
+    kept : float
+        Without a server, the share of its own state that the worker kept when it sent the rest; else ``()``.
     workers : int
         How many take part in the training.
     loss : float
@@ -99,6 +101,7 @@ class Visit(NamedTuple):
     completes: Array | bool = True
     place: Array | int = 0
     messages: Array | int = 1
+    kept: Array | tuple[()] = ()
     workers: Array | int = 1
     loss: Array | tuple[()] = ()
     key: Array | tuple[()] = ()
@@ -193,6 +196,10 @@ class Method(NamedTuple):
         central, server, memory = apply(server, central, message, memory, visit)
         read = reply(server, central, memory, visit)  # else the central variable, for the worker's next commit
 
+    Without a server (`asyncsim.topologies`) ``mix`` comes first, or ``meet`` in the place of ``apply`` before
+    ``message``. The central variable is then the mean of all replicas and of what is under way between them: it moves
+    by the update over the number of workers.
+
     Attributes
     ----------
     name : str
@@ -212,7 +219,8 @@ class Method(NamedTuple):
     init_worker, init_server, init_memory : function
         From the initial central variable to the initial states.
     resume : function, optional
-        Where the worker starts from, for methods whose replicas live on.
+        ``resume(worker, read)``: where the worker starts from, for methods whose replicas live on. With ``mix`` nothing
+        is read: None.
     look_ahead : function, optional
         ``look_ahead(optimizer_state)``: how far from the parameters the gradient of a local step is computed, a tree
         like theirs.
@@ -227,6 +235,13 @@ class Method(NamedTuple):
     proxy : function, optional
         ``proxy(worker)``: the momentum of the process to be matched, for methods that keep it; for the
         others the replay keeps one.
+    mix : function, optional
+        ``mix(worker, inbox, visit) -> worker``, for workers that send each other messages: the worker's state before
+        its gradient. ``inbox`` is the sum of the messages that it takes up, each times its weight; ``visit.kept`` its
+        share of its own state. ``message`` is what it sends to its neighbours, a tree of floating-point arrays.
+    meet : function, optional
+        ``meet(own, other, visit) -> (own, other)``, for workers that meet in pairs: the states of both, at once, when
+        the first commits, before its ``message``. What it reads for its next gradient is its message.
     timing : Timing
         What the trace must provide.
     sees_loss : bool
@@ -245,11 +260,13 @@ class Method(NamedTuple):
     init_worker: Callable[[Array], State] = _no_state
     init_server: Callable[[Array], State] = _no_state
     init_memory: Callable[[Array], State] = _no_state
-    resume: Callable[[State, Array], Array] | None = None
+    resume: Callable[[State, Any], Array] | None = None
     look_ahead: Callable[[State], Any] | None = None
     reply: Callable[[State, Array, State, Visit], Array] | None = None
     origin: Callable[[State, Array], Array] | None = None
     proxy: Callable[[State], Array] | None = None
+    mix: Callable[[State, State, Visit], State] | None = None
+    meet: Callable[[State, State, Visit], tuple[State, State]] | None = None
     timing: Timing = Timing()
     sees_loss: bool = False
     sees_memories: bool = False

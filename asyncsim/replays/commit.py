@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.errors import InputError
-from asyncsim.methods.method import Array, Method, State, add, send_update
+from asyncsim.methods.method import Applied, Array, Method, State, add, send_update
 from asyncsim.recorders import Commit, Recorder
 from asyncsim.replays.state import WorkerRow
 from asyncsim.tracing import naming_failures, tree_text
@@ -22,17 +22,25 @@ def build_commit(method: Method, reads: str) -> Callable[..., tuple[Commit, Any]
     It goes from the central variable, the server's state, the worker's row, what the worker had read, where its local
     steps started, their sum and mean loss, the central variable that the message is formed with, the visit and, if the
     method sees them, the memories of all workers to the `Commit` and to what the worker reads at this visit for its
-    next computation (``()`` if ``reads`` are "separate").
+    next computation (``()`` if ``reads`` are "separate", or "none").
     """
     # A server that adds the update makes a step of just that: to form it anew, the central variable would be copied.
     adds_update = method.message is send_update and method.apply is add
+    gossips = method.mix is not None or method.meet is not None
 
     def commit(central, server, row, read, start, update, loss, pulled, visit, *memories):
         if method.sees_loss:
             visit = visit._replace(loss=loss.astype(visit.time.dtype))
         message, worker, diagnostics = method.message(row.method, update, start, pulled, visit)
-        applied = method.apply(server, central, message, row.memory, visit, *memories)
+        if gossips:
+            # The mean of all replicas and of what is under way between them: what mixes and meetings preserve.
+            moved = update / jnp.asarray(visit.workers, update.dtype)
+            applied = Applied(central + moved, server, row.memory)
+        else:
+            applied = method.apply(server, central, message, row.memory, visit, *memories)
         seen: Any = ()
+        if reads == "message":
+            seen = message
         if reads == "after":
             seen = applied.central
             if method.reply is not None:

@@ -22,9 +22,10 @@ class Met(NamedTuple):
     server: State
     recorders: tuple[State, ...]
     row: WorkerRow
-    read: Array
+    read: Any
     pulled: Array  #: the central variable that its message is formed with
     memories: tuple[Memories, ...]  #: of all workers, for methods that see them
+    other: Any = ()  #: without a server the messages that it takes up, added up, or the state of its partner
 
 
 def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces], Met]:
@@ -41,8 +42,15 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
             newer = jax.tree.map(lambda leaf: leaf[:1], rows)
             nobody = jax.tree.leaves(rows)[0].shape[0]
             memories = (Memories(rows, newer, jnp.full(1, nobody, jnp.int32)),)
-        read = state.read[pieces.slot[0, 0]]
-        return Met(state.central, state.server, state.recorders, row, read, pulled, memories)
+        read = state.read[pieces.slot[0, 0]] if layout.reads != "none" else ()
+        other: Any = ()
+        gossip = jax.tree.map(lambda leaf: leaf[0, 0], pieces.gossip)
+        if method.mix is not None:
+            other = jax.tree.map(lambda leaf: jnp.tensordot(gossip.weights, leaf[gossip.sources], 1), state.messages)
+        elif method.meet is not None:
+            partner = jnp.where(gossip.partner < 0, pieces.visit.worker[0, 0], gossip.partner)
+            other = jax.tree.map(lambda leaf: leaf[partner], state.workers.method)
+        return Met(state.central, state.server, state.recorders, row, read, pulled, memories, other)
 
     return jax.jit(first)
 
@@ -64,10 +72,18 @@ def build_look(
 
     def look(met: Met, data: Any, key: Array, pieces: Pieces) -> list[dict[str, list[Array]]]:
         visit, job, rows = jax.tree.map(lambda leaf: leaf[0, 0], (pieces.visit, pieces.job, pieces.rows))
-        start = met.read if method.resume is None else method.resume(met.row.method, met.read)
-        result = local(data, key, start, met.row.learner, visit, job, rows)
-        brought = met.read, start, result.update, result.loss, met.pulled, visit
-        made, _ = commit(met.central, met.server, met.row, *brought, *met.memories)
+        row, read = met.row, met.read
+        if method.mix is not None:
+            row, read = row._replace(method=method.mix(row.method, met.other, visit)), None
+        start = read if method.resume is None else method.resume(row.method, read)
+        result = local(data, key, start, row.learner, visit, job, rows)
+        if method.meet is not None:
+            own, _ = method.meet(row.method, met.other, visit)
+            alone = pieces.gossip.partner[0, 0] < 0
+            own = jax.tree.map(lambda new, old: jnp.where(alone, old, new), own, row.method)
+            row = row._replace(method=own)
+        brought = start if read is None else read, start, result.update, result.loss, met.pulled, visit
+        made, _ = commit(met.central, met.server, row, *brought, *met.memories)
         shown: list[dict[str, list[Array]]] = []
         # Recorders come with those of shared states last.
         for one, state in zip(recorders, (*met.row.recorders, *met.recorders), strict=True):

@@ -27,6 +27,9 @@ class Members(NamedTuple):
     differing: Mapping[str, Array]
 
 
+_FUNCTIONS = ("message", "apply", "reply", "resume", "origin", "proxy", "mix", "meet")
+
+
 def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of one member's commit as a function of all members' commits."""
 
@@ -53,7 +56,7 @@ def batched_method(members: Members, one: Method) -> Method:
 
         return function
 
-    return one._replace(**{name: over(name) for name in ("message", "apply", "reply", "resume", "origin", "proxy")})
+    return one._replace(**{name: over(name) for name in _FUNCTIONS})
 
 
 def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat) -> Callable[..., LocalResult]:
@@ -82,7 +85,7 @@ def _axis(argument: Any) -> Any:
 
 
 #: Where the axis of members is: rows of workers and slots stay the leading axis.
-_AXES: Any = {"central": 0, "server": 0, "recorders": 0, "read": 1, "push_read": 1, "workers": 1}
+_AXES: Any = {"central": 0, "server": 0, "recorders": 0, "read": 1, "push_read": 1, "workers": 1, "messages": 1}
 
 
 def batched_state(

@@ -27,7 +27,7 @@ from asyncsim.recorders import Commit, Recorder
 from asyncsim.replays.commit import build_commit, columns, observe, row_after
 from asyncsim.replays.local import LocalResult
 from asyncsim.replays.members import over_members
-from asyncsim.replays.state import Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow
+from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow
 from asyncsim.replays.tuning import UNROLLED
 
 
@@ -67,12 +67,9 @@ class InPieces:
         #: many of them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
         self.advance = jax.jit(advance, donate_argnums=0)
 
-    def initial_state(self, params: Any, problem_state: Any, slots: int, push_slots: int, workers: int) -> ReplayState:
+    def initial_state(self, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
         """Return the state at version zero, each array made where it will lie; rows are a multiple of the devices."""
-        sizes = {
-            name: -(-count // len(self._devices)) * len(self._devices)
-            for name, count in (("slots", slots), ("push_slots", push_slots), ("workers", workers))
-        }
+        sizes = {name: -(-count // len(self._devices)) * len(self._devices) for name, count in sizes.items()}
 
         def make(params: Any, problem_state: Any) -> ReplayState:
             return self._make(params, problem_state, **sizes)
@@ -128,7 +125,7 @@ class _Divided:
         return jax.tree.map(divide, tree)
 
 
-_ROWS = ("read", "push_read", "workers")
+_ROWS = ("read", "push_read", "workers", "messages")
 
 
 class _Carried(NamedTuple):
@@ -165,19 +162,30 @@ def _build_piece(
     def run_piece(state: ReplayState, data: Any, key: Array, piece: Pieces) -> tuple[ReplayState, Array]:
         worker, slot, push_slot = piece.visit.worker, piece.slot, piece.push_slot
 
-        def take(index: Any) -> tuple[WorkerRow, Array, Any]:
-            worker, slot, push_slot = index
+        def take(index: Any) -> tuple[WorkerRow, Any, Any, Any]:
+            worker, slot, push_slot, gossip = index
             pulled = _take(state.push_read, push_slot, single) if layout.separate_pushes else ()
-            return _take(state.workers, worker, single), _take(state.read, slot, single), pulled
+            read = _take(state.read, slot, single) if layout.reads != "none" else ()
+            other: Any = ()
+            if method.mix is not None:
+                other = _inbox(state.messages, gossip, single)
+            elif method.meet is not None:
+                other = _take(state.workers.method, jnp.maximum(gossip.partner, 0), single)
+            return _take(state.workers, worker, single), read, pulled, other
 
-        rows, read, pulled = divided.by_commit(_apart(single, piece.size, take, (worker, slot, push_slot)))
-        start = read if method.resume is None else each(method.resume, rows.method, read)
+        index = worker, slot, push_slot, piece.gossip
+        rows, read, pulled, other = divided.by_commit(_apart(single, piece.size, take, index))
+        if method.mix is not None:
+            rows = rows._replace(method=each(method.mix, rows.method, other, piece.visit))
+            resume: Any = method.resume
+            read = each(lambda own: resume(own, None), rows.method)
+        start = read if method.resume is None or method.mix else each(method.resume, rows.method, read)
         given = (start, rows.learner, piece.visit, piece.job, piece.rows)
         result = each(lambda *own: local(data, key, *own), *given)
         result = divided.by_commit(result)
         moved = divided.by_parameter((rows.method, rows.memory, read, start, result.update, pulled))
         rows = rows._replace(method=moved[0], memory=moved[1])
-        given = (piece, rows, *moved[2:5], result.loss, result.learner, moved[5])
+        given = (piece, rows, *moved[2:5], result.loss, result.learner, moved[5], other)
 
         def finish(state: ReplayState, given: Any) -> tuple[ReplayState, Array]:
             return commit_and_write(state, *given)
@@ -194,8 +202,10 @@ def _build_piece(
     members = () if layout.members is None else (layout.members,)
     numbers_shape = (*members, len(columns(recorders)))
 
-    def commit_and_write(state, piece, rows, read, start, update, loss, learner, pulled):
+    def commit_and_write(state, piece, rows, read, start, update, loss, learner, pulled, other):
         visit, there = piece.visit, jnp.arange(size, dtype=piece.size.dtype) < piece.size
+        if method.meet is not None:
+            rows, other = meet(rows, other, piece)
 
         def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any]]:
             place, is_there, visit, row, pulled, offset, *brought = of_commit
@@ -246,14 +256,31 @@ def _build_piece(
             numbers = jnp.concatenate([numbers, more], -1)
 
         read, push_read = state.read, state.push_read
-        if layout.reads != "separate":
+        if layout.reads not in ("separate", "none"):
             read = _put(read, seen, piece.slot, there, single)
         if layout.keeps_history:
             read = _put_separate(read, end.history, piece.reads, layout)
             push_read = _put_separate(push_read, end.history, piece.push_reads, layout._replace(read_blocks=1))
         left = divided.by_commit(row_after(made, after, learner))
-        workers = _put(state.workers, left, visit.worker, there, single)
-        return ReplayState(end.central, end.server, recorder_states, read, push_read, workers), numbers
+        workers, messages = state.workers, state.messages
+        if method.meet is not None:
+            partner = jnp.where(piece.gossip.partner < 0, visit.worker, piece.gossip.partner)
+            workers = workers._replace(method=_put(workers.method, other, partner, there, single))
+        if method.mix is not None:
+            last = jax.tree.leaves(messages)[0].shape[0] - 1
+            taken = piece.gossip.message_slot >= 0
+            message_slot = jnp.where(taken, piece.gossip.message_slot, last)
+            messages = _put(messages, made.message, message_slot, there & taken, single)
+        workers = _put(workers, left, visit.worker, there, single)
+        return ReplayState(end.central, end.server, recorder_states, read, push_read, workers, messages), numbers
+
+    def meet(rows: WorkerRow, other: Any, piece: Pieces) -> tuple[WorkerRow, Any]:
+        """Return the rows of a commit's worker and its partner's state after they have met; pieces have one commit."""
+        assert method.meet is not None
+        own, met = each(method.meet, rows.method, other, piece.visit)
+        alone = piece.gossip.partner[0] < 0
+        own, met = jax.tree.map(lambda new, old: jnp.where(alone, old, new), (own, met), (rows.method, other))
+        return rows._replace(method=own), met
 
     return run_piece
 
@@ -285,6 +312,21 @@ def _take(tree: Any, index: Array, single: bool) -> Any:
     if single:
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index[0], 1), tree)
     return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def _inbox(messages: Any, gossip: GossipOfPiece, single: bool) -> Any:
+    """Return the sums of the messages that commits take up, each times its weight."""
+    if not single:
+        return jax.tree.map(lambda leaf: jnp.einsum("ij,ij...->i...", gossip.weights, leaf[gossip.sources]), messages)
+
+    def add(j: Array, total: Any) -> Any:
+        slot, weight = gossip.sources[0, j], gossip.weights[0, j]
+        return jax.tree.map(
+            lambda own, leaf: own + weight * jax.lax.dynamic_slice_in_dim(leaf, slot, 1), total, messages
+        )
+
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), messages)
+    return jax.lax.fori_loop(0, gossip.taken[0], add, nothing)
 
 
 def _put(tree: Any, rows: Any, index: Array, there: Array, single: bool) -> Any:

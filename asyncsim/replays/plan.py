@@ -11,9 +11,9 @@ import numpy as np
 from asyncsim.methods.check import require_replies
 from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
-from asyncsim.replays.state import Layout, Pieces, ReadsOfPiece
+from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece
 from asyncsim.replays.tuning import Form, tuning
-from asyncsim.replays.waves import Reads, cut, find_waves, most_at_one_position, separate_reads
+from asyncsim.replays.waves import Gossip, Reads, cut, find_waves, most_at_one_position, separate_reads
 from asyncsim.streams import stream_key
 from asyncsim.traces.trace import Trace
 
@@ -68,7 +68,9 @@ class Plan:
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
         platform = devices[0].platform
         self._tuning = tuning(platform)
-        sizes = self._tuning.piece_sizes if form == "batch" else (1,)
+        # Where workers meet, a commit touches the rows of two: one at a time.
+        meets = waves.gossip is not None and bool((waves.gossip.partner >= 0).any())
+        sizes = self._tuning.piece_sizes if form == "batch" and not meets else (1,)
         self.piece_size, self._cuts = self._best_cut(kinds, starts, [size * len(devices) for size in sizes])
         self._form: Form = "single" if form == "batch" and self.piece_size == 1 and platform == "cpu" else form
         self.stops = stops
@@ -102,7 +104,7 @@ class Plan:
         return Layout(
             form=self._form,
             piece_size=self.piece_size,
-            reads=self.waves.reads,
+            reads="none" if method.mix is not None else self.waves.reads,
             reads_size=self._room(self._reads),
             push_reads_size=self._room(self._push_reads),
             separate_pushes=self.waves.separate_pushes,
@@ -110,6 +112,7 @@ class Plan:
             window=self._window,
             windows_differ=self._windows_differ,
             members=self.members,
+            gossip=self.waves.gossip is not None,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
@@ -155,6 +158,7 @@ class Plan:
             return self._columns[name][member].astype(dtype)
 
         workers: Any = np.full(member.shape, self._workers, np.int32)
+        waves: Any = self.waves
         visit = Visit(
             staleness=column("staleness"),
             worker=column("worker"),
@@ -162,6 +166,7 @@ class Plan:
             commit=column("commit"),
             time=column("commit_time", self._dtype),
             local_steps=column("local_steps"),
+            kept=() if waves.gossip is None else waves.gossip.kept[member].astype(self._dtype),
             completes=column("completes", np.bool_),
             place=column("place"),
             messages=column("messages"),
@@ -169,7 +174,6 @@ class Plan:
         )
         if self._keys is not None:
             visit = visit._replace(key=visit_keys(self._keys, visit.worker, visit.worker_step))
-        waves: Any = self.waves
         return Pieces(
             size=sizes,
             slot=waves.slot[member].astype(np.int32),
@@ -180,7 +184,15 @@ class Plan:
             rows=self._rows(member, valid),
             reads=_reads_of_pieces(self._reads, begin, sizes, self._room(self._reads)),
             push_reads=_reads_of_pieces(self._push_reads, begin, sizes, self._room(self._push_reads)),
+            gossip=() if waves.gossip is None else self._gossip(waves.gossip, member),
         )
+
+    def _gossip(self, gossip: Gossip, member: np.ndarray) -> Any:
+        """Return what the commits of pieces take up of other workers."""
+        numbers = gossip.sources, gossip.taken, gossip.message_slot, gossip.partner
+        sources, taken, message_slot, partner = (own[member].astype(np.int32) for own in numbers)
+        weights: Any = gossip.weights[member].astype(self._dtype)
+        return GossipOfPiece(sources, weights, taken, message_slot, partner)
 
     def _rows(self, member: np.ndarray, valid: np.ndarray) -> Any:
         """Return the examples of each commit's minibatches, see `Pieces`."""

@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from asyncsim.errors import InputError, require_choice, require_count, require_switch
-from asyncsim.methods.check import check_method, require_timing
+from asyncsim.methods.check import check_method, require_server, require_timing
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.recorders import Recorder, show_diagnostics
@@ -262,6 +262,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     require_kinds(trace, method, problem)
     recorders = require_recorders(record)
     shown = check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
+    require_server(method, trace)
     require_timing(method, trace)
     _check_outcomes(trace)
     return tuple(one for one in recorders if shown or one.look is not show_diagnostics)

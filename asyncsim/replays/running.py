@@ -45,6 +45,8 @@ class Running:
         self._batched = plan.members is not None
         waves = plan.waves
         slots = {"slots": waves.slots, "push_slots": waves.push_slots}
+        if waves.gossip is not None:
+            slots["message_slots"] = waves.gossip.slots + 1
         of_problem = problem_state(problem, dtype)
         self._state: Any = program.engine.initial_state(params, of_problem, **slots, workers=self.trace.workers)
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from asyncsim.methods.check import visit_kinds
 from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.recorders import Recorder
 from asyncsim.replays.local import Flat, Learner
@@ -20,7 +21,7 @@ class Layout(NamedTuple):
         How commits are computed, see `asyncsim.replays.tuning`.
     piece_size : int
         Commits that a piece has room for; a multiple of the number of devices.
-    reads : {"after", "before", "separate"}
+    reads : {"after", "before", "separate", "message", "none"}
         When a worker reads for its next computation, see `asyncsim.replays.waves`.
     reads_size, push_reads_size : int
         Room for separate reads, and for separate reads for messages, in a piece.
@@ -35,6 +36,8 @@ class Layout(NamedTuple):
     members : int or None
         Runs of an ensemble that are replayed as one: each vector then has shape ``[members, parameters]``, and each
         number of a commit shape ``[members]``.
+    gossip : bool
+        Whether there is no server: workers take up each other's messages, or meet.
     """
 
     form: str
@@ -47,6 +50,7 @@ class Layout(NamedTuple):
     window: int = 1
     windows_differ: bool = False
     members: int | None = None
+    gossip: bool = False
 
     @property
     def keeps_history(self) -> bool:
@@ -79,6 +83,8 @@ class ReplayState(NamedTuple):
         What messages will be formed with, if that is read apart.
     workers : WorkerRow
         Leaves with leading axis ``workers`` (on several devices a multiple of their number).
+    messages : tree
+        Those that wait to be taken up by other workers, leaves ``[slots + 1, ...]``; what nobody takes up is the last.
     """
 
     central: Array
@@ -87,6 +93,7 @@ class ReplayState(NamedTuple):
     read: Array
     push_read: Array
     workers: WorkerRow
+    messages: Any = ()
 
 
 class ReadsOfPiece(NamedTuple):
@@ -110,6 +117,17 @@ class Pieces(NamedTuple):
     rows: Array  # [piece_size, window, batch] examples; in an ensemble [piece_size, members, window, batch]
     reads: ReadsOfPiece
     push_reads: ReadsOfPiece
+    gossip: Any = ()  # a `GossipOfPiece` without a server
+
+
+class GossipOfPiece(NamedTuple):
+    """What the commits of a piece take up of other workers; see `asyncsim.replays.waves.Gossip`."""
+
+    sources: Array  # [piece_size, most]
+    weights: Array  # [piece_size, most]
+    taken: Array  # [piece_size], how many of them
+    message_slot: Array  # [piece_size]
+    partner: Array  # [piece_size]
 
 
 def initial_state(
@@ -121,6 +139,7 @@ def initial_state(
     slots: int,
     push_slots: int,
     workers: int,
+    message_slots: int = 0,
 ) -> ReplayState:
     """Return the replay's state at version zero, from the problem's initial parameters and non-trained state."""
     central = flat.ravel(params)
@@ -139,12 +158,18 @@ def initial_state(
         leaf = jnp.asarray(leaf)
         return jnp.array(jnp.broadcast_to(leaf, (count, *leaf.shape)))
 
+    messages: Any = ()
+    if method.mix is not None:
+        visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
+        kinds, *_ = jax.eval_shape(method.message, row.method, central, central, central, visit)
+        messages = jax.tree.map(lambda leaf: jnp.zeros((message_slots, *leaf.shape), leaf.dtype), kinds)
     return ReplayState(
         # Copies: the state is donated, and neither its parts nor the user's own arrays may share memory with it.
         central=jnp.array(central),
         server=jax.tree.map(jnp.array, method.init_server(central)),
         recorders=jax.tree.map(jnp.array, shared),
-        read=repeated(central, slots),
+        read=repeated(central, 0 if method.mix is not None else slots),
         push_read=repeated(central, push_slots),
         workers=jax.tree.map(lambda leaf: repeated(leaf, workers), row),
+        messages=messages,
     )

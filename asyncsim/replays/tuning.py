@@ -85,12 +85,13 @@ def tuning(platform: str) -> Tuning:
 def form_of(trace: Trace, method: Method, problem: Problem, devices: Sequence[Any]) -> Form:
     """Return in which form a replay on these devices is computed.
 
-    Blocks of reads, and the memories of all workers, are parts of arrays of all rows, which "dispatched" has not.
+    Blocks of reads, the memories of all workers and the messages between them are parts of arrays of all rows, which
+    "dispatched" has not.
     """
     parameters = problem.parameter_count
     if devices[0].platform != "cpu" or len(devices) > 1 or parameters < _FEW_PARAMETERS:
         return "batch"
-    rows_apart = trace.read_blocks == 1 and not method.sees_memories
+    rows_apart = trace.read_blocks == 1 and not method.sees_memories and trace.protocol != "gossip"
     return "dispatched" if parameters >= _LONG_VECTOR and rows_apart else "single"
 
 

@@ -8,6 +8,9 @@ position ``p`` sees the central variable after the first ``p`` commits.
 Reads come in three kinds. After each commit, atomic with it (the exchange); before each commit, atomic with it
 (read, then write); and separate ones, which fall anywhere between two commits. What was read waits in a *slot*
 until the last commit that uses it: the worker's own for the atomic kinds, else any that is free then.
+
+Without a server a commit depends on its worker's commit before and on the commits whose messages it takes up, and on
+nothing else. Where workers meet in pairs, a worker reads its own message; else it reads nothing.
 """
 
 import heapq
@@ -28,7 +31,7 @@ class Waves(NamedTuple):
     slot, push_slot : int array
         Where these reads wait.
     slots, push_slots : int
-    reads : {"after", "before", "separate"}
+    reads : {"after", "before", "separate", "message"}
         See the module's text.
     separate_pushes : bool
         Whether messages are formed with the central variable of a visit before the commit's own.
@@ -48,6 +51,36 @@ class Waves(NamedTuple):
     separate_pushes: bool
     depends_on: np.ndarray
     blocks: np.ndarray | None = None
+    gossip: "Gossip | None" = None
+
+
+class Gossip(NamedTuple):
+    """What the commits of a trace without a server take up of each other; the first axis is of commits.
+
+    Attributes
+    ----------
+    sources : int array, shape ``[commits, most]``
+        Slots in which the messages wait that a commit takes up.
+    weights : float array, shape ``[commits, most]``
+        Its share of each; zero beyond ``taken``.
+    taken : int array
+        How many it takes up.
+    message_slot : int array
+        Where the commit's own message waits; -1 if nobody takes it up.
+    slots : int
+    kept : float array
+        What the worker kept of its own state when it sent it.
+    partner : int array
+        The worker that a commit meets; -1 if none.
+    """
+
+    sources: np.ndarray
+    weights: np.ndarray
+    taken: np.ndarray
+    message_slot: np.ndarray
+    slots: int
+    kept: np.ndarray
+    partner: np.ndarray
 
 
 class Reads(NamedTuple):
@@ -65,6 +98,8 @@ def find_waves(trace: Trace) -> Waves:
     """Find what each commit of a trace depends on."""
     columns = {name: trace.frame[name].to_numpy() for name in ("worker", "read_version", "push_version", "version")}
     commits = np.arange(len(trace))
+    if trace.protocol == "gossip":
+        return _find_gossip(trace)
     # With server buffers several commits share a version: a read is as new as the commit that made its version.
     read = _first_position(columns["read_version"], columns["version"])
     push = _first_position(columns["push_version"], columns["version"])
@@ -174,17 +209,51 @@ def _share_slots(read: np.ndarray) -> tuple[np.ndarray, int]:
     """
     distinct, which = np.unique(read, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    made = (distinct if distinct.ndim == 1 else distinct[:, 0]).tolist()
+    made = distinct if distinct.ndim == 1 else distinct[:, 0]
     last = np.zeros(len(made), int)
     last[which] = np.arange(len(read))  # of equal ones, the assignment that comes last stays
+    slot, slots = _allocate(made, last)
+    return slot[which], slots
+
+
+def _allocate(made: np.ndarray, freed: np.ndarray) -> tuple[np.ndarray, int]:
+    """Give each thing that is made a slot until it is freed, using as few as possible; ``made`` never decreases."""
     slot = np.empty(len(made), int)
-    busy: list[tuple[int, int]] = []  # (commit that frees the slot, slot)
+    busy: list[tuple[int, int]] = []  # (when the slot is freed, slot)
     slots = 0
-    for row, freed in enumerate(last.tolist()):
-        if busy and busy[0][0] < made[row]:
+    for row, (begin, end) in enumerate(zip(made.tolist(), freed.tolist(), strict=True)):
+        if busy and busy[0][0] < begin:
             free = heapq.heappop(busy)[1]
         else:
             free, slots = slots, slots + 1
         slot[row] = free
-        heapq.heappush(busy, (freed, free))
-    return slot[which], slots
+        heapq.heappush(busy, (end, free))
+    return slot, slots
+
+
+def _find_gossip(trace: Trace) -> Waves:
+    """Find what commits without a server depend on: their workers' commits before, and the messages they take up."""
+    frame, commits = trace.frame, len(trace)
+    worker = frame["worker"].to_numpy()
+    count = frame["sources"].map(len).to_numpy()
+    rows = np.repeat(np.arange(commits), count)
+    flat = np.concatenate([*frame["sources"], np.empty(0)]).astype(int)
+    # A message waits until it is taken up for the last time.
+    last = np.full(commits, -1)
+    np.maximum.at(last, flat, rows)
+    sent = np.flatnonzero(last >= 0)
+    slot, slots = _allocate(sent, last[sent])
+    message_slot = np.full(commits, -1)
+    message_slot[sent] = slot
+    there = np.arange(max(int(count.max(initial=0)), 1)) < count[:, None]
+    sources, weights, newest = np.zeros(there.shape, int), np.zeros(there.shape), np.full(commits, -1)
+    sources[there] = message_slot[flat]
+    weights[there] = np.concatenate([*frame["weights"], np.empty(0)])
+    np.maximum.at(newest, rows, flat)
+    previous = _previous_commit(worker)
+    own = previous + 1
+    kept, partner = frame["kept"].to_numpy(), frame["partner"].to_numpy()
+    gossip = Gossip(sources, weights, count, message_slot, slots, kept, partner)
+    depends_on = np.maximum.accumulate(np.maximum(own, newest + 1))
+    nowhere = np.zeros(commits, int)
+    return Waves(own, own, worker, nowhere, trace.workers, 0, "message", False, depends_on, gossip=gossip)

@@ -1,0 +1,173 @@
+"""Gossip: workers without a server that average with their neighbours."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, local_steps
+
+
+class Mixed(NamedTuple):
+    """A worker's state and message, vectors of shape ``[parameters]``: a replica as it was and as it is mixed."""
+
+    own: Array
+    mixed: Array
+
+
+class Pushed(NamedTuple):
+    """A worker's state and message: a biased replica ``[parameters]`` and its weight, a number."""
+
+    biased: Array
+    weight: Array
+
+
+def dpsgd(
+    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+) -> Method:
+    """Return D-PSGD: replicas that are averaged with their neighbours' while the gradient is computed.
+
+    With ``W`` the topology's weights and ``g`` the gradient at the replica that is not mixed yet::
+
+        x_i <- sum over j of W_ij x_j - learning_rate * g(x_i)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or a rate beside an optimizer.
+
+    Notes
+    -----
+    In expectation of equal weights on both sides of each edge: with weights that are not symmetric the replicas tend to
+    a weighted mean (see `sgp`). The paper waits for all neighbours; here what a worker takes up is the trace's.
+
+    References
+    ----------
+    Lian, Zhang, Zhang, Hsieh, Zhang and Liu 2017, "Can decentralized algorithms outperform centralized algorithms?",
+    arXiv 1705.09056, algorithm 1.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+
+    def mix(worker, inbox, visit):
+        return Mixed(worker.own, visit.kept * worker.own + inbox.own)
+
+    def message(worker, update, start, central, visit):
+        x = worker.mixed + update
+        return Mixed(x, x), Mixed(x, x), {}
+
+    return Method(
+        name="dpsgd",
+        hyperparameters=named,
+        optimizer=local,
+        message=message,
+        init_worker=lambda central: Mixed(central, central),
+        resume=lambda worker, read: worker.own,
+        mix=mix,
+    )
+
+
+def sgp(
+    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+) -> Method:
+    """Return stochastic gradient push: shares of replicas are pushed to neighbours, with weights that undo the bias.
+
+    Of its replica ``x`` and weight ``w`` a worker keeps a share and pushes the others to its neighbours; it adds up
+    what it kept and what has come, and takes its gradient at the quotient::
+
+        x_i <- sum over j of p_ij x_j,   w_i <- sum over j of p_ij w_j
+        x_i <- x_i - learning_rate * g(x_i / w_i)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or a rate beside an optimizer.
+
+    Notes
+    -----
+    Overlap SGP is the same method on the trace of another policy, `osgp`. The authors' program does not send the weight
+    where it is always one, on their regular graphs; here it is always sent. Messages that are lost take mass with them.
+
+    References
+    ----------
+    Assran, Loizou, Ballas and Rabbat 2019, "Stochastic gradient push for distributed deep learning", arXiv 1811.10792,
+    algorithm 1.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+
+    def mix(worker, inbox, visit):
+        kept = visit.kept.astype(worker.weight.dtype)
+        return Pushed(kept * worker.biased + inbox.biased, kept * worker.weight + inbox.weight)
+
+    def message(worker, update, start, central, visit):
+        after = Pushed(worker.biased + update, worker.weight)
+        return after, after, {}
+
+    return Method(
+        name="sgp",
+        hyperparameters=named,
+        optimizer=local,
+        message=message,
+        init_worker=lambda central: Pushed(central, jnp.ones((), central.dtype)),
+        resume=lambda worker, read: worker.biased / worker.weight,
+        mix=mix,
+    )
+
+
+def adpsgd(
+    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+) -> Method:
+    """Return AD-PSGD: a worker that has its gradient averages with one neighbour, and then adds its step.
+
+    Both at once, whatever else the neighbour is at, with ``s`` the replica as the worker left it at its last commit::
+
+        x_i, x_j <- (x_i + x_j) / 2
+        x_i      <- x_i - learning_rate * g(s)
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, or a rate beside an optimizer.
+
+    References
+    ----------
+    Lian, Zhang, Zhang and Liu 2018, "Asynchronous decentralized parallel stochastic gradient descent",
+    arXiv 1710.06952, algorithm 1.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+
+    def meet(own, other, visit):
+        mean = (own + other) / 2
+        return mean, mean
+
+    def message(worker, update, start, central, visit):
+        return worker + update, worker + update, {}
+
+    return Method(
+        name="adpsgd",
+        hyperparameters=named,
+        optimizer=local,
+        message=message,
+        init_worker=lambda central: central,
+        meet=meet,
+    )
