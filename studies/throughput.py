@@ -84,7 +84,8 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     from asyncsim.methods import METHODS
 
     tasks = [require_choice("tasks", task, TASKS) for task in split(config.tasks)]
-    several = [name for name, make in METHODS.items() if make().timing.workers is None]
+    made = {name: make() for name, make in METHODS.items()}
+    several = [name for name, one in made.items() if one.timing.workers is None and not (one.mix or one.meet)]
     methods = split(config.methods)
     methods = several if methods == ["all"] else [require_choice("methods", name, several) for name in methods]
     workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)

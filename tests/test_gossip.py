@@ -43,7 +43,7 @@ def ring_in_rounds(n, rounds, share=1 / 3):
 
 
 def at_random(n, commits, seed=0):
-    """Nobody waits: half of each message goes to a random neighbour, which takes up what has come at its next commit."""
+    """Nobody waits: half of each message goes to a random neighbour, which takes it up at some later commit."""
     rng, rows, waiting, begun = np.random.default_rng(seed), [], [[] for _ in range(n)], set()
     for k in range(commits):
         i = int(rng.integers(n))
@@ -62,26 +62,25 @@ def in_pairs(n, commits, seed=0):
 
 
 def loop(trace, method):
-    """The replicas, their mean with what is under way, row by row, written from the papers."""
+    """The replicas and weights, row by row, written from the papers."""
     n = trace.workers
     x, w, snapshot = np.tile(START, (n, 1)), np.ones(n), np.tile(START, (n, 1))
-    sent, means = {}, []
-    left = {}  # of each row, the share that nobody has taken up yet
+    sent = {}
     for k, row in enumerate(trace.frame.itertuples()):
         i = row.worker
         if method == "adpsgd":
             step = -RATE * CURVATURE * snapshot[i]
             x[i] = x[row.partner] = (x[i] + x[row.partner]) / 2
             x[i] = snapshot[i] = x[i] + step
-            means.append(x.mean(0))
             continue
-        mixed = row.kept * x[i] + sum((p * sent[j][0] for j, p in zip(row.sources, row.weights)), 0 * START)
-        weight = row.kept * w[i] + sum(p * sent[j][1] for j, p in zip(row.sources, row.weights))
+        mixed = row.kept * x[i] + sum(
+            (p * sent[j][0] for j, p in zip(row.sources, row.weights, strict=True)), 0 * START
+        )
+        weight = row.kept * w[i] + sum(p * sent[j][1] for j, p in zip(row.sources, row.weights, strict=True))
         at = x[i] if method == "dpsgd" else mixed / weight
         x[i], w[i] = mixed - RATE * CURVATURE * at, weight
         sent[k] = x[i].copy(), w[i]
-        means.append(None)
-    return x, w, means
+    return x, w
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +117,7 @@ def replayed(trace, name, form=None, **options):
 )
 def test_replays_are_plain_loops(name, make, form):
     trace = make()
-    x, w, _ = loop(trace, name)
+    x, w = loop(trace, name)
     state = replayed(trace, name, form).state
     own = state.workers.method
     found = own if name == "adpsgd" else own[0] if name == "sgp" else own.own

@@ -127,8 +127,8 @@ def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visi
     kinds: dict[str, Any] = dict.fromkeys(Visit._fields, jnp.int32) | {"time": kind, "completes": jnp.bool_}
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
     key: Any = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if needs_key else ()
-    told: dict[str, Any] = {"loss": scalars["time"] if sees_loss else (), "kept": scalars["time"] if gossips else ()}
-    return Visit(**scalars)._replace(key=key, **told)
+    given: dict[str, Any] = {"loss": scalars["time"] if sees_loss else (), "kept": scalars["time"] if gossips else ()}
+    return Visit(**scalars)._replace(key=key, **given)
 
 
 def memories_kinds(memory: Any) -> Memories:
@@ -191,7 +191,7 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
         raise InputError(f"{method.name}.resume = None: without a server a worker starts from its own state; give it")
     if any(not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(message)):
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {told(message)}: must be floating-point numbers, which "
+            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be floating-point numbers, which "
             "are added up by weight"
         )
     _require_alike(
