@@ -135,6 +135,15 @@ def test_the_central_variable_is_the_mean_of_the_replicas():
     np.testing.assert_allclose(running.state.central, running.state.workers.method.own.mean(0), atol=1e-13)
 
 
+def test_the_consensus_distance_is_evaluated():
+    trace, problem = in_pairs(9, 500), problems.quadratic(CURVATURE, start=START)
+    run = replay(trace, methods.adpsgd(RATE), problem, precision="float64", evaluate_every=20, progress=False)
+    x, _ = loop(trace, "adpsgd")
+    expected = np.mean(np.sum((x - x.mean(0)) ** 2, 1))
+    assert run.evaluations["consensus_distance"].iloc[-1] == pytest.approx(expected, rel=1e-10)
+    assert run.evaluations["consensus_distance"].iloc[0] == 0
+
+
 def test_in_batches_a_round_is_a_piece():
     running = replayed(ring_in_rounds(7, 60), "dpsgd", "batch")
     assert np.diff(running.running._plan._cuts).tolist() == [7] * 60

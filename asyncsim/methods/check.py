@@ -191,8 +191,8 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
         raise InputError(f"{method.name}.resume = None: without a server a worker starts from its own state; give it")
     if any(not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(message)):
         raise InputError(
-            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be floating-point numbers, which "
-            "are added up by weight"
+            f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be floating-point numbers, "
+            "which are added up by weight"
         )
     _require_alike(
         _named(method, "mix"),

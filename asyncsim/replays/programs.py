@@ -18,7 +18,7 @@ from asyncsim.replays.local import Flat, build_local, flatten, from_vector
 from asyncsim.replays.look import Met, build_first, build_look
 from asyncsim.replays.members import Members, batched_local, batched_method, batched_state
 from asyncsim.replays.pieces import InPieces
-from asyncsim.replays.state import Layout, Pieces, initial_state
+from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state
 from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
 from asyncsim.threads import cached
 
@@ -34,6 +34,9 @@ class Program(NamedTuple):
         What the first commit of some pieces meets, and what recorders show of it; see `asyncsim.replays.look`.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
+    spread : function or None
+        Without a server, from the state and the number of workers to the replicas' mean squared distance from the
+        central variable.
     flat : Flat
     devices : tuple of jax.Device
     """
@@ -42,6 +45,7 @@ class Program(NamedTuple):
     first: Callable[[Any, Pieces], Met]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
+    spread: Callable[[ReplayState, int], Any] | None
     flat: Flat
     devices: tuple[Any, ...]
 
@@ -85,7 +89,7 @@ def compiled_ensemble(
         method, recorders, local, layout, (device,), functools.partial(batched_state, members, recorders, flat)
     )
     look = build_look(method, recorders, local, every, layout)
-    return Program(engine, build_first(method, layout), look, jax.jit(evaluate_all), flat, (device,))
+    return Program(engine, build_first(method, layout), look, jax.jit(evaluate_all), None, flat, (device,))
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -154,7 +158,16 @@ def _build(
         make = functools.partial(initial_state, method, recorders, flat)
         engine, first = InPieces(method, recorders, of_vector, layout, devices, make), build_first(method, layout)
     look = build_look(method, recorders, of_vector, flat, layout)
-    return Program(engine, first, look, jax.jit(_evaluation(problem, flat)), flat, devices)
+    spread = jax.jit(functools.partial(_spread, method), static_argnums=1) if layout.gossip else None
+    return Program(engine, first, look, jax.jit(_evaluation(problem, flat)), spread, flat, devices)
+
+
+def _spread(method: Method, state: ReplayState, workers: int) -> Any:
+    """Return the mean squared distance of the workers' replicas from the central variable."""
+    replicas, resume = state.workers.method, method.resume
+    if resume is not None:
+        replicas = jax.vmap(lambda own: resume(own, None))(replicas)
+    return jnp.mean(jnp.sum((replicas[:workers] - state.central) ** 2, 1))
 
 
 def _require_held(what: str, numbers: np.ndarray) -> None:

@@ -111,6 +111,8 @@ class Running:
             (self._held.central, self._mean_problem_state(), self._train, self._test), first
         )
         values = self._program.evaluate(central, state, train, test)
+        if self._program.spread is not None:
+            values["consensus_distance"] = self._program.spread(self._held, self.trace.workers)
         return [
             recording.evaluated({name: float(value) for name, value in own.items()})
             for recording, own in zip(self.recordings, self._of_members(values), strict=True)
