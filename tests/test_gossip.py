@@ -1,86 +1,67 @@
 """Methods without a server: the replay against plain NumPy loops, what is conserved, and what they reduce to."""
 
+import functools
+
 import jax
 import numpy as np
-import pandas as pd
 import pytest
 
-from asyncsim import InputError, Trace, methods, problems, recorders, replay
+from asyncsim import Cluster, InputError, methods, problems, recorders, replay, simulate
 from asyncsim.replays.replay import Replay
-from asyncsim.traces.columns import COLUMNS, Source
 
 CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
 
 
-def trace_of(rows, workers):
-    """A trace of rows (worker, sources, weights, kept, partner)."""
-    frame = pd.DataFrame({name: np.zeros(len(rows)) for name in COLUMNS if name != "outcome"})
-    for name in ("commit", "worker", "job", "local_steps", "read_version", "push_version", "staleness", "version"):
-        frame[name] = frame[name].astype(np.int64)
-    frame["commit"], frame["version"], frame["local_steps"] = np.arange(len(rows)), 1 + np.arange(len(rows)), 1
-    frame["outcome"] = "applied"
-    frame["worker"] = [row[0] for row in rows]
-    frame["job"] = frame.groupby("worker").cumcount()
-    previous = frame.groupby("worker")["version"].shift(1).fillna(0).astype(np.int64)
-    frame["read_version"], frame["push_version"] = previous, np.arange(len(rows))
-    frame["staleness"] = np.arange(len(rows)) - previous
-    for name in ("start_time", "send_time", "arrive_time", "serve_time", "commit_time", "push_time"):
-        frame[name] = 1.0 + np.arange(len(rows))
-    frame["start_time"] = frame["read_time"]
-    for place, name in enumerate(("sources", "weights", "kept", "partner"), 1):
-        frame[name] = [row[place] for row in rows]
-    return Trace(frame, Source(workers, "gossip"))
+@functools.cache
+def simulated(topology, policy, workers=9, commits=500, latency=0.3, compute="exponential(1)", seed=0):
+    return simulate(Cluster(workers, compute, topology=topology, policy=policy, latency=latency), commits, seed)
 
 
-def ring_in_rounds(n, rounds, share=1 / 3):
-    """A barrier each round: everybody takes up the last messages of both neighbours."""
-    rows = []
-    for k in range(rounds):
-        for i in range(n):
-            before = [n * (k - 1) + (i - 1) % n, n * (k - 1) + (i + 1) % n] if k else []
-            rows.append((i, before, [share] * len(before), 1 - 2 * share if k else 1.0, -1))
-    return trace_of(rows, n)
+def anywhere(make):
+    return functools.partial(make, policy=None)
 
 
-def at_random(n, commits, seed=0):
-    """Nobody waits: half of each message goes to a random neighbour, which takes it up at some later commit."""
-    rng, rows, waiting, begun = np.random.default_rng(seed), [], [[] for _ in range(n)], set()
-    for k in range(commits):
-        i = int(rng.integers(n))
-        late = [row for row in waiting[i] if rng.random() < 0.8]
-        waiting[i] = [row for row in waiting[i] if row not in late]
-        rows.append((i, late, [0.5] * len(late), 0.5 if i in begun else 1.0, -1))
-        begun.add(i)
-        waiting[int((i + rng.integers(1, n)) % n)].append(k)
-    return trace_of(rows, n)
+#: Method, topology, policy and what else a cluster has.
+CASES = {
+    "D-PSGD on a ring": (methods.dpsgd, "ring()", "neighbours(mix=beside)", {}),
+    "D-PSGD, four neighbours": (methods.dpsgd, "random_regular(degree=4, seed=1)", "neighbours(mix=beside)", {}),
+    "SGP, one peer": (methods.sgp, "one_peer_exponential()", "neighbours()", {}),
+    "SGP, Base-2": (methods.sgp, "base2()", "neighbours()", {"latency": 0}),
+    "overlap SGP": (methods.osgp, "one_peer_exponential()", "overlap(1)", {"latency": "exponential(2)"}),
+    "overlap SGP, two steps": (anywhere(methods.sgp), "exponential()", "overlap(2)", {"latency": "exponential(2)"}),
+    "SGP, nobody waits": (anywhere(methods.sgp), "one_peer_exponential()", "asynchronous()", {"latency": 0}),
+    "AD-PSGD": (methods.adpsgd, "complete()", "handshake()", {}),
+    "AD-PSGD on a ring": (methods.adpsgd, "ring()", "handshake()", {"latency": 0}),
+}
 
 
-def in_pairs(n, commits, seed=0):
-    rng = np.random.default_rng(seed)
-    workers = rng.integers(n, size=commits)
-    return trace_of([(int(i), [], [], 1.0, int((i + rng.integers(1, n)) % n)) for i in workers], n)
+def case_of(name, **options):
+    make, topology, policy, own = CASES[name]
+    return make(RATE), simulated(topology, policy, **own | options)
 
 
 def loop(trace, method):
-    """The replicas and weights, row by row, written from the papers."""
-    n = trace.workers
+    """The replicas, their weights, and what each row sent, row by row, written from the papers."""
+    n, sent = trace.workers, []
     x, w, snapshot = np.tile(START, (n, 1)), np.ones(n), np.tile(START, (n, 1))
-    sent = {}
-    for k, row in enumerate(trace.frame.itertuples()):
+    for row in trace.frame.itertuples():
         i = row.worker
         if method == "adpsgd":
             step = -RATE * CURVATURE * snapshot[i]
             x[i] = x[row.partner] = (x[i] + x[row.partner]) / 2
             x[i] = snapshot[i] = x[i] + step
-            continue
-        mixed = row.kept * x[i] + sum(
-            (p * sent[j][0] for j, p in zip(row.sources, row.weights, strict=True)), 0 * START
-        )
-        weight = row.kept * w[i] + sum(p * sent[j][1] for j, p in zip(row.sources, row.weights, strict=True))
-        at = x[i] if method == "dpsgd" else mixed / weight
-        x[i], w[i] = mixed - RATE * CURVATURE * at, weight
-        sent[k] = x[i].copy(), w[i]
-    return x, w
+        else:
+            came = [(share, *sent[source]) for source, share in zip(row.sources, row.weights, strict=True)]
+            mixed = row.kept * x[i] + sum((share * x for share, x, _ in came), 0 * START)
+            w[i] = row.kept * w[i] + sum(share * w for share, _, w in came)
+            x[i] = mixed - RATE * CURVATURE * (x[i] if method == "dpsgd" else mixed / w[i])
+        sent.append((x[i].copy(), w[i]))
+    return x, w, sent
+
+
+def replicas(running):
+    own = running.state.workers.method
+    return {"adpsgd": lambda: own, "dpsgd": lambda: own.own}.get(running.method.name, lambda: own.biased)()
 
 
 @pytest.fixture(autouse=True)
@@ -89,74 +70,132 @@ def float64():
         yield
 
 
-def replayed(trace, name, form=None, **options):
-    problem = problems.quadratic(CURVATURE, start=START)
-    running = Replay(
-        trace,
-        getattr(methods, name)(RATE),
-        problem,
-        precision="float64",
-        form=form,
-        record=[recorders.energy()],
-        **options,
-    )
+def replayed(method, trace, form=None):
+    problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy()]
+    running = Replay(trace, method, problem, precision="float64", form=form, record=record)
     running.advance(len(trace))
     return running
 
 
 @pytest.mark.parametrize("form", ["single", "batch"])
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("dpsgd", lambda: ring_in_rounds(7, 60)),
-        ("sgp", lambda: ring_in_rounds(7, 60)),
-        ("sgp", lambda: at_random(9, 500)),
-        ("dpsgd", lambda: at_random(9, 500)),
-        ("adpsgd", lambda: in_pairs(9, 500)),
-    ],
-)
-def test_replays_are_plain_loops(name, make, form):
-    trace = make()
-    x, w = loop(trace, name)
-    state = replayed(trace, name, form).state
-    own = state.workers.method
-    found = own if name == "adpsgd" else own[0] if name == "sgp" else own.own
-    np.testing.assert_allclose(found, x, rtol=0, atol=1e-12)
-    if name == "sgp":
-        np.testing.assert_allclose(own.weight, w, rtol=0, atol=1e-12)
+@pytest.mark.parametrize("name", CASES)
+def test_replays_are_plain_loops(name, form):
+    method, trace = case_of(name)
+    x, w, _ = loop(trace, method.name)
+    running = replayed(method, trace, form)
+    np.testing.assert_allclose(replicas(running), x, rtol=0, atol=1e-12)
+    if "sgp" in method.name.replace("dpsgd", "").replace("adpsgd", ""):
+        np.testing.assert_allclose(running.state.workers.method.weight, w, rtol=0, atol=1e-12)
 
 
-def test_the_central_variable_is_the_mean_of_the_replicas():
-    trace = in_pairs(9, 500)
-    running = replayed(trace, "adpsgd")
-    np.testing.assert_allclose(running.state.central, running.state.workers.method.mean(0), atol=1e-13)
-    # In rounds everything has been taken up but the last messages, of which everybody keeps what it keeps.
-    running = replayed(ring_in_rounds(7, 60), "dpsgd")
-    np.testing.assert_allclose(running.state.central, running.state.workers.method.own.mean(0), atol=1e-13)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["D-PSGD on a ring", "overlap SGP, two steps", "AD-PSGD"])
+def test_replays_stay_plain_loops(name):
+    method, trace = case_of(name, commits=2_000)
+    np.testing.assert_allclose(replicas(replayed(method, trace)), loop(trace, method.name)[0], rtol=0, atol=1e-10)
 
 
-def test_the_consensus_distance_is_evaluated():
-    trace, problem = in_pairs(9, 500), problems.quadratic(CURVATURE, start=START)
-    run = replay(trace, methods.adpsgd(RATE), problem, precision="float64", evaluate_every=20, progress=False)
-    x, _ = loop(trace, "adpsgd")
-    expected = np.mean(np.sum((x - x.mean(0)) ** 2, 1))
-    assert run.evaluations["consensus_distance"].iloc[-1] == pytest.approx(expected, rel=1e-10)
-    assert run.evaluations["consensus_distance"].iloc[0] == 0
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", CASES)
+def test_what_workers_keep_and_what_is_under_way_add_up_to_the_central_variable(name, seed):
+    method, trace = case_of(name, seed=seed)
+    x, w, sent = loop(trace, method.name)
+    kept, frame, flying = np.ones(trace.workers), trace.frame, trace.in_flight
+    if method.name != "adpsgd":
+        # Of its last message a worker has kept what nobody has taken up and what is not under way.
+        last = dict(zip(frame["worker"], frame["commit"], strict=True))
+        away = np.zeros(len(frame))
+        for sources, weights in zip(frame["sources"], frame["weights"], strict=True):
+            np.add.at(away, np.asarray(sources, int), weights)
+        np.add.at(away, flying["row"].to_numpy(), flying["weight"].to_numpy())
+        kept = np.array([1 - away[last[worker]] for worker in range(trace.workers)])
+    total = kept @ x + sum((m.weight * sent[m.row][0] for m in flying.itertuples()), 0 * START)
+    weight = kept @ w + sum(m.weight * sent[m.row][1] for m in flying.itertuples())
+    np.testing.assert_allclose(replayed(method, trace).state.central, total / trace.workers, rtol=0, atol=1e-12)
+    assert weight == pytest.approx(trace.workers, abs=1e-12)
 
 
 def test_in_batches_a_round_is_a_piece():
-    running = replayed(ring_in_rounds(7, 60), "dpsgd", "batch")
-    assert np.diff(running.running._plan._cuts).tolist() == [7] * 60
+    method, trace = case_of("SGP, one peer", workers=8, compute="constant(1)", latency=0, commits=240)
+    assert np.diff(replayed(method, trace, "batch").running._plan._cuts).tolist() == [8] * 30
+
+
+def test_the_fixed_point_of_dpsgd_on_a_quadratic():
+    """Per coordinate ``(I - W + rate H)^-1 rate H b``, with an optimum ``b`` of each worker's own."""
+    from asyncsim import topologies
+
+    n, rate, curvature = 5, 0.1, 0.7
+    (w,) = topologies.ring().matrices(n)
+    optimum = np.linspace(-1, 1, n)
+    problem = problems.custom(
+        lambda key: {"x": jax.numpy.zeros(1)},
+        lambda params, batch, key: 0.5 * curvature * jax.numpy.sum((params["x"] - batch["b"]) ** 2),
+        train={"b": optimum},
+        batch_size=1,
+        sharded=True,
+        name="own_optima",
+    )
+    trace = simulated("ring()", "neighbours(mix=beside)", workers=n, commits=n * 400, compute="constant(1)", latency=0)
+    running = Replay(trace, methods.dpsgd(rate), problem, precision="float64")
+    running.advance(len(trace))
+    expected = np.linalg.solve(np.eye(n) - w + rate * curvature * np.eye(n), rate * curvature * optimum)
+    np.testing.assert_allclose(replicas(running)[:, 0], expected, rtol=0, atol=1e-12)
+
+
+def test_push_on_the_complete_graph_is_synchronous_sgd_with_the_mean():
+    """The sum of all gradients at one point, over the workers."""
+    problem, n = problems.digits(batch_size=4, hidden=(8,)), 4
+    trace = simulated("complete()", "neighbours()", workers=n, commits=n * 20, compute="constant(1)", latency=0)
+    server = simulate(Cluster(n, "constant(1)", policy="barrier()"), n * 20)
+    ends = [
+        replay(*given, problem, precision="float64", progress=False).params
+        for given in ((trace, methods.sgp(RATE)), (server, methods.batch_sgd(RATE)))
+    ]
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 def test_one_worker_is_sgd():
-    trace = trace_of([(0, [], [], 1.0, -1)] * 50, 1)
-    expected = START * (1 - RATE * CURVATURE) ** 50
-    for name in ("dpsgd", "sgp", "adpsgd"):
-        np.testing.assert_allclose(replayed(trace, name).state.central, expected, rtol=1e-13)
+    problem = problems.digits(batch_size=4, hidden=(8,))
+    expected = replay(simulate(Cluster(1, "constant(1)"), 40), methods.downpour(RATE), problem, progress=False).commits["loss"]
+    for name in ("D-PSGD on a ring", "SGP, one peer", "AD-PSGD"):
+        method, trace = case_of(name, workers=1, commits=40)
+        assert replay(trace, method, problem, progress=False).commits["loss"].tolist() == expected.tolist()
 
 
-def test_a_method_of_a_server_is_refused_and_the_other_way_round():
-    problem = problems.quadratic(CURVATURE)
-    with pytest.raises(InputError, match="'downpour': needs a trace of a cluster with a server"):
-        replay(in_pairs(3, 9), methods.downpour(), problem)
+def test_the_consensus_distance_is_evaluated():
+    method, trace = case_of("AD-PSGD")
+    problem = problems.quadratic(CURVATURE, start=START)
+    run = replay(trace, method, problem, precision="float64", evaluate_every=20, progress=False)
+    x, *_ = loop(trace, "adpsgd")
+    found = run.evaluations["consensus_distance"]
+    assert found.iloc[0] == 0
+    assert found.iloc[-1] == pytest.approx(np.mean(np.sum((x - x.mean(0)) ** 2, 1)), rel=1e-10)
+
+
+def test_what_is_looked_at_is_what_is_committed():
+    method, trace = case_of("overlap SGP")
+    problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy(tensors=5)]
+    run = replay(trace, method, problem, precision="float64", record=record, progress=False)
+    shown = run.diagnostics[run.diagnostics["quantity"] == "proxy_energy"]
+    recorded = run.commits.set_index("commit")["proxy_energy"][shown["commit"]]
+    np.testing.assert_allclose(shown["value"], recorded, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "message"),
+    [
+        (methods.downpour(), "AD-PSGD", "'downpour': needs a trace of a cluster with a server"),
+        (methods.sgp(policy=None), "AD-PSGD", "'sgp': its workers do not meet in pairs"),
+        (methods.adpsgd(), "SGP, one peer", "'adpsgd': its workers meet in pairs"),
+        (methods.dpsgd(), "SGP, one peer", r"needs a trace with policy = neighbours\(mix=beside\)"),
+    ],
+)
+def test_a_method_and_a_trace_that_do_not_go_together(method, name, message):
+    with pytest.raises(InputError, match=message):
+        replay(case_of(name)[1], method, problems.quadratic(CURVATURE))
+
+
+def test_a_method_without_a_server_needs_a_topology():
+    with pytest.raises(InputError, match="'sgp': needs a trace of a cluster with no server"):
+        replay(simulate(Cluster(3, "constant(1)"), 20), methods.sgp(), problems.quadratic(CURVATURE))

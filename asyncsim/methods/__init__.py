@@ -33,7 +33,7 @@ from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
 from asyncsim.methods.gem import gem
-from asyncsim.methods.gossip import adpsgd, dpsgd, sgp
+from asyncsim.methods.gossip import adpsgd, dpsgd, osgp, sgp
 from asyncsim.methods.leader import lgd, lsgd
 from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.named import named_optimizer
@@ -73,6 +73,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         lgd,
         lsgd,
         mem_sgd,
+        osgp,
         qsgd,
         rennala,
         ringleader,

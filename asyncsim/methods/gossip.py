@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, local_steps
+from asyncsim.clusters.policy import Policy, handshake, overlap
+from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps, require_policy
 
 
 class Mixed(NamedTuple):
@@ -23,7 +24,9 @@ class Pushed(NamedTuple):
 
 
 def dpsgd(
-    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "neighbours(mix='beside')",
 ) -> Method:
     """Return D-PSGD: replicas that are averaged with their neighbours' while the gradient is computed.
 
@@ -37,6 +40,8 @@ def dpsgd(
         Of the plain local steps.
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
+    policy : Policy or text, optional
+        When messages are taken up. None: whatever the trace has.
 
     Raises
     ------
@@ -54,6 +59,7 @@ def dpsgd(
     arXiv 1705.09056, algorithm 1.
     """
     named, local = local_steps(learning_rate, optimizer)
+    needed = require_policy(policy)
 
     def mix(worker, inbox, visit):
         return Mixed(worker.own, visit.kept * worker.own + inbox.own)
@@ -64,17 +70,20 @@ def dpsgd(
 
     return Method(
         name="dpsgd",
-        hyperparameters=named,
+        hyperparameters={**named, "policy": None if needed is None else str(needed)},
         optimizer=local,
         message=message,
         init_worker=lambda central: Mixed(central, central),
         resume=lambda worker, read: worker.own,
         mix=mix,
+        timing=Timing(policy=needed),
     )
 
 
 def sgp(
-    learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
+    learning_rate: float | Schedule = LEARNING_RATE,
+    optimizer: optax.GradientTransformation | None = None,
+    policy: Policy | str | None = "neighbours()",
 ) -> Method:
     """Return stochastic gradient push: shares of replicas are pushed to neighbours, with weights that undo the bias.
 
@@ -90,6 +99,8 @@ def sgp(
         Of the plain local steps.
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
+    policy : Policy or text, optional
+        When messages are taken up. None: whatever the trace has.
 
     Raises
     ------
@@ -107,6 +118,7 @@ def sgp(
     algorithm 1.
     """
     named, local = local_steps(learning_rate, optimizer)
+    needed = require_policy(policy)
 
     def mix(worker, inbox, visit):
         kept = visit.kept.astype(worker.weight.dtype)
@@ -118,13 +130,44 @@ def sgp(
 
     return Method(
         name="sgp",
-        hyperparameters=named,
+        hyperparameters={**named, "policy": None if needed is None else str(needed)},
         optimizer=local,
         message=message,
         init_worker=lambda central: Pushed(central, jnp.ones((), central.dtype)),
         resume=lambda worker, read: worker.biased / worker.weight,
         mix=mix,
+        timing=Timing(policy=needed),
     )
+
+
+def osgp(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    steps: int = 1,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return overlap SGP: `sgp` whose messages travel while the next gradients are computed.
+
+    Parameters
+    ----------
+    learning_rate : float or schedule of the Visit
+        Of the plain local steps.
+    steps : int
+        Rounds after which a message is waited for.
+    optimizer : optax.GradientTransformation, optional
+        The workers' local optimizer, in the place of plain steps.
+
+    Raises
+    ------
+    InputError
+        For a learning rate that is not above zero, a rate beside an optimizer, or steps below one.
+
+    References
+    ----------
+    Assran, Loizou, Ballas and Rabbat 2019, arXiv 1811.10792, algorithm 2.
+    """
+    method = sgp(learning_rate, optimizer, overlap(steps))
+    named = {name: value for name, value in method.hyperparameters.items() if name != "policy"}
+    return method._replace(name="osgp", hyperparameters={**named, "steps": steps})
 
 
 def adpsgd(
@@ -170,4 +213,5 @@ def adpsgd(
         message=message,
         init_worker=lambda central: central,
         meet=meet,
+        timing=Timing(policy=handshake()),
     )
