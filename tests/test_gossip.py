@@ -157,7 +157,9 @@ def test_push_on_the_complete_graph_is_synchronous_sgd_with_the_mean():
 
 def test_one_worker_is_sgd():
     problem = problems.digits(batch_size=4, hidden=(8,))
-    expected = replay(simulate(Cluster(1, "constant(1)"), 40), methods.downpour(RATE), problem, progress=False).commits["loss"]
+    expected = replay(simulate(Cluster(1, "constant(1)"), 40), methods.downpour(RATE), problem, progress=False).commits[
+        "loss"
+    ]
     for name in ("D-PSGD on a ring", "SGP, one peer", "AD-PSGD"):
         method, trace = case_of(name, workers=1, commits=40)
         assert replay(trace, method, problem, progress=False).commits["loss"].tolist() == expected.tolist()

@@ -141,6 +141,7 @@ def test_factories_name_and_explain_what_they_take(name):
 
 BAD = {
     "levels": [0, 2.5, -1, "few", True, None],
+    "delay": [0, 2.5, -1, "few", True, None],
     "bucket": [0, 2.5, -1, "few", True],
     "fraction": [0, 1.5, -0.1, math.nan, "few", True, None],
     "memory": ["yes", None, 1],

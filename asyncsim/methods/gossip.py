@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.clusters.policy import Policy, handshake, overlap
+from asyncsim.errors import require_count
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps, require_policy
 
 
@@ -26,7 +27,7 @@ class Pushed(NamedTuple):
 def dpsgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "neighbours(mix='beside')",
+    policy: Policy | str | None = "neighbours(mix=beside)",
 ) -> Method:
     """Return D-PSGD: replicas that are averaged with their neighbours' while the gradient is computed.
 
@@ -83,7 +84,7 @@ def dpsgd(
 def sgp(
     learning_rate: float | Schedule = LEARNING_RATE,
     optimizer: optax.GradientTransformation | None = None,
-    policy: Policy | str | None = "neighbours()",
+    policy: Policy | str | None = "neighbours(mix=before)",
 ) -> Method:
     """Return stochastic gradient push: shares of replicas are pushed to neighbours, with weights that undo the bias.
 
@@ -142,7 +143,7 @@ def sgp(
 
 def osgp(
     learning_rate: float | Schedule = LEARNING_RATE,
-    steps: int = 1,
+    delay: int = 1,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Return overlap SGP: `sgp` whose messages travel while the next gradients are computed.
@@ -151,23 +152,23 @@ def osgp(
     ----------
     learning_rate : float or schedule of the Visit
         Of the plain local steps.
-    steps : int
-        Rounds after which a message is waited for.
+    delay : int
+        Rounds after which a message is waited for, at least one.
     optimizer : optax.GradientTransformation, optional
         The workers' local optimizer, in the place of plain steps.
 
     Raises
     ------
     InputError
-        For a learning rate that is not above zero, a rate beside an optimizer, or steps below one.
+        For a learning rate that is not above zero, a rate beside an optimizer, or a delay below one.
 
     References
     ----------
     Assran, Loizou, Ballas and Rabbat 2019, arXiv 1811.10792, algorithm 2.
     """
-    method = sgp(learning_rate, optimizer, overlap(steps))
+    method = sgp(learning_rate, optimizer, overlap(require_count("delay", delay)))
     named = {name: value for name, value in method.hyperparameters.items() if name != "policy"}
-    return method._replace(name="osgp", hyperparameters={**named, "steps": steps})
+    return method._replace(name="osgp", hyperparameters={**named, "delay": delay})
 
 
 def adpsgd(
