@@ -17,7 +17,7 @@ from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
 from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.queueing import alike
-from asyncsim.traces.columns import ACCEPTED
+from asyncsim.traces.columns import ACCEPTED, GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import phases, warm_up_of
 from asyncsim.wording import counted, number_text
@@ -141,14 +141,15 @@ def queue_length(axes: Axes, trace: Trace) -> None:
     """Draw the visits at the server, waiting or in service, over time, with what theory says of their mean.
 
     A long trace is drawn as means over short intervals, with a band from the least to the most in each unless it would
-    flatten the means. A prescribed trace has no server.
+    flatten the means. A prescribed trace has no server. Where workers send each other messages, those in flight.
     """
     axes.set_xlabel(_time_label(trace))
-    axes.set_ylabel("visits at the server")
+    axes.set_ylabel("messages in flight" if trace.protocol == GOSSIP else "visits at the server")
     steps = trace.queue()
     time, in_system = steps["time"].to_numpy(), steps["in_system"].to_numpy()
     if trace.protocol == "prescribed" or in_system.max() == 0:
         why = "prescribed: no server" if trace.protocol == "prescribed" else "the server takes no time: no queue"
+        why = "exchanges in pairs: no messages" if trace.protocol == GOSSIP else why
         say_inside(axes, why)
         axes.set(xlim=(0, trace.frame["commit_time"].iloc[-1]), ylim=(0, 1), yticks=[])
         return
@@ -165,6 +166,17 @@ def queue_length(axes: Axes, trace: Trace) -> None:
     # Visits are whole, but their means may all lie between two numbers.
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=highest >= 3, steps=[1, 2, 5, 10]))
     legend_inside(axes, "upper right")
+
+
+def waits(axes: Axes, trace: Trace) -> None:
+    """Draw for how long each worker waited for each other, a share of the trace's time; without a server."""
+    share = trace.waits() / trace.frame["commit_time"].iloc[-1]
+    image = axes.imshow(share, cmap="Blues", vmin=0, interpolation="nearest")
+    axes.set_xlabel("for worker")
+    axes.set_ylabel("waits: worker")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.figure.colorbar(image, ax=axes, label="share of its time")
 
 
 def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:

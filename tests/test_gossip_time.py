@@ -4,13 +4,14 @@ import heapq
 import math
 from collections import deque
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsim import Cluster, Gamma, InputError, Trace, simulate, topologies
+from asyncsim import Cluster, Gamma, InputError, Trace, plots, recorded, simulate, theory, topologies
 from asyncsim.simulation.delays import delays
 from asyncsim.streams import Streams
 
@@ -77,6 +78,56 @@ def test_shares_of_an_adjacency_matrix():
 
     circle = topologies.adjacency(Graph()).matrices(3)[0]
     assert circle.tolist() == [[0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0.5, 0.5]]
+
+
+def test_consensus():
+    for workers in (3, 8, 25):
+        expected = theory.ring_second_eigenvalue(workers)
+        assert theory.second_eigenvalue("ring()", workers) == pytest.approx(expected, abs=1e-12)
+        assert theory.spectral_gap("ring()", workers) == pytest.approx(1 - expected, abs=1e-12)
+    assert theory.rounds_to_average("one_peer_exponential()", 16) == 4
+    assert theory.rounds_to_average("one_peer_exponential()", 12) is None
+    assert theory.rounds_to_average("base2()", 25) == len(topologies.base2().edges(25))
+    assert theory.spectral_gap("base2()", 25) == theory.spectral_gap("complete()", 25) == 1.0
+    gaps = [theory.spectral_gap(one, 25) for one in ("ring()", "one_peer_exponential()", "exponential()")]
+    assert gaps == sorted(gaps)
+    # What is left after many cycles.
+    product_ = np.linalg.matrix_power(product(topologies.one_peer_exponential(), 12), 20)
+    left = abs(product_ - 1 / 12).max() ** (1 / 80)
+    assert left == pytest.approx(theory.consensus_rate("one_peer_exponential()", 12), rel=0.03)
+
+
+def test_an_exchange_contracts():
+    """On the complete graph exactly so in the mean; averaged over pairs, without sampling."""
+    assert theory.pair_contraction("complete()", 16) == pytest.approx(1 - 1 / 15, abs=1e-12)
+    x = np.random.default_rng(0).normal(size=6)
+    x -= x.mean()
+    pairs = [(i, j) for i in range(6) for j in range(6) if i != j]
+    after = [sum(x**2) - (x[i] - x[j]) ** 2 / 2 for i, j in pairs]
+    assert np.mean(after) == pytest.approx((1 - 1 / 5) * sum(x**2), rel=1e-12)
+    # And along a trace, K sigma with a standard deviation over seeds.
+    ratios = []
+    for seed in range(40):
+        frame = simulate(Cluster(16, "exponential(1)", policy="handshake()", topology="complete()"), 200, seed).frame
+        x = np.random.default_rng(seed).normal(size=16)
+        x -= x.mean()
+        for i, j in zip(frame["worker"], frame["partner"], strict=True):
+            before = x @ x
+            x[[i, j]] = x[[i, j]].mean()
+            ratios.append(x @ x / before)
+    assert np.mean(ratios) == pytest.approx(1 - 1 / 15, abs=5 * np.std(ratios) / math.sqrt(len(ratios)))
+
+
+def test_theory_of_clusters_without_a_server():
+    laws = ["gamma(1, 0.3)"] * 5 + ["gamma(3, 0.3)"]
+    for policy in (*MESSAGES, "handshake()"):
+        cluster = Cluster(6, laws, latency=0.5, policy=policy, topology="ring()")
+        numbers, expected = simulate(cluster, 3000).summary(), theory.throughput_theory(cluster)
+        slack = 0.03 if expected.exact else 0.0
+        assert numbers["throughput"] <= expected.commits * (1 + 0.02)
+        assert not expected.exact or numbers["throughput"] == pytest.approx(expected.commits, rel=slack)
+        assert theory.queue_theory(cluster) is theory.saturating_workers(cluster) is None
+        assert theory.staleness_theory(cluster).mean == 5 == pytest.approx(numbers["staleness_mean"], rel=0.02)
 
 
 ARRIVE, APPLY, GO_ON = range(3)
@@ -261,6 +312,75 @@ def test_random_numbers_are_those_of_a_server():
     names = ["worker", "start_time", "commit_time"]
     without, served = (simulate(Cluster(5, laws, topology=one), 300, 7).frame[names] for one in ("ring()", None))
     pd.testing.assert_frame_equal(without, served, check_exact=True)
+
+
+def test_who_waits_for_whom():
+    """Neighbours of a slow worker wait for it, and theirs for them; nobody waits without a barrier."""
+    laws = [1.0] * 6 + [4.0]
+    trace = simulate(Cluster(7, laws, policy="neighbours()", topology="ring()"), 700)
+    waits, table = trace.waits(), trace.per_worker(0)
+    assert waits[0, 6] > 200 and waits[5, 6] > 200 and waits[6].sum() == 0
+    np.testing.assert_allclose(waits.sum(axis=1), table["mean_wait"] * table["commits"])
+    assert simulate(Cluster(7, laws, topology="ring()"), 700).waits().sum() == 0
+    for one in (trace, simulate(Cluster(7, laws, latency=1, policy="handshake()", topology="ring()"), 200)):
+        queue = one.queue()
+        assert queue["in_system"].iloc[-1] == len(one.in_flight) and (queue["in_system"] >= 0).all()
+        figure, axes = plt.subplots(1, 4)
+        plots.timeline(axes[0], one)
+        plots.queue_length(axes[1], one)
+        plots.staleness_histogram(axes[2], one)
+        plots.waits(axes[3], one)
+        figure.canvas.draw()
+        plt.close(figure)
+
+
+LOGGED = ["worker", "start_time", "send_time", "commit_time", "sources", "weights", "kept", "partner"]
+
+
+@pytest.mark.parametrize("policy", ["overlap(2)", "neighbours(beside)", "handshake()"])
+def test_recorded_traces_are_put_in_order(policy):
+    """The rows of a trace, shuffled; sources by worker and job; then with clocks that differ."""
+    trace = simulate(Cluster(5, Gamma(1, 0.4), latency=0.3, policy=policy, topology="ring()"), 80)
+    frame, flying = trace.frame, trace.in_flight.rename(columns={"row": "source"})
+
+    def named(row):
+        return (int(frame["worker"][row]), int(frame["job"][row]))
+
+    log = frame[LOGGED].assign(sources=[[named(row) for row in sources] for sources in frame["sources"]])
+    messages = flying.assign(source=[named(row) for row in flying["source"]])
+    options = {"protocol": "gossip", "workers": 5, "takes_up": trace.takes_up, "in_flight": messages}
+    again = recorded(log.sample(frac=1, random_state=1), **options)
+    pd.testing.assert_frame_equal(again.frame, frame, check_exact=True)
+    assert again.in_flight.equals(trace.in_flight) and again.cluster is None
+    if policy != "handshake()":
+        clock = np.array([0, 0.4, 0, -0.2, 0.1])[log["worker"]] + 1
+        shifted = log.assign(**{name: log[name] + clock for name in ("start_time", "send_time", "commit_time")})
+        other = recorded(shifted.assign(job=frame["job"]), **options, begin=0).frame
+        place = {pair: row for row, pair in enumerate(zip(other["worker"], other["job"], strict=True))}
+        for row, sources in enumerate(log["sources"]):
+            at = place[named(row)]
+            assert other["sources"][at] == sorted(place[pair] for pair in sources)
+        assert (np.diff(other["commit_time"]) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sources": [[(1, 0)], [(0, 0)]]}, "takes up what came after it"),
+        ({"sources": [[], [(0, 1)]]}, r"a source of row 1 is \(0, 1\)"),
+        ({"sources": [[], 3]}, "must be lists"),
+        ({"sources": [[], [7]]}, "a source of row 1 is 7"),
+        ({"weights": [[], []]}, "not as many sources as weights"),
+        ({"job": [0, 1]}, "job of row 1 is 1.*must count"),
+        ({"commit_time": [1, 0.5], "start_time": [0, 1]}, "must not be before start_time"),
+        ({"kept": [1, 0.5]}, "must be 1 in the first row"),
+    ],
+)
+def test_contradictory_records_are_refused(change, message):
+    log = {"worker": [0, 1], "start_time": [0, 0], "commit_time": [1, 2], "sources": [[], [0]], "weights": [[], [0.5]]}
+    assert recorded(log | {"kept": [1, 1]}, protocol="gossip").frame["sources"].tolist() == [[], [0]]
+    with pytest.raises(InputError, match=message):
+        recorded(log | {"kept": [1, 1]} | change, protocol="gossip")
 
 
 def test_a_trace_is_saved_and_loaded(tmp_path):

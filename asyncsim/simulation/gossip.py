@@ -17,6 +17,7 @@ from asyncsim.errors import require_memory
 from asyncsim.simulation.delays import delays
 from asyncsim.streams import Streams
 from asyncsim.traces.bookkeeping import trace_without_server
+from asyncsim.traces.columns import GOSSIP, Source
 from asyncsim.traces.trace import Trace
 
 #: The kinds of events, in their order at one instant.
@@ -167,10 +168,12 @@ def _messages(cluster: Cluster, commits: int, seed: int, report: Callable[[int],
         ]
     else:
         flying += [(row, taker, share, arrives) for taker in range(n) for arrives, row, share in inbox[taker]]
-    kept = np.array([one.kept(n) for one in edges])
-    takes_up = "commit" if beside else "read"
-    rows = _columns(record)
-    return trace_without_server(cluster, seed, takes_up, rows, sources, weights, kept, None, open_start, flying)
+    rows = _rows(cluster, record)
+    job = rows.groupby("worker").cumcount().to_numpy()
+    kept = np.array([one.kept(n) for one in edges])[(job - 1) % cycle, rows["worker"].to_numpy(np.int64)]
+    rows = rows.assign(kept=np.where(job == 0, 1.0, kept), partner=-1)
+    source = _source(cluster, seed, "commit" if beside else "read")
+    return trace_without_server(source, rows, sources, weights, open_start, flying)
 
 
 def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]) -> Trace:
@@ -229,11 +232,10 @@ def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int]
             stop = min(stop + _BLOCK, commits)
         compute(worker, now)
     open_start = np.where(_begun(n, record, begun), begun, np.nan)
-    nothing: list[list] = [[] for _ in range(commits)]
-    kept = np.ones((1, n))
-    return trace_without_server(
-        cluster, seed, "commit", _columns(record), nothing, [[] for _ in range(commits)], kept, partners, open_start, []
-    )
+    rows = _rows(cluster, record).assign(kept=1.0, partner=partners)
+    sources: list[list[int]] = [[] for _ in range(commits)]
+    weights: list[list[float]] = [[] for _ in range(commits)]
+    return trace_without_server(_source(cluster, seed, "commit"), rows, sources, weights, open_start, [])
 
 
 def _begun(workers: int, record: list[float], begun: list[float]) -> np.ndarray:
@@ -243,6 +245,11 @@ def _begun(workers: int, record: list[float], begun: list[float]) -> np.ndarray:
     return np.array(begun) > started
 
 
-def _columns(record: list[float]) -> pd.DataFrame:
+def _rows(cluster: Cluster, record: list[float]) -> pd.DataFrame:
     table = np.array(record).reshape(-1, _WIDTH)
-    return pd.DataFrame(table, columns=["worker", "start_time", "send_time", "commit_time"])
+    rows = pd.DataFrame(table, columns=["worker", "start_time", "send_time", "commit_time"])
+    return rows.assign(local_steps=np.array(cluster.windows)[rows["worker"].to_numpy(np.int64)])
+
+
+def _source(cluster: Cluster, seed: int, takes_up: str) -> Source:
+    return Source(cluster.workers, GOSSIP, max(cluster.windows), seed=seed, cluster=cluster, takes_up=takes_up)

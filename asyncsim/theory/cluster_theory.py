@@ -70,6 +70,8 @@ def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
     and a shared link can take.
     """
     require_cluster(cluster)
+    if cluster.topology is not None:
+        return _without_server(cluster)
     rate = _rate(cluster)
     return None if rate is None else rate._replace(computing=_computing_share(cluster, rate))
 
@@ -113,6 +115,18 @@ def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
         return bounded_clocks(cluster.workers, cluster.policy.bound)
     except InputError:
         return None
+
+
+def _without_server(cluster: Cluster) -> ThroughputTheory:
+    """Return the gradients per second of workers that compute all the time, or that nobody can leave behind."""
+    means = [law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
+    instant = cluster.latency_up == Constant(0.0) and cluster.transfer_up == 0
+    if cluster.workers == 1 or cluster.policy == asynchronous() or (cluster.policy.name == "handshake" and instant):
+        return ThroughputTheory("nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0)
+    if cluster.policy.name == "handshake":
+        return ThroughputTheory("saturation bound", sum(1 / mean for mean in means))
+    commits = cluster.workers / max(means)
+    return ThroughputTheory("saturation bound", commits, computing=commits / cluster.workers * float(np.mean(means)))
 
 
 def _rate(cluster: Cluster) -> ThroughputTheory | None:
@@ -263,6 +277,8 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
     if computations != math.inf:
         require_positive("computations", computations)
     n = cluster.workers
+    if cluster.topology is not None:  # the reads are of the own last rows, and each row ages those of all others
+        return StalenessTheory("", n - 1.0, (n - 1.0, n - 1.0))
     if cluster.policy != asynchronous():
         return _under_policy(cluster)
     if cluster.separate_reads:

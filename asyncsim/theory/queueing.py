@@ -145,9 +145,14 @@ def think_time(cluster: Cluster) -> float | None:
     """Return the mean time (s) per commit that a worker spends away from the server.
 
     None where it is not a sum of stated means: workers unlike each other, a link that they queue for, or a policy that
-    lets them wait or stops them.
+    lets them wait or stops them. None without a server.
     """
     require_cluster(cluster)
-    if not alike(cluster) or cluster.shared_bandwidth or cluster.policy.chooses_when_to_reply:
+    if (
+        cluster.topology is not None
+        or not alike(cluster)
+        or cluster.shared_bandwidth
+        or cluster.policy.chooses_when_to_reply
+    ):
         return None
     return away(cluster)[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.columns import APPLIED, GOSSIP, OUTCOMES, Source, no_messages
+from asyncsim.traces.columns import APPLIED, OUTCOMES, Source, no_messages
 from asyncsim.traces.gossip import previous_rows
 from asyncsim.traces.trace import Trace
 
@@ -131,34 +131,28 @@ def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, 
 
 
 def trace_without_server(
-    cluster: Cluster,
-    seed: int,
-    takes_up: str,
+    source: Source,
     rows: pd.DataFrame,
     sources: list[list[int]],
     weights: list[list[float]],
-    kept: np.ndarray,
-    partner: list[int] | None,
     open_start: np.ndarray,
     in_flight: list[tuple[int, int, float, float]],
 ) -> Trace:
     """Return the trace of a run without a server from its record.
 
-    ``rows`` has ``worker``, ``start_time``, ``send_time`` and ``commit_time``; ``kept`` is the share that each worker
-    keeps after its job ``k``, ``[cycle, workers]``, of which ``k % cycle`` counts. ``open_start`` is when the
-    computations began that are not done at the end, ``[workers]``, not a number where none has; ``in_flight`` has the
-    rows of `Trace.in_flight`.
+    ``rows`` has the columns of a trace that cannot be counted. ``open_start`` is when the computations began that are
+    not done at the end, ``[workers]``, not a number where none has; ``in_flight`` has the rows of `Trace.in_flight`.
     """
     worker = rows["worker"].to_numpy(np.int64)
     time, start = rows["commit_time"].to_numpy(), rows["start_time"].to_numpy()
-    jobs = _PerWorker(worker, cluster.workers)
+    jobs = _PerWorker(worker, source.workers)
     previous = previous_rows(worker)
     commit = np.arange(len(worker))
     columns = {
         "commit": commit,
         "worker": worker,
         "job": jobs.number,
-        "local_steps": np.array(cluster.windows)[worker],
+        "local_steps": rows["local_steps"].to_numpy(np.int64),
         "read_version": previous + 1,
         "read_arrive_time": np.where(previous < 0, 0.0, time[previous]),
         "read_serve_time": start,
@@ -175,27 +169,19 @@ def trace_without_server(
         "outcome": pd.Categorical.from_codes(np.full(len(worker), APPLIED, np.int8), OUTCOMES),
         "sources": sources,
         "weights": weights,
-        "kept": np.where(previous < 0, 1.0, kept[(jobs.number - 1) % len(kept), worker]),
-        "partner": np.full(len(worker), -1) if partner is None else np.array(partner, np.int64),
+        "kept": rows["kept"].to_numpy(np.float64),
+        "partner": rows["partner"].to_numpy(np.int64),
     }
-    own = np.full(cluster.workers, -1)
+    own = np.full(source.workers, -1)
     own[worker] = commit
     open_reads = {
-        "worker": np.arange(cluster.workers),
+        "worker": np.arange(source.workers),
         "job": jobs.count,
         "read_version": own + 1,
         "read_arrive_time": np.where(own < 0, 0.0, time[own]),
         "read_serve_time": open_start,
         "read_time": open_start,
     }
-    source = Source(
-        workers=cluster.workers,
-        protocol=GOSSIP,
-        window=max(cluster.windows),
-        seed=seed,
-        cluster=cluster,
-        takes_up=takes_up,
-    )
     flying = np.array(sorted(in_flight), np.float64).reshape(-1, 4)
     table = pd.DataFrame(flying, columns=list(no_messages())).astype({"row": np.int64, "taker": np.int64})
     return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), in_flight=table)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError
+from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
 
@@ -72,6 +73,8 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
         raise InputError(f"{argument} = {trace!r}: must be a Trace, simulated or recorded")
     if trace.protocol == "prescribed":
         raise InputError(f"{argument}: a prescribed trace, which has no times; give a recorded or a simulated one")
+    if trace.protocol == GOSSIP:
+        raise InputError(f"{argument}: a trace without a server; only those of servers can be calibrated")
     if trace.policy != asynchronous():
         raise InputError(
             f"{argument}: made under the policy {trace.policy}; only asynchronous traces can be calibrated"

@@ -119,6 +119,35 @@ def rules(frame: pd.DataFrame, source: Source, in_flight: pd.DataFrame) -> list[
     ]  # fmt: skip
 
 
+def flights(trace: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return when each message was sent, and when each was taken up that was: those that were not are at the end."""
+    messages, times = trace.taken_up, trace.frame["commit_time"].to_numpy()
+    taken = trace.frame["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[messages["row"]]
+    return times[np.r_[messages["source"], trace.in_flight["row"]].astype(np.int64)], taken
+
+
+def waited(frame: pd.DataFrame) -> pd.Series:
+    """Return for how long each row's worker waited for others, before its computation and after it (s)."""
+    done = frame["send_time"].fillna(frame["commit_time"])
+    waited_first = (frame["start_time"] - frame["read_arrive_time"]).clip(lower=0)  # by clocks that may differ
+    return waited_first + frame["commit_time"] - done
+
+
+def waits(trace: Any) -> np.ndarray:
+    """Return for how long (s) each worker waited for each other, ``[workers, workers]``; the first index waits.
+
+    A wait is put down to the partner of an exchange, or else to the sender of the latest of the messages that ended it.
+    """
+    frame, messages = trace.frame, trace.taken_up
+    blamed = frame["partner"].to_numpy().copy()
+    last = messages.groupby("row")["source"].max()  # rows are in the order of time
+    blamed[last.index] = frame["worker"].to_numpy()[last]
+    there = blamed >= 0
+    found = np.zeros((trace.workers, trace.workers))
+    np.add.at(found, (frame["worker"].to_numpy()[there], blamed[there]), waited(frame).to_numpy()[there])
+    return found
+
+
 def summary(trace: Any, computing: pd.DataFrame, warm_up: int) -> dict[str, float]:
     """Return a trace without a server in a few numbers.
 
@@ -153,9 +182,9 @@ def summary(trace: Any, computing: pd.DataFrame, warm_up: int) -> dict[str, floa
     computed = np.minimum(computing["end"], end) - np.maximum(computing["begin"], begin)
     messages = trace.taken_up
     row, sent = messages["row"].to_numpy(), messages["source"].to_numpy()
-    until = trace.frame["start_time" if trace.takes_up == "read" else "commit_time"].to_numpy()[row]
-    left, departed = np.r_[until, np.full(len(trace.in_flight), end)], times[np.r_[sent, trace.in_flight["row"]]]
-    flying = np.maximum(np.minimum(left, end) - np.maximum(departed, begin), 0).sum()
+    departed, taken = flights(trace)
+    departed, taken = np.maximum(departed, begin), np.r_[taken, np.full(len(trace.in_flight), end)]
+    flying = np.maximum(np.minimum(taken, end) - departed, 0).sum()
     late = row >= warm_up
     exchanges = int((measured["partner"] >= 0).sum())
     quantiles = {"min": 0.0, "median": 0.5, "q90": 0.9, "q99": 0.99, "max": 1.0}

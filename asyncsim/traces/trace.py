@@ -271,8 +271,19 @@ class Trace:
         return per_worker(self, warm_up)
 
     def queue(self) -> pd.DataFrame:
-        """Return how many visits are at the server over time; see `asyncsim.traces.trace_summary.queue`."""
+        """Return how many visits are at the server over time; see `asyncsim.traces.trace_summary.queue`.
+
+        Without a server: how many messages are in flight.
+        """
         return queue(self)
+
+    def waits(self) -> np.ndarray:
+        """Return who waited how long for whom without a server; see `asyncsim.traces.gossip.waits`."""
+        if self.protocol != GOSSIP:
+            raise InputError(
+                f"protocol = {self.protocol!r}: workers wait for a server, not for each other; see summary()"
+            )
+        return gossip.waits(self)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write one parquet file with everything inside; the whole file or, on failure, nothing.

@@ -116,9 +116,9 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``worker``, ``commits``, ``share`` (of all commits), ``mean_staleness``, and ``mean_wait`` (s) of
-        the commits at the server; means are nan without a commit. ``discarded`` and ``cancelled``: how many of its
-        computations came to nothing.
+        ``worker``, ``commits``, ``share`` (of all commits), ``mean_staleness``, and ``mean_wait`` (s) of the commits at
+        the server, or without one of the worker for others; means are nan without a commit. ``discarded`` and
+        ``cancelled``: how many of its computations came to nothing.
     """
     warm_up = warm_up_of(trace, warm_up)
     rows = _measured(trace, warm_up)
@@ -130,6 +130,8 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     worker = frame["worker"].to_numpy()
     commits = np.bincount(worker, minlength=trace.workers)
 
+    waited = gossip.waited(frame) if trace.protocol == GOSSIP else frame["serve_time"] - frame["arrive_time"]
+
     def mean(values: np.ndarray) -> np.ndarray:
         total = np.bincount(worker, weights=values, minlength=trace.workers)
         return np.where(commits > 0, total / np.maximum(commits, 1), np.nan)
@@ -140,7 +142,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
             "commits": commits,
             "share": commits / len(frame),
             "mean_staleness": mean(frame["staleness"].to_numpy()),
-            "mean_wait": mean((frame["serve_time"] - frame["arrive_time"]).to_numpy()),
+            "mean_wait": mean(waited.to_numpy()),
             **lost,
         }
     )
@@ -149,11 +151,17 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
 def queue(trace: "Trace") -> pd.DataFrame:
     """Return how many visits are at the server, waiting or in service, as a step function of time.
 
+    Without a server: how many messages were sent and not yet taken up.
+
     Returns
     -------
     pandas.DataFrame
         ``time`` (s, ascending, from 0) and ``in_system`` from that time on.
     """
+    if trace.protocol == GOSSIP:
+        sent, taken = gossip.flights(trace)
+        time, in_flight = _steps(sent, taken)
+        return pd.DataFrame({"time": time, "in_system": in_flight})
     visits = trace.visits
     arrived = np.concatenate([visits["arrive"], trace.present["arrive_time"]])
     time, in_system = _steps(arrived, visits["end"].to_numpy())

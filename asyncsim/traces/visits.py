@@ -1,5 +1,6 @@
 """A trace from visits that a real server recorded: what its log has to say, and what follows from it."""
 
+import heapq
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +11,9 @@ import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
-from asyncsim.errors import InputError, require_count, require_number
-from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of
-from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS
+from asyncsim.errors import InputError, require_choice, require_count, require_number
+from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of, trace_without_server
+from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS, GOSSIP, TAKES_UP, Source
 from asyncsim.traces.trace import Trace
 
 Table: TypeAlias = pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
@@ -38,6 +39,8 @@ def recorded(
     begin: float | None = None,
     seed: int = 0,
     present: Table | None = None,
+    takes_up: str = "read",
+    in_flight: Table | None = None,
 ) -> Trace:
     """Return the trace of a real run, from what its server recorded of each visit.
 
@@ -64,6 +67,11 @@ def recorded(
             times above are when it was stopped.
 
         Any other column of a trace may be there, and must agree with what is counted.
+
+        Without a server (``protocol="gossip"``) workers record their own gradients, each with ``start_time``,
+        ``commit_time``, ``sources``, ``weights`` and ``kept`` as a trace has them, and ``partner`` if they averaged in
+        pairs. A source is a pair (worker, which of its gradients, from 0), or the number of a row of this table.
+        ``job`` may be left out: a worker's gradients then come in the order of ``commit_time``.
     workers : int, optional
         How many took part, numbered from 0; by default one more than the largest in ``visits``, of whom each then needs
         a visit there.
@@ -73,7 +81,8 @@ def recorded(
         ``read_version`` may be left out: it is the number of commits by ``read_time``. If it is there, it says which
         came first where both have the same time.
     protocol, exclusive, window
-        What a visit was, and the local steps per commit, as `asyncsim.Cluster` has them.
+        What a visit was, and the local steps per commit, as `asyncsim.Cluster` has them; ``"gossip"`` where there was
+        no server.
     begin : float, optional
         The clock's reading when the workers had version 0; by default the first ``start_time``. All times are counted
         from there.
@@ -81,11 +90,19 @@ def recorded(
         The seed that the run had, for the record; give it to `asyncsim.replay` as well, to draw the same batches.
     present : table, optional
         ``worker`` and ``arrive_time`` of the visits that waited or were served when the last commit was applied.
+    takes_up : str
+        Without a server: whether messages were mixed in before the gradient, ``"read"``, or when it was applied,
+        ``"commit"``.
+    in_flight : table, optional
+        Without a server, the messages that no gradient has taken up: ``source``, ``taker``, ``weight`` and, if known,
+        ``arrive_time``.
 
     Returns
     -------
     Trace
-        Without a cluster; `asyncsim.calibrate` finds one.
+        Without a cluster; `asyncsim.calibrate` finds one. Without a server there is no order of all gradients; the
+        rows are in one that every worker's own and the sources agree with, by time where these leave it open. A
+        ``commit_time`` that is then before the row before's, as clocks of machines differ, is set to that.
 
     Raises
     ------
@@ -103,6 +120,8 @@ def recorded(
     >>> trace.frame[["worker", "job", "read_version", "staleness"]].to_numpy().tolist()
     [[0, 0, 0, 0], [1, 0, 0, 1], [0, 1, 1, 1]]
     """
+    if protocol == GOSSIP:
+        return _recorded_without_server(visits, workers, window, begin, seed, takes_up, in_flight)
     optional = _OPTIONAL if begin is None else ("start_time", *_OPTIONAL)
     commits = _table("visits", visits, ("worker", *(name for name in _COMMIT_TIMES if name not in optional)))
     if commits.empty:
@@ -147,6 +166,106 @@ def recorded(
         frame = frame.assign(start_time=frame["read_time"])
     _check_counted(commits, frame)
     return Trace(frame, replace(trace.source, cluster=None), trace.open_reads, trace.present)
+
+
+def _recorded_without_server(
+    visits: Table, workers: int | None, window: int, begin: float | None, seed: int, takes_up: str, in_flight: Any
+) -> Trace:
+    """Return the trace of workers that recorded their own gradients and what these took up."""
+    require_choice("takes_up", takes_up, TAKES_UP)
+    window, seed = require_count("window", window), require_count("seed", seed, minimum=0)
+    table = _table("visits", visits, ("worker", "start_time", "commit_time", "sources", "weights", "kept"))
+    if table.empty:
+        raise InputError("visits: holds no row; record one for each gradient")
+    begin = float(_numbers("visits", table, "start_time").min()) if begin is None else require_number("begin", begin)
+    count = (
+        _count_workers(_numbers("visits", table, "worker")) if workers is None else require_count("workers", workers)
+    )
+    rows = _in_order("visits", table, ("start_time", "send_time", "commit_time"), begin, count)
+    for name in {"job", "kept", "partner"} & set(rows):
+        rows[name] = _numbers("visits", rows, name)
+    if "job" in rows:
+        rows = rows.sort_values("job", kind="stable").reset_index(drop=True)
+    job = rows.groupby("worker").cumcount()
+    if "job" in rows:
+        _require("visits", rows, "job", (rows["job"] == job).to_numpy(), "must count a worker's gradients from 0")
+    worker, time = rows["worker"].tolist(), rows["commit_time"].tolist()
+    partner = rows["partner"].astype(int).tolist() if "partner" in rows else [-1] * len(rows)
+    named: dict[Any, int] = {pair: row for row, pair in enumerate(zip(worker, job.tolist(), strict=True))}
+    named |= {given: row for row, given in enumerate(rows["row"].tolist())}
+
+    def found(argument: str, row: int, name: Any) -> int:
+        """Return where a source is, from a pair or the number of a row."""
+        try:
+            return named[name if isinstance(name, int | np.integer) else tuple(int(part) for part in name)]
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"{argument}: a source of row {row} is {name!r}; it must be a pair (worker, job), or the number of a "
+                "row, that is there"
+            ) from None
+
+    try:
+        sources = [
+            [found("visits", rows["row"][row], one) for one in list(given)] for row, given in rows["sources"].items()
+        ]
+        weights = [[float(one) for one in given] for given in rows["weights"]]
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"visits: sources and weights must be lists ({error})") from None
+    uneven = [row for row in range(len(time)) if len(sources[row]) != len(weights[row])]
+    if uneven:
+        raise InputError(f"visits: row {rows['row'][uneven[0]]} has not as many sources as weights; give one for each")
+    # What must come before what: sources, and whatever touched the same replica before.
+    after: list[list[int]] = [[] for _ in time]
+    missing = [0] * len(time)
+    touched = [-1] * count
+    order = sorted(range(len(time)), key=lambda row: (time[row], job[row])) if max(partner) >= 0 else range(len(time))
+    for row in order:
+        replicas = {worker[row], *([partner[row]] if 0 <= partner[row] < count else [])}
+        for earlier in {*sources[row], *(touched[one] for one in replicas if touched[one] >= 0)}:
+            after[earlier].append(row)
+            missing[row] += 1
+        for one in replicas:
+            touched[one] = row
+    ready = [(time[row], worker[row], row) for row in range(len(time)) if not missing[row]]
+    heapq.heapify(ready)
+    place: dict[int, int] = {}
+    while ready:
+        row = heapq.heappop(ready)[-1]
+        place[row] = len(place)
+        for later in after[row]:
+            missing[later] -= 1
+            if not missing[later]:
+                heapq.heappush(ready, (time[later], worker[later], later))
+    if len(place) < len(time):
+        row = next(row for row in range(len(time)) if row not in place)
+        raise InputError(
+            f"visits: row {rows['row'][row]} takes up what came after it, by way of its sources; correct the sources"
+        )
+    ordered = rows.loc[list(place)].reset_index(drop=True)
+    ordered["commit_time"] = ordered["commit_time"].cummax()
+    if "send_time" not in ordered:
+        ordered["send_time"] = np.nan
+    ordered["local_steps"] = window
+    ordered["partner"] = [partner[row] for row in place]
+    pairs = [sorted(zip(map(place.__getitem__, sources[row]), weights[row], strict=True)) for row in place]
+    source = Source(count, GOSSIP, window, seed=seed, takes_up=takes_up)
+    needed = ("source", "taker", "weight")
+    flying = _table("in_flight", {name: [] for name in needed} if in_flight is None else in_flight, needed)
+    last = float(ordered["commit_time"].iloc[-1])
+    arrives = _numbers("in_flight", flying, "arrive_time") - begin if "arrive_time" in flying else [last] * len(flying)
+    takers, shares = _numbers("in_flight", flying, "taker"), _numbers("in_flight", flying, "weight")
+    sent = [place[found("in_flight", row, name)] for row, name in enumerate(flying["source"])]
+    messages = list(zip(sent, takers.astype(int).tolist(), shares.tolist(), map(float, arrives), strict=True))
+    return trace_without_server(
+        source,
+        ordered,
+        [[one for one, _ in row] for row in pairs],
+        [[weight for _, weight in row] for row in pairs],
+        np.full(count, np.nan),
+        messages,
+    )
 
 
 def _count_workers(worker: np.ndarray) -> int:
