@@ -366,7 +366,7 @@ def test_recorded_traces_are_put_in_order(policy):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sources": [[(1, 0)], [(0, 0)]]}, "takes up what came after it"),
+        ({"sources": [[(1, 0)], [(0, 0)]], "weights": [[0.5], [0.5]]}, "takes up what came after it"),
         ({"sources": [[], [(0, 1)]]}, r"a source of row 1 is \(0, 1\)"),
         ({"sources": [[], 3]}, "must be lists"),
         ({"sources": [[], [7]]}, "a source of row 1 is 7"),
