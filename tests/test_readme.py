@@ -16,7 +16,7 @@ import asyncsim
 from asyncsim import recorders, study
 from asyncsim.__main__ import main
 from asyncsim.clusters import laws
-from asyncsim.clusters.policy import POLICIES
+from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER
 from asyncsim.study.entries import catalogue, entry_of
 from asyncsim.topologies import TOPOLOGIES
 
@@ -99,7 +99,8 @@ def recorder_names() -> list[str]:
         ("problems", asyncsim.problems.PROBLEMS),
         ("studies", [path.stem for path in study.shipped("studies").glob("[!_]*.py")]),
         ("recorders", recorder_names()),
-        ("clusters", [*POLICIES, *TOPOLOGIES]),
+        ("clusters", POLICIES),
+        ("gossip", [*WITHOUT_SERVER, *TOPOLOGIES]),
         ("clusters", [name.lower() for name, one in vars(laws).items() if one in asyncsim.Law.__subclasses__()]),
     ],
 )
