@@ -31,16 +31,14 @@ class Run:
     commits : pandas.DataFrame
         One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``, ``staleness``, ``loss`` (of
         the worker's minibatches), ``update_norm`` (of the central variable's step; where the server adds a worker's
-        update as it is, of that, before the sum is rounded), ``central_energy`` (half the square of how far it moved
-        since the worker's read, with the worker's own commit; with GEM since what the worker pulled at its visit
-        before, as its own rule has it) and ``proxy_energy`` (half the square of the proxy's momentum).
-        A run that diverged ends with the commit at which it did.
+        update as it is, of that, before the sum is rounded), and the columns of the recorders that the replay was asked
+        for. A run that diverged ends with the commit at which it did.
     evaluations : pandas.DataFrame
         One row per evaluation, at the start and after commits that complete a version: ``commit`` (commits applied),
         ``commit_time`` (s), ``worker_step`` (commits per worker), ``gradients`` (in what was taken up so far, without
         those that were discarded or cancelled), and ``train_`` and ``test_`` with whatever the problem evaluates.
     diagnostics : pandas.DataFrame
-        The method's own diagnostics, one row per diagnosed commit and quantile or tensor; empty for most methods.
+        What recorders show of whole vectors, one row per commit looked at, quantity, and quantile or tensor.
     params : tree
         The central variable after the last commit, NumPy arrays in the problem's own tree; where the server waits for
         several messages also with those of a version that is not complete. If the run diverged, one of some commits

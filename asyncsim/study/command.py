@@ -108,12 +108,10 @@ def _run(name: str, *options: str, keep_compiled: bool) -> int:
 
 
 def set_up_jax(keep_compiled: bool = True) -> None:
-    """Give JAX two devices on a CPU of several cores, and a folder of the user's cache to keep what it compiles.
+    """Give JAX a folder of the user's cache to keep what it compiles.
 
-    It is told by its environment variables, so call this before JAX is imported; those that are set already stay.
+    It reads environment variables, so call this before JAX is imported; those that are set already stay.
     """
-    if (os.cpu_count() or 1) > 1:
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
     if not keep_compiled:
         return
     import pooch
