@@ -5,7 +5,7 @@ import os
 import jax
 import pytest
 
-from asyncsim.replays import tuning
+from asyncsim.replays import programs, tuning
 
 # Before anything asks JAX for its devices.
 jax.config.update("jax_num_cpu_devices", 3)
@@ -14,6 +14,19 @@ jax.config.update("jax_num_cpu_devices", 3)
 @pytest.fixture(autouse=True, scope="session")
 def strict_promotion():
     jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled(request):
+    """Without LLVM's optimizations, which take a third of the time of most tests and move round-off alone.
+
+    Files that hold the bytes of different programs against each other say ``OPTIMIZED = True``; users have these.
+    """
+    quick = not getattr(request.module, "OPTIMIZED", False)
+    if jax.config.read("jax_disable_most_optimizations") != quick:
+        jax.config.update("jax_disable_most_optimizations", quick)
+        jax.clear_caches()
+        programs._build.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="session")

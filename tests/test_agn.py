@@ -154,10 +154,22 @@ def steps_of(optimizer):
     return np.array(steps)
 
 
-def test_a_named_optimizer_is_that_of_optax(lenient):
-    method = methods.agn(optimizer=methods.named_optimizer("adam", 0.02))
-    assert method.hyperparameters == {"learning_rate": 0.02, "optimizer": "adam"}
-    np.testing.assert_array_equal(steps_of(method.optimizer), steps_of(optax.adam(0.02)))
+@pytest.mark.parametrize("name", ["adam", "nadam", "nadamw"])  # of others, too
+def test_a_named_optimizer_is_that_of_optax(name, lenient):
+    method = methods.agn(optimizer=methods.named_optimizer(name, 0.02))
+    assert method.hyperparameters == {"learning_rate": 0.02, "optimizer": name}
+    np.testing.assert_array_equal(steps_of(method.optimizer), steps_of(getattr(optax, name)(learning_rate=0.02)))
+
+
+def test_the_perceptron_of_the_thesis_has_pixels_from_zero_to_one(monkeypatch):
+    images = np.repeat(np.array([0, 255], np.uint8), 10 * 28 * 28).reshape(20, 28, 28)
+    parts = {f"{part}-images-idx3-ubyte": images for part in ("train", "t10k")}
+    parts |= {f"{part}-labels-idx1-ubyte": np.zeros(20, np.uint8) for part in ("train", "t10k")}
+    monkeypatch.setattr(importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: parts)
+    scaled = problems.mnist(batch_size=4, network="mlp").train["image"]
+    assert (scaled[:10] == 0).all() and (scaled[10:] == 1).all()
+    standardised = problems.mnist(batch_size=4).train["image"]
+    assert standardised[0, 0, 0] == pytest.approx(-0.1307 / 0.3081) and standardised[19, 0, 0] > 2
 
 
 def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
@@ -168,25 +180,6 @@ def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
     assert "note: --optimizer changes nothing for gem" in capsys.readouterr().err
     with pytest.raises(InputError, match="optimizer = 'rmsprop': has no rate of its own; give learning_rate"):
         dataclasses.replace(config, learning_rate=None).make_methods()
-
-
-def test_the_perceptron_of_the_thesis_has_pixels_from_zero_to_one(monkeypatch):
-    images = np.full((20, 28, 28), 255, np.uint8)
-    images[:10] = 0
-    parts = {f"{part}-images-idx3-ubyte": images for part in ("train", "t10k")}
-    parts |= {f"{part}-labels-idx1-ubyte": np.zeros(20, np.uint8) for part in ("train", "t10k")}
-    monkeypatch.setattr(importlib.import_module("asyncsim.problems.mnist"), "load_mnist", lambda folder: parts)
-    scaled = problems.mnist(batch_size=4, network="mlp").train["image"]
-    assert (scaled[:10] == 0).all() and (scaled[10:] == 1).all()
-    standardised = problems.mnist(batch_size=4).train["image"]
-    assert standardised[0, 0, 0] == pytest.approx(-0.1307 / 0.3081) and standardised[19, 0, 0] > 2
-
-
-@pytest.mark.parametrize("name", ["nadam", "nadamw"])
-def test_optimizers_that_optax_makes_of_others_have_names(name, lenient):
-    np.testing.assert_array_equal(
-        steps_of(methods.named_optimizer(name, 0.02)), steps_of(getattr(optax, name)(learning_rate=0.02))
-    )
 
 
 @pytest.mark.parametrize("name", ["lbfgs", "noisy_sgd", "linear_schedule", "nothing"])
@@ -202,8 +195,11 @@ def test_what_is_no_optimizer_for_local_steps_is_refused(name):
 
 @pytest.fixture
 def results():
+    return write_windows(Path("results/windows"))
+
+
+def write_windows(folder):
     """A folder as the study writes it, made by hand, on the thesis' cluster."""
-    folder = Path("results/windows")
     folder.mkdir(parents=True)
     grid = [
         {"workers": n, "window": w, "method": m, "seeds": 1, "diverged": 0, "seconds": 100.0 * n / w}
@@ -258,38 +254,3 @@ def test_published_numbers_are_beside_the_thesis_task_alone(results, change):
     assert "^" not in {line.get_marker() for axes in figures["staleness"].axes for line in axes.lines}
     with pytest.raises(InputError, match="its problem, its cluster or its gradients are not those of the thesis"):
         agn.FIGURES["times"].draw(found)
-
-
-def test_times_of_another_cluster_are_not_held_against_the_published_ones(results):
-    config = json.loads((results / "config.json").read_text()) | {"service": "constant(0.005)"}
-    (results / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="not those of the thesis"):
-        agn.FIGURES["times"].draw(read(results, "windows"))
-
-
-def test_colours_span_what_is_shown_and_are_the_same_in_figures_that_are_compared(results):
-    table = pd.read_csv(results / "grid.csv")
-    table.loc[table["method"] == "aeasgd", "train_accuracy"] = [0.3, 0.5, 0.7, 0.9]
-    table.loc[table["method"] == "agn", ["train_accuracy", "test_accuracy"]] = 0.8
-    table.to_csv(results / "grid.csv", index=False)
-    efficiency = pd.read_csv(results / "efficiency.csv")
-    efficiency.assign(efficiency=[0.9, 1.0, 1.2, 1.8]).to_csv(results / "efficiency.csv", index=False)
-    (results / "config.json").write_text((results / "config.json").read_text().replace("mnist", "digits"))
-    found = read(results, "windows")
-    drawn = [agn.FIGURES[name].draw(found) for name in ("agn", "aeasgd", "efficiency")]
-    clims = [axes.images[0].get_clim() for figure in drawn for axes in figure.axes if axes.images]
-    assert clims == [pytest.approx((30, 97))] * 4 + [pytest.approx((0.2, 1.8))]
-
-
-def test_published_numbers_are_the_thesis_table():
-    published = agn.grid.published
-    assert len(published.grid("train_accuracy", "agn")) == len(published.grid("seconds", "aeasgd")) == 27
-    found = published.grid("efficiency", "agn over aeasgd")
-    # As counted in the thesis' printed table.
-    assert (len(found), (found > 1).sum(), (found >= 1).sum()) == (49, 33, 34)
-
-
-def test_nothing_to_draw_ends_with_code_2(capsys):
-    assert agn.main(["--results", "nowhere"]) == 2
-    told = capsys.readouterr().err
-    assert "nothing could be drawn" in told and "python -m asyncsim.study windows --scale small|paper" in told

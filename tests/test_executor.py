@@ -33,6 +33,7 @@ from asyncsim.study.executor import Done, Local
 from asyncsim.study.jobs import Runner, measurement
 from asyncsim.threads import cached, require_wanted
 
+OPTIMIZED = True
 ROOT = study.shipped("studies").parent
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason='needs Ray: pip install "asyncsim[ray]"')
 #: Four runs in a moment.

@@ -4,15 +4,14 @@ import dataclasses
 import json
 import math
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate, study
-from asyncsim.drawing import command, layout, look
+from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate
+from asyncsim.drawing import command, look
 from asyncsim.drawing.curves import (
     curve_of,
     curve_over_seeds,
@@ -20,13 +19,11 @@ from asyncsim.drawing.curves import (
     evaluation_curve,
     loss_axis,
     mark_below,
-    mark_beyond,
 )
 from asyncsim.methods import METHODS
-from asyncsim.study import finished, load_file, shipped
+from asyncsim.study import load_file, shipped
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 from asyncsim.traces.columns import OUTCOMES, Source
-from asyncsim.wording import wrapped
 
 figures = load_file("asyncsim.figures.staleness", shipped("figures") / "staleness.py")
 
@@ -121,39 +118,6 @@ def test_draws_every_figure_and_the_same_bytes_again(results, tmp_path):
     assert not [path for path in results.iterdir() if "partial" in path.name]
 
 
-def test_losses_against_steps_have_a_panel_where_that_says_something_else(results):
-    read = figures.read(results)
-    for run in read.runs["gem"]:
-        run.commits["commit_time"] **= 2
-    times, steps = figures.loss(read).axes
-    assert times.get_xlabel() == "simulated time (s)" and steps.get_xlabel().startswith("worker steps")
-    assert times.get_yscale() == steps.get_yscale() == "log" and not times.child_axes
-
-
-def test_losses_of_a_step_that_takes_no_time_have_a_panel_for_each_axis(tmp_path):
-    trace = hand_made_trace(Cluster(WORKERS, 1.0))
-    late = Trace(trace.frame.assign(commit_time=9 + trace.frame["commit_time"] / 100), trace.source)
-    assert len(figures.loss(figures.read(write_results(tmp_path, {"gem": [late]}))).axes) == 2
-
-
-def test_the_run_that_diverged_is_marked_where_it_ends(results):
-    for axes, end in zip(figures.loss(figures.read(results)).axes, (3.5,), strict=True):
-        crosses = [line for line in axes.lines if line.get_marker() == "x"]
-        assert [line.get_xdata()[0] for line in crosses if len(line.get_xdata())] == [pytest.approx(end)]
-        (height,) = next(line for line in crosses if len(line.get_xdata())).get_ydata()
-        assert axes.get_ylim()[0] <= height <= axes.get_ylim()[1]
-
-
-def test_energies_of_a_server_that_waits_are_of_the_commits_that_moved_it(results):
-    read = figures.read(results)
-    for run in read.runs["gem"]:
-        run.commits["central_energy"] = np.where(np.arange(ROWS) % 3 == 2, 0.02, 0.0)
-    (axes,) = figures.energy(read).axes
-    (line,) = [line for line in axes.lines if line.get_label() == "GEM"]
-    assert list(line.get_ydata()) == pytest.approx([0.02] * 3) and len(line.get_xdata()) == 3
-    assert axes.get_ylim()[0] < 0.02 and not axes.texts
-
-
 @pytest.mark.parametrize(("low", "told"), [(0.04, []), (0.0, ["GEM, some seed down to 0"]), (-1.0, ["-1e+00"])])
 def test_a_band_down_to_zero_is_told_on_a_logarithmic_axis(low, told):
     """Of two seeds, whose mean is far above it."""
@@ -165,16 +129,6 @@ def test_a_band_down_to_zero_is_told_on_a_logarithmic_axis(low, told):
     mark_below(axes, curves, {"gem": "GEM"}, "time")
     assert scale == "log" and limits[0] < (low if low > 0 else curves["gem"].mean[1])
     assert len(axes.texts) == len(told) and all(text in axes.texts[0].get_text() for text in told)
-
-
-def test_what_is_not_in_view_sideways_is_not_told():
-    values = pd.DataFrame({"one": [1.0, 9.0, 99.0], "other": [1.0, 0.01, 1e-9]})
-    curves = {"gem": curve_over_seeds([0.0, 1.0, 2.0], [0.0, 1.0, 2.0], values, [])}
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    axes.set(yscale="log", xlim=(0, 1.5), ylim=(0.1, 2.0))
-    mark_beyond(axes, curves, {"gem": "GEM"}, "step")
-    mark_below(axes, curves, {"gem": "GEM"}, "step")
-    assert [text.get_text() for text in axes.texts] == ["\u2191 GEM up to 5e+00", "\u2193 GEM, some seed down to 1e-02"]
 
 
 @pytest.mark.parametrize("loss", [0.0, -1.0, 1.0, 1e-290, 1.7e308])
@@ -225,11 +179,6 @@ def test_training_losses_go_as_far_as_each_seed_and_never_back_in_time():
     assert computed.step == pytest.approx([0, 3.5, 5]) and computed.ends == [(18.0, 4.0, 6.0)]
 
 
-def test_a_training_loss_that_is_not_finite_is_none():
-    curve = evaluation_curve([evaluated([4.0, np.inf], 1.0, diverged_at=1)])
-    assert curve.mean[0] == 4 and np.isnan(curve.mean[1]) and curve.ends == [(2.0, 2.0, 4.0)]
-
-
 def test_prescribed_and_recorded_traces_are_drawn_without_a_cluster(tmp_path):
     for name, trace in {"prescribed": prescribed(3, ROWS, WORKERS), "recorded": hand_made_trace(None)}.items():
         folder = write_results(tmp_path / name, {"gem": [trace]}, diverged="gem")
@@ -277,14 +226,6 @@ def test_a_timeline_of_workers_that_are_not_there(workers):
         plots.timeline(axes, simulate(Cluster(5, 1.0), 10), workers)
 
 
-def test_titles_break_between_their_parts_and_never_after_a_number():
-    text = "digits, 100 workers; mean and range of 3 seeds; each point the mean of 2 worker steps"
-    assert wrapped(text, 70) == text.replace("seeds; ", "seeds;\n")
-    lines = [line for width in range(20, 80) for line in wrapped(text, width).split("\n")]
-    assert not [line for line in lines if line[-1].isdigit()] and max(map(len, lines)) < 80
-    assert wrapped("a" * 60, 50) == "a" * 60
-
-
 def test_a_figure_gets_taller_with_its_title(tmp_path):
     """Of one panel, of rows of panels with titles of their own, and of rows that are parts of a figure."""
     laws = ["gamma(mean=1.25, cv=0.125)"] * 8 + ["lognormal(mean=3.25, cv=0.625)"] * 2
@@ -301,17 +242,6 @@ def test_a_figure_gets_taller_with_its_title(tmp_path):
                     label = axes.yaxis.label.get_window_extent().height
                     assert axes.get_window_extent().height > label or not axes.get_ylabel().startswith("share")
                     assert axes.get_window_extent().height > 1.1 * figure.dpi
-
-
-def test_methods_with_the_same_accuracies_are_all_seen(tmp_path):
-    table = pd.DataFrame({"method": ["agn", "aeasgd", "downpour"], "window": 1, "workers": 4, "train_accuracy": 0.9})
-    table.assign(seed=0, status="finished").to_csv(tmp_path / "summary.csv", index=False)
-    table.to_csv(tmp_path / "grid.csv", index=False)
-    (tmp_path / "config.json").write_text(json.dumps({"study": "windows", "problem": "digits"}))
-    agn = load_file("asyncsim.figures.agn", shipped("figures") / "agn" / "__init__.py")
-    (axes,) = agn.FIGURES["collapse"].draw(finished.read(tmp_path, "windows")).axes
-    sizes = [line.get_markersize() for line in axes.lines if line.get_label() in ("AGN", "AEASGD", "DOWNPOUR")]
-    assert len(sizes) == 3 and sizes[0] > sizes[1] > sizes[2]
 
 
 @pytest.mark.parametrize("missing", ["summary.csv", "config.json", "traces", "runs/gem-seed0/commits.parquet"])
@@ -498,46 +428,6 @@ def test_a_reply_that_travels_is_drawn_and_named():
     assert drawn(axes, "sends") == [(0, 1, 1.1), (0, 2.85, 2.95), (0, 4.7, 4.8)]
 
 
-def test_a_figure_gets_taller_with_its_legend():
-    heights, rooms = [], []
-    for count in (3, 6, 14):
-        figure, (axes,) = look.new_figure(look.SINGLE, 2.9)
-        lines = [axes.plot([0, 1], [0, 1])[0] for _ in range(count)]
-        layout.legend_below(figure, lines, [f"method {i}" for i in range(count)], 2)
-        figure.canvas.draw()
-        heights.append(figure.get_figheight())
-        rooms.append(axes.get_window_extent().height)
-    assert heights[0] == heights[1] == 2.9 < heights[2]
-    assert rooms[2] > 0.9 * rooms[1]
-
-
-@pytest.mark.parametrize(("values", "ticks"), [([1], [1]), ([0, 1], [0, 1]), ([2, 9], [2, 3, 4, 5, 6, 7, 8, 9])])
-def test_ticks_of_workers_are_whole(values, ticks):
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    axes.plot(values, values)
-    layout.whole_ticks(axes.xaxis)
-    low, high = axes.get_xlim()
-    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == ticks
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.8, 1.25), (2.1, 4.9), (33, 300), (90, 110), (0.011, 0.019)])
-def test_a_short_logarithmic_axis_has_ticks(low, high):
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    layout.plain_logs(axes.yaxis)
-    assert sum(low <= tick <= high for tick in axes.get_yticks()) > 1
-
-
-def test_an_empty_panel_leaves_the_scale_of_those_beside_it(tmp_path):
-    figure, (full, _) = look.new_figure(look.DOUBLE, 2.0, 2, sharex=True)
-    full.plot([2, 4], [1, 2])
-    full.set_xscale("log")
-    full.set_xticks([2, 4], ["2", "4"])
-    look.save(figure, tmp_path / "figure")
-    assert full.get_xscale() == "log" and [text.get_text() for text in full.get_xticklabels()] == ["2", "4"]
-
-
 @pytest.mark.parametrize("values", [[np.nan, np.nan], [-1.0, -2.0], []])
 def test_logarithmic_axes_without_a_value_above_zero_are_drawn(tmp_path, values):
     figure, (axes,) = look.new_figure(look.SINGLE, 2.0, 1)
@@ -547,19 +437,3 @@ def test_logarithmic_axes_without_a_value_above_zero_are_drawn(tmp_path, values)
     written = look.save(figure, tmp_path / "empty")
     assert all(path.stat().st_size for path in written)
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
-
-
-def test_figures_of_a_study_are_drawn_again_from_its_folder_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    study.main(["queue", "--workers=2", "--steps=3", "--seeds=1", "--problem=quadratic", "--methods=sgd", "--out=mine"])
-    drawn = {path.name: path.read_bytes() for path in Path("mine").glob("*.p*")}
-    assert sorted(drawn) == ["queue.pdf", "queue.png"]
-    for name in drawn:
-        Path("mine", name).unlink()
-    capsys.readouterr()
-    assert command.main(["mine"]) == 0
-    assert capsys.readouterr().out.split() == ["mine/queue.png", "mine/queue.pdf"]
-    assert {path.name: path.read_bytes() for path in Path("mine").glob("*.p*")} == drawn
-    Path("mine/config.json").write_text(json.dumps({"study": "mine"}))
-    assert command.main(["mine"]) == 2
-    assert capsys.readouterr().err == "error: folder = 'mine': there are no figures of the study 'mine'\n"

@@ -2,23 +2,20 @@
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-from gem_results import make_run, ranks, write_all, write_study
+from gem_results import write_all, write_study
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from asyncsim import InputError, Run, prescribed
 from asyncsim.drawing import look
-from asyncsim.drawing.curves import Curve, curve_of, diagnostic_curve
+from asyncsim.drawing.curves import Curve
 from asyncsim.study import load, load_file, shipped
 from asyncsim.study.finished import read
 from asyncsim.study.outcome import outcome
-from asyncsim.wording import tensor_label
 
 gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
 published = gem.published
@@ -102,16 +99,6 @@ def test_published_curves_are_beside_the_papers_task_alone(tmp_path, name, probl
     assert bool(told) == bool(grey) == known
 
 
-def test_other_methods_than_the_papers_are_drawn(tmp_path):
-    cells = [({"workers": n, "learning_rate": rate}, "mine", {}) for rate in (0.05, 0.2) for n in (1, 2)]
-    for study in ("stability", "misspecification", "energy", "generalization"):
-        write_study(tmp_path / study, study, cells)
-    for name in ("1d", "5", "learning_rates", "misspecification", "energy", "energy_time"):
-        folder = gem.FIGURES[name].folder
-        figure = gem.FIGURES[name].draw(read(tmp_path / folder, folder))
-        assert any("mine" in text.get_text() for text in figure.findobj(Text)), name
-
-
 @pytest.mark.parametrize("rates", [None, "halving"])
 def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
     for study in ("energy", "generalization"):
@@ -124,40 +111,6 @@ def test_methods_without_a_number_for_a_rate_are_drawn(tmp_path, rates):
         folder = gem.FIGURES[name].folder
         figure = gem.FIGURES[name].draw(read(tmp_path / folder, folder))
         assert any(axes.lines for axes in figure.axes) and "\u03b7" not in figure.get_suptitle()
-
-
-def test_methods_of_other_workers_are_not_drawn_beside(tmp_path):
-    cells = [({"workers": 2, "learning_rate": 0.05}, "gem", {})]
-    cells += [({"workers": 2, "learning_rate": 0.05}, "sgd", {"own": 1, "steps": 20})]
-    write_study(tmp_path, "stability", cells)
-    figure = gem.FIGURES["learning_rates"].draw(read(tmp_path, "stability"))
-    assert [axes.get_title() for axes in figure.axes] == ["GEM, \u03b7 = 0.05"]
-
-
-def test_generalization_keeps_numbers_of_workers_apart(tmp_path):
-    write_study(tmp_path, "generalization", [({"workers": n}, "gem", {}) for n in (2, 4)])
-    figure = gem.FIGURES["5"].draw(read(tmp_path, "generalization"))
-    assert [axes.get_title() for axes in figure.axes] == ["GEM, n = 2", "GEM, n = 4"]
-    ends = [axes.lines[0].get_xdata()[-1] for axes in figure.axes]
-    assert ends[1] == pytest.approx(2 * ends[0])
-
-
-@pytest.mark.parametrize(("hidden", "square"), [(None, []), ([0.05, 0.1, 0.05], [(0.5, 2.5)]), ([9.0, 9.0, 0.05], [])])
-def test_the_cluster_to_be_found_is_marked(tmp_path, hidden, square):
-    write_all(tmp_path, problem="quadratic")
-    results = read(tmp_path / "forensics", "forensics")
-    if hidden is not None:
-        results.config["hidden"] = hidden
-    axes = gem.FIGURES["forensics"].draw(results).axes[0]
-    marks = {line.get_marker(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines}
-    assert marks.pop("o") == (1.5, 1.5) and list(marks.values()) == square
-
-
-def test_times_to_the_target_and_what_n_times_as_quick_is(figures):
-    (axes,) = figures["speedup"].axes
-    ours, guide = [line for line in axes.lines if len(line.get_xdata())][:2]
-    assert list(ours.get_xdata()) == [2, 4] and list(ours.get_ydata()) == [2.0, 1.0]
-    assert list(guide.get_ydata()) == [2.0, 1.0]
 
 
 def test_a_target_that_was_never_reached_is_told(tmp_path):
@@ -173,31 +126,6 @@ def test_a_target_that_was_never_reached_is_told(tmp_path):
     for line in axes.lines:
         height = line.get_transform().transform(line.get_xydata())[:, 1]
         assert np.all((bottom < height) & (height < top)) and line.get_linestyle() == "None"
-
-
-def test_a_curve_that_diverged_ends_with_a_cross(figures):
-    crosses = [line for line in figures["6b"].axes[0].lines if line.get_marker() == "x" and len(line.get_xdata())]
-    # Both seeds of the 4 workers: after 14 of their 20 commits.
-    assert [line.get_xdata()[0] for line in crosses] == [pytest.approx(14 / 4)] * 2
-
-
-def test_recordings_that_are_far_apart_are_joined(tmp_path):
-    write_study(tmp_path, "kappa", [({"workers": 2, "method.kappa": 1.0}, "gem", {"every": 2})])
-    figure = gem.FIGURES["8b"].draw(read(tmp_path, "kappa"))
-    (line,) = [line for line in figure.axes[0].lines if line.get_label() == "\u03ba = 1"]
-    # Of five worker steps the first, third and fifth.
-    assert list(line.get_xdata()) == [0.5, 2.5, 4.5] and np.isfinite(line.get_ydata()).all()
-
-
-def test_energies_at_each_n_are_those_of_the_runs(figures):
-    whole, _, shares, _ = figures["energy"].axes
-    (drawn,) = [line for line in whole.lines if line.get_label() == "DOWNPOUR"]
-    runs = [make_run("downpour", 2, seed=seed) for seed in range(2)]
-    # The last tenth of ten commits is one.
-    ends = [run.commits["central_energy"].iloc[-1] / run.commits["proxy_energy"].iloc[-1] for run in runs]
-    assert drawn.get_ydata()[0] == pytest.approx(np.median(ends))
-    (clipped,) = [line for line in shares.lines if line.get_label() == "clip binds at 0"]
-    assert list(clipped.get_ydata()) == pytest.approx([2 / 32, 4 / 34])
 
 
 def test_energies_of_the_last_tenth_of_the_commits_are_those_of_the_summary(tmp_path):
@@ -217,13 +145,6 @@ def test_energies_of_the_last_tenth_of_the_commits_are_those_of_the_summary(tmp_
     assert list(drawn.get_ydata()) == [ended]
 
 
-def test_panels_of_methods_that_were_not_run_say_so(tmp_path):
-    folder = write_study(tmp_path / "mine", "energy", [({"workers": n}, "mine", {}) for n in (2, 4)])
-    figure = gem.FIGURES["energy"].draw(read(folder, "energy"))
-    texts = [[text.get_text() for text in axes.texts if text.get_text().startswith("no run")] for axes in figure.axes]
-    assert texts == [[], ["no run of GEM"], ["no run of GEM"], ["no run of DOWNPOUR"]]
-
-
 def test_a_map_of_one_tensor_and_one_worker_is_drawn(tmp_path):
     folder = write_study(tmp_path, "energy", [({"workers": 1}, "gem", {"every": 5})], seeds=1)
     (path,) = folder.glob("runs/*/*/diagnostics.parquet")
@@ -238,62 +159,6 @@ def test_a_map_of_one_tensor_and_one_worker_is_drawn(tmp_path):
         assert np.isfinite(image.get_array()).all()
         assert np.ptp(image.get_coordinates(), axis=(0, 1)).min() >= 1
     assert [tick for tick in workers.get_yticks() if -0.5 <= tick <= 0.5] == [0]
-
-
-def test_tensors_are_named_by_their_paths():
-    names = {"[0]['bias']": "0.bias", "conv_1": "conv_1", "['layer.norm'].scale": "layer.norm.scale", "": "all"}
-    assert {name: tensor_label(name) for name in names} == names
-
-
-def test_of_several_clusters_the_one_with_the_most_workers_has_the_curves_of_kappa(tmp_path):
-    cells = [({"workers": n, "method.kappa": kappa}, "gem", {}) for n in (4, 2) for kappa in (1.0, 2.0)]
-    write_study(tmp_path / "both", "kappa", cells)
-    write_study(tmp_path / "one", "kappa", cells[:2])
-    both, one = (gem.FIGURES["8a"].draw(read(tmp_path / folder, "kappa")) for folder in ("both", "one"))
-    assert both.get_suptitle() == one.get_suptitle()
-    for line, alone in zip(both.axes[0].lines, one.axes[0].lines, strict=True):
-        assert line.get_xydata() == pytest.approx(alone.get_xydata())
-
-
-def test_of_several_clusters_the_one_with_the_most_workers_has_its_ranks_drawn(tmp_path):
-    cells = [({"discipline": name, "workers": n}, "gem", {}) for n in (2, 4) for name in ("fifo", "lowest_rank")]
-    write_study(tmp_path, "queue", cells, tables={"ranks.csv": pd.concat([ranks(2), ranks(4)])})
-    figure = gem.FIGURES["queue"].draw(read(tmp_path, "queue"))
-    share, staleness, *losses = figure.axes
-    (of_ranks,) = [line for line in share.lines if line.get_label() == "lowest rank first"]
-    assert list(of_ranks.get_xdata()) == [0, 1, 2, 3]
-    assert list(of_ranks.get_ydata()) == pytest.approx([1.6, 1.1, 0.6, 0.1])
-    assert [len(line.get_xdata()) for line in staleness.lines] == [4, 4]
-    ours = [line for axes in losses for line in axes.lines if line.get_label() == "GEM"]
-    alone = curve_of([make_run("gem", 4, seed=seed) for seed in range(2)], lambda c: c["loss"].to_numpy(), "mean", 4, 1)
-    assert [line.get_ydata() for line in ours] == [pytest.approx(alone.mean)] * 2
-
-
-def test_maps_of_tensors_are_in_the_order_of_the_network_and_share_their_colours(figures):
-    named = [text.get_text() for text in figures["9"].axes[0].get_yticklabels()]
-    assert named == ["conv_1", "conv_1_bias", "dense", "dense_bias"]
-    limits = [figures[name].axes[0].collections[0].get_clim() for name in ("9", "10")]
-    assert limits[0] == limits[1]
-    first, second = (figures[name].axes[0].collections[0].get_array() for name in ("9", "10"))
-    assert first.max() > second.max()
-
-
-def test_each_method_with_a_pi_has_its_map(tmp_path):
-    cells = [({"workers": n}, name, {}) for n in (2, 4) for name in ("mine", "gem", "downpour")]
-    write_study(tmp_path, "tensors", cells)
-    figure = gem.FIGURES["9"].draw(read(tmp_path, "tensors"))
-    *maps, _ = figure.axes
-    assert [axes.get_title() for axes in maps] == ["GEM", "mine"]
-    assert len({axes.collections[0].get_clim() for axes in maps}) == 1
-    gems, mine = (axes.collections[0].get_array() for axes in maps)
-    assert gems.max() > 1.5 * mine.max()
-
-
-def test_numbers_of_workers_keep_their_order_in_grey_print():
-    shades = look.shades([5, 10, 20, 30])
-    rgb = np.array([[int(shade.color[i : i + 2], 16) for i in (1, 3, 5)] for shade in shades.values()])
-    assert (np.diff(rgb @ [0.299, 0.587, 0.114]) > 20).all()
-    assert len({shade.marker for shade in look.shades(range(10)).values()}) == 10
 
 
 @pytest.mark.full
@@ -323,23 +188,6 @@ def test_nothing_to_draw_and_figures_that_there_are_not_end_with_code_2(tmp_path
     told = capsys.readouterr().err
     assert "did you mean 'energy'?" in told and "1a, 1b" in told and "forensics" in told
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_line_knows_its_papers():
-    def run(*arguments):
-        command = [sys.executable, "-m", "figures", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-    assert "gem       Gradient Energy Matching" in run().stdout
-    unknown = run("gme")
-    assert unknown.returncode == 2 and "did you mean 'gem'?" in unknown.stderr
-
-
-def test_a_study_draws_its_own_figures_into_its_folder(results, tmp_path):
-    folder = tmp_path / "momentum"
-    folder.symlink_to(results / "momentum")
-    assert [path.name for path in gem.draw_study("momentum", folder)] == ["momentum.png", "momentum.pdf"]
-    assert gem.draw_study("staleness", folder) == []
 
 
 def test_a_study_that_was_interrupted_draws_what_it_can(tmp_path, capsys):
@@ -385,16 +233,6 @@ def test_the_deviation_is_the_root_mean_square_of_the_logarithms():
     theirs = pd.Series([10.0, 1.0, 5.0, 5.0, 7.0])
     assert published.log_deviation(curve, theirs) == pytest.approx(np.sqrt((1 + 1 + 0) / 3))
     assert np.isnan(published.log_deviation(curve, pd.Series(dtype=float)))
-
-
-def test_curves_have_the_bins_that_are_asked_for():
-    run = make_run("gem", 2, steps=5)
-    found = curve_of([run], lambda commits: commits["loss"].to_numpy(), "mean", 2, bin_steps=2)
-    assert found.step == pytest.approx([1, 3, 4.5])
-    assert found.mean == pytest.approx([run.commits["loss"][part].mean() for part in (range(4), range(4, 8), [8, 9])])
-    medians = diagnostic_curve([run], "pi", 2, bin_steps=1)
-    recorded = run.diagnostics.query("quantity == 'pi' and tensor == '' and quantile == 0.5")["value"]
-    assert medians.mean == pytest.approx(recorded.to_numpy())
 
 
 @pytest.fixture(scope="module")

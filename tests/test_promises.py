@@ -21,6 +21,7 @@ from asyncsim.study.executor import Local
 from asyncsim.study.jobs import measurement, run_jobs
 from asyncsim.study.sweep import run_cells, sweep
 
+OPTIMIZED = True
 TINY = {"workers": 2, "steps": 4, "seeds": 1, "problem": "quadratic", "methods": ("downpour", "sgd")}
 
 

@@ -26,6 +26,7 @@ from asyncsim.study.finished import Known, beside
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
 
+OPTIMIZED = True
 ROOT = study.shipped("studies").parent
 HEAVY = ("jax", "jaxlib", "matplotlib", "optax", "pandas", "pyarrow", "scipy", "simpy", "sklearn")
 #: Options that make any staleness study a matter of seconds.

@@ -1,0 +1,142 @@
+"""What every figure shows of results made by hand, against numbers that were read once and are kept in `drawn.json`.
+
+Where a figure is to show something else, ``python tests/test_drawn.py`` writes them anew.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import test_figures
+from gem_results import ranks, write_all, write_study
+from test_agn import agn, write_windows
+from test_gem_figures import gem
+from test_leaders_study import lsgd, write_leaders
+
+from asyncsim import Cluster
+from asyncsim.drawing import look
+from asyncsim.study.finished import read
+
+KEPT = Path(__file__).with_name("drawn.json")
+MINE = [({"workers": n, "learning_rate": rate}, "mine", {}) for rate in (0.05, 0.2) for n in (1, 2)]
+#: Results that are unlike those that a whole study has: figure and study, its cells, and its tables.
+UNLIKE = {
+    **{
+        f"{name}, another method": (name, study, MINE, {})
+        for name, study in (
+            ("1d", "stability"),
+            ("learning_rates", "stability"),
+            ("5", "generalization"),
+            ("misspecification", "misspecification"),
+            ("energy", "energy"),
+            ("energy_time", "energy"),
+        )
+    },
+    "a method of fewer workers": (
+        "learning_rates",
+        "stability",
+        [
+            ({"workers": 2, "learning_rate": 0.05}, "gem", {}),
+            ({"workers": 2, "learning_rate": 0.05}, "sgd", {"own": 1, "steps": 20}),
+        ],
+        {},
+    ),
+    "several clusters, generalization": ("5", "generalization", [({"workers": n}, "gem", {}) for n in (2, 4)], {}),
+    "several clusters, kappa": (
+        "8a",
+        "kappa",
+        [({"workers": n, "method.kappa": kappa}, "gem", {}) for n in (4, 2) for kappa in (1.0, 2.0)],
+        {},
+    ),
+    "several clusters, queue": (
+        "queue",
+        "queue",
+        [({"discipline": name, "workers": n}, "gem", {}) for n in (2, 4) for name in ("fifo", "lowest_rank")],
+        {"ranks.csv": pd.concat([ranks(2), ranks(4)])},
+    ),
+    "recorded seldom": ("8b", "kappa", [({"workers": 2, "method.kappa": 1.0}, "gem", {"every": 2})], {}),
+    "methods with a pi": (
+        "9",
+        "tensors",
+        [({"workers": n}, name, {}) for n in (2, 4) for name in ("mine", "gem", "downpour")],
+        {},
+    ),
+}
+
+
+def drawn(folder: Path):
+    """Every figure by its name."""
+    write_all(folder / "gem")
+    for name, drawing in gem.FIGURES.items():
+        where = folder / "gem" / drawing.folder
+        yield f"gem {name}", drawing.draw(read(where, gem.STUDIES[drawing.folder].name))
+    for name, (figure, study, cells, tables) in UNLIKE.items():
+        yield (
+            f"gem {name}",
+            gem.FIGURES[figure].draw(read(write_study(folder / name, study, cells, tables=tables), study)),
+        )
+    for study, paper, write in (
+        ("windows", agn, write_windows),
+        ("leaders", lsgd, write_leaders),
+    ):
+        found = read(write(folder / study), study)
+        for name, drawing in paper.FIGURES.items():
+            yield f"{study} {name}", drawing.draw(found)
+    cluster = Cluster(2, "gamma(1, 0.2)", service=0.1)
+    traces = [test_figures.hand_made_trace(cluster, seed=seed) for seed in range(2)]
+    written = test_figures.write_results(
+        folder / "staleness", {"gem": traces, "downpour": traces, "mine": traces}, diverged="downpour"
+    )
+    found = test_figures.figures.read(written)
+    for name, draw in test_figures.figures.FIGURES.items():
+        yield f"staleness {name}", draw(found)
+
+
+def shown(figure) -> list:
+    """Of each panel the curves, each as its length and its means, the colours of maps, and how many bars and texts."""
+
+    def mean(values):
+        values = np.ma.filled(np.ma.masked_invalid(np.ma.asarray(values, float)), np.nan)
+        finite = values[np.isfinite(values)]
+        return [int(finite.size), float(finite.mean()) if finite.size else 0.0]
+
+    return [
+        [
+            [[*mean(line.get_xdata()), *mean(line.get_ydata())] for line in axes.lines if len(line.get_xdata())],
+            [mean(one.get_array()) for one in [*axes.collections, *axes.images] if one.get_array() is not None],
+            [len(axes.patches), len(axes.texts)],
+        ]
+        for axes in figure.axes
+    ]
+
+
+def flat(numbers) -> list[float]:
+    return [number for one in numbers for number in flat(one)] if isinstance(numbers, list) else [numbers]
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    with look.style():
+        return {name: shown(figure) for name, figure in drawn(tmp_path_factory.mktemp("drawn"))}
+
+
+@pytest.mark.parametrize("name", json.loads(KEPT.read_text()))
+def test_figures_show_what_they_did(figures, name):
+    expected = json.loads(KEPT.read_text())[name]
+    assert np.shape(flat(figures[name])) == np.shape(flat(expected)), "python tests/test_drawn.py writes them anew"
+    np.testing.assert_allclose(flat(figures[name]), flat(expected), rtol=1e-6, atol=1e-12)
+
+
+def test_every_figure_is_kept(figures):
+    assert list(figures) == list(json.loads(KEPT.read_text()))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as there, look.style():
+        numbers = {name: shown(figure) for name, figure in drawn(Path(there))}
+    rows = [f"{json.dumps(name)}: {json.dumps(of_figure)}" for name, of_figure in numbers.items()]
+    sys.exit(KEPT.write_text("{\n" + ",\n".join(rows) + "\n}\n") == 0)
