@@ -124,23 +124,6 @@ def test_a_method_of_ones_own_keeps_its_defaults_where_the_study_has_others(tmp_
         assert cell.methods[0].hyperparameters["learning_rate"] == rate
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--window 5 5", "window = 5, 5: one comes twice"),
-        ("--window 0", "window = 0: must be at least 1"),
-        ("--epochs 0", "epochs = 0.0: must be above zero"),
-        ("--problem quadratic", "problem = 'quadratic': has no accuracy"),
-        ("--optimizer adm", "optimizer = 'adm': unknown; did you mean 'adam'?"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(options, message, capsys):
-    assert study.main(["windows", *options.split()]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: ")]
-    assert message in line
-    assert list(Path().iterdir()) == []
-
-
 # A local optimizer by its name
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim import Exponential, InputError, methods, problems, replay, simulate, study
+from asyncsim import Exponential, methods, problems, replay, simulate, study
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.study.finished import read
 from figures import __main__ as figures
@@ -50,19 +50,3 @@ def test_momentum_is_on_the_server():
         path.append(path[-1] + m)
     np.testing.assert_allclose(run.params, path[-1], rtol=1e-10)
     assert methods.METHODS.get("heavy_ball") is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"methods": ("gem",)}, "methods = "),
-        ({"server_momentum": (0.5, 1.0)}, r"server_momentum = 1\.0: must be above -1 and below 1"),
-        ({"server_momentum": (0.5, 0.5)}, "each once"),
-        ({"server_momentum": ()}, "one or more"),
-        ({"learning_rate": (0.1, -1.0)}, r"learning_rate = -1\.0"),
-        ({"gradients": 0}, "gradients = 0"),
-    ],
-)
-def test_options_that_cannot_be_used(options, message):
-    with pytest.raises(InputError, match=message):
-        explicit.Config(**options).check()

@@ -112,24 +112,6 @@ def test_each_method_has_its_own_rate_unless_one_is_given():
     assert own.hyperparameters["learning_rate"] == 0.05 and given.hyperparameters["learning_rate"] == 0.4
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"target": 0.0},
-        {"target": 1.5, "target_of": "test_accuracy"},
-        {"target_of": "test_accuracy", "problem": "quadratic"},
-        {"tune": (0.1, -1.0)},
-        {"tune": (0.1, 0.1)},
-        {"measure": "test_loss", "problem": "quadratic"},
-        {"measure": "accuracy"},
-        {"seeds": 0},
-    ],
-)
-def test_bad_input(options):
-    with pytest.raises(InputError, match="^" + next(iter(options)) + " = "):
-        compare.run(compare.Config(**options))
-
-
 def judged(**options):
     """Two parameters that move towards one; measured also by how far they have come and by how far they have to go."""
 

@@ -248,36 +248,3 @@ def test_momentum_notes_what_it_does_not_look_at(tmp_path, capsys):
 
 
 # Options
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("energy --diagnose-every 0", "diagnose_every = 0"),
-        ("energy --no-diagnose-energy", "diagnose_energy = False"),
-        ("tensors --diagnose-every 0", "diagnose_every = 0"),
-        ("tensors --effective-batch 9", "effective_batch = 9: cannot be shared evenly by 8 workers"),
-        ("tensors --effective-batch 16 --batch-size 4", "not both"),
-        ("momentum --workers 1 2", "workers = 1"),
-        ("momentum --seeds 2", "seeds = 2: must be at least 3"),
-        ("momentum --step 2", "step = 2.0: must be below the fewest workers, 2"),
-        ("momentum --problem mnist", "problem = 'mnist'"),
-        ("momentum --protocol write_then_read", "protocol = 'write_then_read'"),
-        ("momentum --policy buffered(2)", "policy = buffered(2)"),
-        ("momentum --learning-rate 0.7", "learning_rate = 0.7: follows from step"),
-        ("momentum --optimizer adam --window 2", "optimizer = 'adam': with a window above one"),
-        ("momentum --methods aeasgd", "workers of 'aeasgd' do not compute at every version of the central variable"),
-        ("momentum --methods dana_zero", "workers of 'dana_zero' do not compute at every version"),
-        ("momentum --methods softsync", "workers of 'softsync' do not compute at every version"),
-        ("momentum --compute nonsense(1)", "nonsense"),
-        (
-            "momentum --compute constant(1) constant(1)",
-            "compute = constant(1), constant(1): one comes twice; give each",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(options, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert study.main(options.split()) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ") and message in error

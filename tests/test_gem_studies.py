@@ -157,42 +157,6 @@ def test_scales_are_valid_and_chosen_by_name(name):
     assert small == module.Config() and small.problem == "digits" != paper.problem
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("stability", "--workers 5 5", "workers = 5, 5: one comes twice; give each once"),
-        ("stability", "--workers 0", "workers = 0: must be at least 1"),
-        ("stability", "--learning-rate 0.1 0", "learning_rate = 0.0: must be above zero"),
-        ("stability", "--learning-rate 0.1 0.1", "learning_rate = 0.1, 0.1: one comes twice"),
-        ("stability", "--most-workers 0", "most_workers = 0: must be at least 1"),
-        ("stability", "--rates-at 3 0", "rates_at = 0: must be at least 1"),
-        ("stability", "--fraction 0", "fraction = 0.0: must be above zero"),
-        ("stability", "--fraction 2", "fraction = 2.0: above one, a loss that grows would count; give at most one"),
-        ("kappa", "--methods gem(kappa=[1,-1])", "kappa = -1: must be zero or above"),
-        ("speedup", "--workers 3", "workers = 3: cannot divide an effective batch of 256; give numbers that do"),
-        ("speedup", "--seconds 0", "seconds = 0.0: must be above zero (s)"),
-        ("speedup", "--effective-batch 0", "effective_batch = 0: must be at least 1"),
-        ("speedup", "--batch-size 8", "batch_size = 8: follows from the effective batch; give effective_batch"),
-        ("speedup", "--workers 2 --compute [1]*2", "compute = '[1]*2': must be one law, not a list of 2"),
-        ("speedup", "--steps -1", "steps = -1: must be at least 0"),
-        ("speedup", "--methods sgd --workers 2 4", "methods = sgd: has one worker, among whom no batch is divided"),
-        ("generalization", "--epochs 0", "epochs = 0: must be at least 1"),
-        ("generalization", "", "problem = 'quadratic': has no test data to generalize to; choose another"),
-        ("forensics", "--fitted 7", "fitted = 7: is not among workers, 5, 10, 20, 30; give some of these"),
-        ("forensics", "--service -1", "service = -1.0: must be zero or above"),
-        ("forensics", "--cv -1", "cv = -1.0: must be zero or above"),
-        ("forensics", "--compute exponential(1)", "compute = 'exponential(1)': follows from cv here; give that"),
-        ("forensics", "--hidden -1 0.1 0.1", "hidden = -1.0: must be zero or above"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(told, name, options, message):
-    code, out, err = told(name, options)
-    errors = [line for line in err if not line.startswith("note: ")]
-    assert (code, out, len(errors)) == (2, [], 1), err
-    assert message in errors[0]
-    assert list(Path().iterdir()) == []
-
-
 NO_BATCHES = (
     "quadratic has no minibatches: gradients are as noisy whatever the number of workers, and --effective-batch only "
     "says which numbers there may be"

@@ -116,20 +116,3 @@ def test_methods_that_take_no_optimizer_keep_their_rule(tmp_path, capsys):
     assert told.count("local_momentum and weight_decay change nothing for gem") == 1
     plain = leaders.run(leaders.Config(methods=("gem",), out=tmp_path / "without", **options))
     assert result.summary["final_loss"].tolist() == plain.summary["final_loss"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": (3,)}, "window = 3: must divide gradients = 512"),
-        ({"gradients": 0}, "gradients = 0"),
-        ({"group_size": 0}, "group_size = 0"),
-        ({"local_momentum": 1.0}, "local_momentum = 1"),
-        ({"weight_decay": -1.0}, "weight_decay = -1"),
-        ({"optimizer": "adam", "local_momentum": 0.5}, "optimizer = 'adam': local_momentum = 0.5 and weight_decay = 0"),
-        ({"target": 0.0}, "target = 0"),
-    ],
-)
-def test_bad_input(options, message):
-    with pytest.raises(InputError, match="^" + message):
-        leaders.Config(**options).check()

@@ -1,0 +1,156 @@
+"""Commands that cannot be followed: each ends with code 2 and one line that says what is wrong, and leaves nothing.
+
+What only one study, file or problem can be given wrong, and has to be made first, is in the files of these.
+"""
+
+import pytest
+
+from asyncsim import study
+from asyncsim.study import executor
+
+#: What is typed after ``asyncsim study``, and what is in the line.
+COMMANDS = """
+stalenes | study = 'stalenes': unknown; did you mean 'staleness'? choose from best_momentum, compare,
+--list | study = '--list': unknown; choose from best_momentum, compare,
+staleness --methods gme | methods = 'gme': unknown; did you mean 'gem'? choose from adag, adaptive_staleness,
+staleness --methods | methods: none given; choose from
+staleness --methods gem,gem | the same name twice
+staleness --problem digit | problem = 'digit': unknown; did you mean 'digits'? choose from digits, mnist,
+staleness --workers 0 | workers = 0: must be at least 1
+staleness --steps 0 | steps = 0: must be at least 1
+staleness --seeds 0 | seeds = 0: must be at least 1
+staleness --evaluate-every 0 | evaluate_every = 0: must be at least 1
+staleness --diagnose-every -1 | diagnose_every = -1: must be at least 0
+staleness --learning-rate 0 | learning_rate = 0.0: must be above zero
+staleness --learning-rate nan | learning_rate = nan: must be finite
+staleness --momentum 1 | error: momentum = 1.0: must be below one
+staleness --methods downpour --momentum 1 | error: momentum = 1.0: must be below one
+staleness --methods mine.py:damped | methods = 'mine.py:damped': there is no file mine.py
+staleness --methods gem(kappa=-1) | methods = 'gem(kappa=-1)': kappa = -1: must be zero or above
+staleness --methods gem(pi_max=0) | pi_max = 0: must be above zero
+staleness --methods gem(kapa=2) | methods = 'gem(kapa=2)': parameter = 'kapa': unknown; did you mean 'kappa'? choose from
+staleness --methods gem(kappa=2 | 'gem(kappa=2': not a method; write for example gem(
+staleness --methods gem(0.1,0.9,1,5,paper,3) | 6 parameters given; write gem(learning_rate=0.05,
+staleness --methods gem(kappa=[1]*1000000) | 1,000,000 combinations; give at most 1,000
+staleness --methods gem(kappa=[]) | a list of values is empty; give one or more
+staleness --methods 3 | methods = '3': not a method; write a name, and its arguments in brackets
+staleness --problem mnist(data_dir=/x) | not a problem; write for example digits(batch_size=8); texts that
+staleness --compute 0 | compute = constant(value=0): a local step must take some time
+staleness --compute -1 | compute = '-1': constant: value = -1.0: must be zero or above (seconds)
+staleness --compute gama(mean=1,cv=1) | did you mean 'gamma'? choose from constant, exponential,
+staleness --compute gamma( | compute = 'gamma('
+staleness --compute [1]*3 | compute = a list of 3 laws: must hold one law per worker, and there are 100
+staleness --service pareto(mean=1,shape=0.5) | service = 'pareto(mean=1,shape=0.5)': pareto: shape = 0.5
+staleness --latency -1 | latency = '-1': constant: value = -1.0: must be zero or above (seconds)
+staleness --latency [1,2,3] | latency = a list of 3 laws: must be one law, or a pair
+staleness --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
+staleness --message-bytes 9 | message_bytes = 9: takes no time without a bandwidth; give bandwidth as well
+staleness --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to share; give bandwidth
+staleness --no-exclusive | exclusive = False: an exchange is always one atomic visit
+staleness --batch-size 0 | batch_size = 0: must be at least 1
+staleness --batch-size 100000 | batch_size = 100000: train has only 1437 examples
+staleness --workers 1500 --steps 1 --problem digits(1,sharded=True) | the smallest of 1500 shards
+staleness --problem quadratic(curvature=[-1]) | curvature = [-1]: must be a list of eigenvalues above
+staleness --problem quadratic(noise=-1) | noise = -1: must be zero or above
+staleness --problem mnist(dropout=1) | dropout = 1: must be below one
+staleness --out /dev/null | out = '/dev/null': exists and is not an empty folder; give another
+staleness --out /dev/null/x | out = '/dev/null/x': cannot be written: Not a directory; give a folder
+stability --workers 5 5 | workers = 5, 5: one comes twice; give each once
+stability --workers 0 | workers = 0: must be at least 1
+stability --learning-rate 0.1 0 | learning_rate = 0.0: must be above zero
+stability --learning-rate 0.1 0.1 | learning_rate = 0.1, 0.1: one comes twice
+stability --most-workers 0 | most_workers = 0: must be at least 1
+stability --rates-at 3 0 | rates_at = 0: must be at least 1
+stability --fraction 0 | fraction = 0.0: must be above zero
+stability --fraction 2 | fraction = 2.0: above one, a loss that grows would count; give at most one
+kappa --methods gem(kappa=[1,-1]) | kappa = -1: must be zero or above
+speedup --workers 3 | workers = 3: cannot divide an effective batch of 256; give numbers that do
+speedup --seconds 0 | seconds = 0.0: must be above zero (s)
+speedup --effective-batch 0 | effective_batch = 0: must be at least 1
+speedup --batch-size 8 | batch_size = 8: follows from the effective batch; give effective_batch
+speedup --workers 2 --compute [1]*2 | compute = '[1]*2': must be one law, not a list of 2
+speedup --steps -1 | steps = -1: must be at least 0
+speedup --methods sgd --workers 2 4 | methods = sgd: has one worker, among whom no batch is divided
+generalization --epochs 0 | epochs = 0: must be at least 1
+generalization --problem quadratic | problem = 'quadratic': has no test data to generalize to; choose another
+forensics --fitted 7 | fitted = 7: is not among workers, 5, 10, 20, 30; give some of these
+forensics --service -1 | service = -1.0: must be zero or above
+forensics --cv -1 | cv = -1.0: must be zero or above
+forensics --compute exponential(1) | compute = 'exponential(1)': follows from cv here; give that
+forensics --hidden -1 0.1 0.1 | hidden = -1.0: must be zero or above
+energy --diagnose-every 0 | diagnose_every = 0
+energy --no-diagnose-energy | diagnose_energy = False
+tensors --diagnose-every 0 | diagnose_every = 0
+tensors --effective-batch 9 | effective_batch = 9: cannot be shared evenly by 8 workers
+tensors --effective-batch 16 --batch-size 4 | not both
+momentum --workers 1 2 | workers = 1
+momentum --seeds 2 | seeds = 2: must be at least 3
+momentum --step 2 | step = 2.0: must be below the fewest workers, 2
+momentum --problem mnist | problem = 'mnist'
+momentum --protocol write_then_read | protocol = 'write_then_read'
+momentum --policy buffered(2) | policy = buffered(2)
+momentum --learning-rate 0.7 | learning_rate = 0.7: follows from step
+momentum --optimizer adam --window 2 | optimizer = 'adam': with a window above one
+momentum --methods aeasgd | workers of 'aeasgd' do not compute at every version of the central variable
+momentum --methods dana_zero | workers of 'dana_zero' do not compute at every version
+momentum --methods softsync | workers of 'softsync' do not compute at every version
+momentum --compute nonsense(1) | nonsense
+momentum --compute constant(1) constant(1) | compute = constant(1), constant(1): one comes twice; give each
+windows --window 5 5 | window = 5, 5: one comes twice
+windows --window 0 | window = 0: must be at least 1
+windows --epochs 0 | epochs = 0.0: must be above zero
+windows --problem quadratic | problem = 'quadratic': has no accuracy
+windows --optimizer adm | optimizer = 'adm': unknown; did you mean 'adam'?
+leaders --window 3 | window = 3: must divide gradients = 512
+leaders --gradients 0 | gradients = 0
+leaders --group-size 0 | group_size = 0
+leaders --local-momentum 1.0 | local_momentum = 1
+leaders --weight-decay -1.0 | weight_decay = -1
+leaders --optimizer adam --local-momentum 0.5 | optimizer = 'adam': local_momentum = 0.5 and weight_decay = 0
+leaders --target 0.0 | target = 0
+policies --methods rennala | methods = rennala: has a timing of its own, and here policies are compared
+policies --methods sgd | methods = sgd: has a timing of its own
+policies --methods dana_zero --window 2 | methods = dana_zero: has a timing of its own
+policies --policy | policy: none given
+policies --policy barrier barrier | policy = barrier, barrier: one comes twice
+policies --policy barrier(3) barrier(count=3) | policy = barrier(3), barrier(count=3): one comes twice
+policies --policy barrier(5) --workers 4 | policy
+policies --policy bariers | policy = 'bariers': unknown; did you mean
+policies --target 0.0 | target = 0.0: must be above zero
+policies --problem quadratic --target-of test_accuracy | target_of = 'test_accuracy': unknown; choose
+best_momentum --methods gem | methods =
+best_momentum --server-momentum 0.5 1.0 | server_momentum = 1.0: must be above -1 and below 1
+best_momentum --server-momentum 0.5 0.5 | each once
+best_momentum --server-momentum | one or more
+best_momentum --learning-rate 0.1 -1.0 | learning_rate = -1.0
+best_momentum --gradients 0 | gradients = 0
+compare --target 0.0 | target =
+compare --target 1.5 --target-of test_accuracy | target =
+compare --target-of test_accuracy --problem quadratic | target_of =
+compare --tune 0.1 -1.0 | tune =
+compare --tune 0.1 0.1 | tune =
+compare --measure test_loss --problem quadratic | measure =
+compare --measure accuracy | measure =
+compare --seeds 0 | seeds =
+staleness --address auto | address = 'auto': is an option of --executor ray; add that
+staleness --cpus-per-run 2 | cpus_per_run = 2: is an option of --executor ray; add that
+staleness --accelerators-per-run 1 | accelerators_per_run = 1.0: is an option of --executor ray; add that
+staleness --cpus-per-run 0 | cpus_per_run = 0: must be at least 1
+staleness --executor ray --accelerators-per-run 1.5 | accelerators_per_run = 1.5: above one it must be a whole
+staleness --executor ray --device gpu | device = 'gpu': runs that Ray spreads have only the accelerators they
+staleness --executor ray --device cpu --accelerators-per-run 1 | accelerators_per_run = 1: would lie idle
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS.strip().splitlines())
+def test_bad_input_is_one_line_and_leaves_nothing(command, tmp_path, monkeypatch, capsys):
+    typed, message = command.split(" | ")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
+    monkeypatch.setattr(executor, "find_spec", lambda name: True)  # Ray is there
+    code = study.main(typed.split(" "))
+    out, err = capsys.readouterr()
+    errors = [line for line in err.splitlines() if not line.startswith("note: ")]
+    assert (code, out, len(errors)) == (2, "", 1), err
+    assert errors[0].startswith("error: ") and message in errors[0]
+    assert list(tmp_path.iterdir()) == []
