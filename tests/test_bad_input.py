@@ -28,7 +28,7 @@ staleness --methods downpour --momentum 1 | error: momentum = 1.0: must be below
 staleness --methods mine.py:damped | methods = 'mine.py:damped': there is no file mine.py
 staleness --methods gem(kappa=-1) | methods = 'gem(kappa=-1)': kappa = -1: must be zero or above
 staleness --methods gem(pi_max=0) | pi_max = 0: must be above zero
-staleness --methods gem(kapa=2) | methods = 'gem(kapa=2)': parameter = 'kapa': unknown; did you mean 'kappa'? choose from
+staleness --methods gem(kapa=2) | methods = 'gem(kapa=2)': parameter = 'kapa': unknown; did you mean 'kappa'?
 staleness --methods gem(kappa=2 | 'gem(kappa=2': not a method; write for example gem(
 staleness --methods gem(0.1,0.9,1,5,paper,3) | 6 parameters given; write gem(learning_rate=0.05,
 staleness --methods gem(kappa=[1]*1000000) | 1,000,000 combinations; give at most 1,000
