@@ -105,6 +105,10 @@ METHOD_LOOKS = {
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
+    "dpsgd": Look(BLUE, (0, (5, 1, 1, 1)), "D-PSGD"),
+    "sgp": Look(GREEN, (0, (4, 1)), "SGP"),
+    "osgp": Look(ORANGE, (0, (4, 1, 1, 1)), "overlap SGP"),
+    "adpsgd": Look(PURPLE, (0, (6, 1)), "AD-PSGD"),
 }
 _PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 #: Colours and lines left for methods that the table does not know.

@@ -1,0 +1,116 @@
+"""The figure of a study of gossip, from the folder of results that it wrote.
+
+The data come from ``python -m asyncsim.study gossip``, which draws this itself. To draw it again::
+
+    python -m figures results/gossip              # in a clone
+    asyncsim figures results/gossip     # installed
+
+``gossip``: test accuracy, or whatever the target is of, against simulated time and gradients, a column for each
+topology, and the replicas' distance from their mean beside the spectral gap; each method at its best learning rate.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import Curve, curve_over_seeds, draw_curve
+from asyncsim.study.finished import Finished, read
+from asyncsim.wording import counted, over_seeds
+
+_COLUMNS = ("topology", "method", "learning_rate", "time_to_target", "consensus_distance", "spectral_gap")
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw the figure of a folder of results, into the folder.
+
+    Raises
+    ------
+    InputError
+        There are no results, or a file cannot be written.
+    """
+    folder = Path(folder)
+    finished = read(folder, "gossip")
+    with look.style():
+        return look.save(gossip(finished, finished.table("gossip.csv", _COLUMNS)), folder / "gossip")
+
+
+def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
+    """Draw the curves of each topology beside those with a server, and the distances beside the spectral gaps."""
+    config, quantity = finished.config, finished.config["target_of"]
+    table = table.assign(name=table["topology"].str.removesuffix("()").str.replace("_", " "))
+    alone = table[table["topology"] != "server"]
+    names = list(alone["name"].unique())
+    looks = look.looks(table["method"].unique())
+    curves = {
+        (row.name, row.method): _curve(finished, quantity, row.topology, row.method, row.learning_rate)
+        for row in table.itertuples()
+    }
+    columns = len(names) + 1
+    figure, panels = look.new_figure(max(look.DOUBLE, 1.75 * columns), 4.4, columns, 2)
+    accuracy = quantity.endswith("accuracy")
+    low = max(0.0, 1 - 6 * (1 - config["target"])) if accuracy else None
+    for row, (against, said) in enumerate((("time", "simulated time (s)"), ("step", "gradients"))):
+        # As far as the slowest needs, if it gets there: what comes after is flat.
+        until = _until(table, curves, against)
+        for column, name in enumerate(names):
+            axes = panels[row * columns + column]
+            if accuracy:
+                axes.set_ylim(low, 1.0)
+            else:
+                axes.set_yscale("log")
+            for (place, method), curve in curves.items():
+                if place in (name, "server"):
+                    draw_curve(axes, curve, looks[method], against, until)
+            axes.axhline(config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
+            axes.set_xlim(0, until)
+            axes.set_xlabel(said)
+            if row == 0:
+                axes.set_title(name)
+            if column == 0:
+                axes.set_ylabel(quantity.replace("_", " "))
+            elif accuracy:
+                axes.tick_params(labelleft=False)
+    apart, empty = panels[columns - 1], panels[2 * columns - 1]
+    markers = dict(zip(names, look.MARKERS * len(names), strict=False))
+    for one in alone.itertuples():
+        color = looks[one.method].color
+        apart.plot(one.spectral_gap, one.consensus_distance, markers[one.name], color=color, markersize=4, alpha=0.8)
+    if (alone["consensus_distance"] > 0).any():
+        apart.set_yscale("log")
+        layout.plain_logs(apart.yaxis)
+    apart.set_xlim(-0.05, 1.1)
+    apart.set_xlabel("spectral gap")
+    apart.set_title("mean squared distance\nfrom the mean replica")
+    empty.axis("off")
+    handles = [empty.plot([], [], markers[name], color=look.GREY, markersize=4)[0] for name in names]
+    empty.legend(handles, names, loc="center", title="topology", title_fontsize=7)
+    lines = [empty.plot([], [], color=one.color, linestyle=one.line)[0] for one in looks.values()]
+    layout.legend_below(figure, lines, [one.label for one in looks.values()], 6)
+    slow = f", one {config['slow']:g} times as slow" if config["slow"] != 1 else ""
+    seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
+    workers = counted(config["workers"], "worker")
+    layout.title(figure, f"{config['problem']}, {workers}{slow}; {seeds}; each at the best of its learning rates")
+    return figure
+
+
+def _curve(finished: Finished, quantity: str, topology: str, method: str, rate: float) -> Curve:
+    """Return what the target is of at the evaluations of some runs; its steps are gradients."""
+    runs = finished.runs(topology=topology, method=method, learning_rate=rate)
+    tables = [run.evaluations for run in runs]
+    time, step, values = (
+        pd.concat([one[name] for one in tables], axis=1) for name in ("commit_time", "gradients", quantity)
+    )
+    time, step = (np.maximum.accumulate(one.mean(axis=1)) for one in (time, step))
+    return curve_over_seeds(time, step, values.where(np.isfinite(values)), [])
+
+
+def _until(table: pd.DataFrame, curves: dict[tuple[str, str], Curve], against: str) -> float:
+    """Return where the horizontal axis ends: a bit after all that get to the target have got there."""
+    whole = max(float(np.nanmax(curve.time if against == "time" else curve.step)) for curve in curves.values())
+    needed = table["time_to_target" if against == "time" else "gradients_to_target"]
+    known = needed[np.isfinite(needed)]
+    return min(whole, 1.25 * float(known.max())) if len(known) else whole

@@ -1,0 +1,268 @@
+"""Without a server: gossip on several topologies, against all-reduce and the parameter server, with a slow worker.
+
+Methods without a server are run on each topology, the others on a cluster with a server, all with the same random
+numbers and each at the best of its learning rates. Prints how much simulated time and how many gradients each needs
+until an accuracy, and how far its replicas are apart beside the topology's spectral gap; writes traces, runs, two
+tables and a figure.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncsim.clusters.cluster import Cluster, as_compute
+from asyncsim.clusters.laws import Constant, Law, scaled
+from asyncsim.errors import InputError, require_positive
+from asyncsim.files import write_csv
+from asyncsim.study import results
+from asyncsim.study.config import MethodLike, StudyConfig
+from asyncsim.study.finished import figures, read, say_written
+from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.target import Target, until_target
+from asyncsim.topologies import as_topology
+from asyncsim.wording import each_note_once, note, number_text, table_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.study.cell import Cell
+
+#: The table of each method on each topology at its best learning rate, beside the summary of all runs.
+TABLE = "gossip.csv"
+#: What stands for the topology of the methods that have a server, or wait for all.
+SERVER = "server"
+#: Measures of the last evaluation that the table has, if the problem has them.
+_MEASURES = ("test_accuracy", "test_loss", "train_loss")
+
+
+@dataclass(frozen=True)
+class Config(StudyConfig):
+    """Options of the study of gossip."""
+
+    workers: int = 16
+    """Workers of the clusters."""
+    steps: int = 60
+    """Commits per worker, on average; a trace has steps * workers commits."""
+    seeds: int = 1
+    """Number of seeds: 0, 1, ... One trace per seed for each timing."""
+    methods: tuple[MethodLike, ...] = ("dpsgd", "sgp", "osgp", "adpsgd", "batch_sgd", "downpour")
+    """Methods to compare: those without a server are run on each topology, the others once, with a server. batch_sgd is
+    all-reduce: it waits for all."""
+    topology: tuple[str, ...] = ("ring()", "one_peer_exponential()", "complete()")
+    """Topologies: ring(), exponential(), one_peer_exponential(), complete(), random_regular(degree), base2(). Methods
+    whose workers meet in pairs leave out directed ones."""
+    slow: float = 1.0
+    """How many times as long as it would worker 0 takes for a local step: 5, say."""
+    tune: tuple[float, ...] = (0.025, 0.1, 0.2, 0.4, 0.8)
+    """Learning rates to try for every method; the table shows each method on each topology at its best one."""
+    target: float = 0.95
+    """Accuracy that is to be reached, or loss."""
+    target_of: str = "test_accuracy"
+    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
+    below, if the problem has it."""
+    evaluate_every: int | None = 2
+    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
+    the logarithm of the loss or the error."""
+
+    @property
+    def goal(self) -> Target:
+        """What is to be reached."""
+        return Target(self.target, self.target_of)
+
+    @property
+    def topologies(self) -> tuple[str, ...]:
+        """The topologies as tables name them, with all their parameters."""
+        return tuple(str(as_topology(one)) for one in self.topology)
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        require_positive("slow", self.slow)
+        super().check()
+        self.goal.check()
+        for name in ("topology", "tune"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not hasattr(values, "__iter__"):
+                raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
+            if not values:
+                raise InputError(f"{name}: none given; give one or more")
+        for rate in self.tune:
+            require_positive("tune", rate)
+        for name, given in (("topology", self.topologies), ("tune", self.tune)):
+            if len(set(given)) < len(given):
+                raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
+        for topology in self.topologies:
+            self.at(topology=topology).check()
+
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of one cell."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
+        return _OneCluster(**{**options, "slow": self.slow, **values})
+
+
+@dataclass(frozen=True)
+class _OneCluster(StudyConfig):
+    """Options of one cluster."""
+
+    topology: str = SERVER
+    slow: float = 1.0
+
+    def _cluster(self, message_bytes: float | None) -> Cluster:
+        cluster = super()._cluster(message_bytes)
+        if self.topology == SERVER:
+            return cluster
+        # The service is the server's alone and has a default; other options of the server are refused by name.
+        return dataclasses.replace(cluster, service=Constant(0.0), topology=as_topology(self.topology))
+
+    def _law(self, option: str) -> Any:
+        found = super()._law(option)
+        if option != "compute" or self.slow == 1:
+            return found
+        laws = as_compute(found, self.workers)
+        first, *rest = (laws,) * self.workers if isinstance(laws, Law) else laws
+        return [scaled(first, self.slow), *rest]
+
+
+def run(config: Config) -> Result:
+    """Run the study; see `asyncsim.study.sweep.run_cells`.
+
+    Raises
+    ------
+    InputError
+        No method without a server, or a target of what the problem does not have.
+    """
+    config.check()
+    config.say_ignored(("learning_rate",), "beside --tune")
+    with config.computing_device():
+        cells = _cells(config)
+        config.goal.check_of(cells[0].problem)
+        return run_cells("gossip", config, cells, functools.partial(_conclude, config))
+
+
+@each_note_once()
+def _cells(config: Config) -> "list[Cell]":
+    """Return a cell for each topology and rate with the methods that it can have, and those with a server."""
+    from asyncsim.study.cell import meet
+
+    places = (*config.topologies, SERVER)
+    cells = []
+    for cell in sweep(config, [{"topology": place, "learning_rate": rate} for place in places for rate in config.tune]):
+        methods = []
+        for method in cell.methods:
+            gossips = method.mix is not None or method.meet is not None
+            if gossips != (cell.cluster.topology is not None):
+                continue
+            try:
+                meet(cell.cluster, method.timing)
+            except InputError as error:
+                note(f"{method.name} is left out: {error}")
+                continue
+            methods.append(method)
+        if methods:
+            cells.append(cell._replace(methods=methods))
+    if not cells or cells[0].cluster.topology is None:
+        raise InputError(
+            f"methods = {', '.join(map(str, config.methods))}: none can be run on topology = "
+            f"{', '.join(config.topologies)}; give dpsgd, sgp, osgp or adpsgd, or run the study compare"
+        )
+    return cells
+
+
+def results_table(config: Config, folder: Path) -> "pd.DataFrame":
+    """Return a row per topology and method at its best learning rate, in the order of the study.
+
+    The best rate is the one of the fewest seeds that diverged, then of the least time to the target, and where the
+    target was not met, of the best last value of what it is of. Columns: ``topology``, ``method``, ``learning_rate``,
+    ``seeds``, ``diverged``, ``reached`` (seeds that met the target), ``time_to_target`` (s, simulated) and
+    ``gradients_to_target`` (infinite if a seed did not meet it), the measures at the last evaluation,
+    ``simulated_seconds`` of the whole run, ``consensus_distance`` (mean squared distance of the replicas from their
+    mean, averaged over the evaluations after the first) and ``spectral_gap``.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from asyncsim.theory import spectral_gap
+
+    finished, goal = read(folder, "gossip"), config.goal
+    gaps = {topology: spectral_gap(topology, config.workers) for topology in config.topologies}
+    rows = []
+    for (place, method, rate), group in finished.summary.groupby(["topology", "method", "learning_rate"], sort=False):
+        times, gradients, distances = [], [], []
+        for row in group.itertuples():
+            evaluations, frame = finished.run(row.run_folder).evaluations, finished.trace(row.trace_file).frame
+            times.append(goal.time(evaluations))
+            computed = frame.loc[frame["commit_time"] <= times[-1], "local_steps"].sum()
+            gradients.append(float(computed) if np.isfinite(times[-1]) else np.inf)
+            if "consensus_distance" in evaluations:
+                distances.append(evaluations["consensus_distance"].iloc[1:].mean())
+        ended = group[group["status"] == "finished"]
+        rows.append(
+            {
+                "topology": place,
+                "method": method,
+                "learning_rate": rate,
+                "seeds": len(group),
+                "diverged": len(group) - len(ended),
+                **until_target(times),
+                "gradients_to_target": float(np.mean(gradients)),
+                **{name: ended[name].mean() for name in dict.fromkeys((*_MEASURES, goal.of)) if name in ended},
+                "simulated_seconds": ended["simulated_seconds"].mean(),
+                "consensus_distance": float(np.mean(distances)) if distances else np.nan,
+                "spectral_gap": gaps.get(str(place), np.nan),
+            }
+        )
+    table = pd.DataFrame(rows)
+    by, ascending = ["diverged", "time_to_target", goal.of], [True, True, not goal.from_below]
+    best = table.sort_values(by, ascending=ascending, na_position="last", kind="stable")
+    keys = ["topology", "method"]
+    return table[keys].drop_duplicates().merge(best.drop_duplicates(keys), on=keys)
+
+
+def verdict(table: "pd.DataFrame", goal: Target) -> str:
+    """Return in a line which method without a server is the first at the target, beside those that have one."""
+    alone = table[(table["topology"] != SERVER) & (table["reached"] == table["seeds"])]
+    if alone.empty:
+        return f"no method without a server reached {goal} with every seed"
+    first = alone.loc[alone["time_to_target"].idxmin()]
+    text = (
+        f"first without a server at {goal}: {first['method']} on {first['topology']}, after "
+        f"{number_text(first['time_to_target'])} s and {number_text(first['gradients_to_target'])} gradients"
+    )
+    for row in table[table["topology"] == SERVER].itertuples():
+        if row.reached < row.seeds:
+            text += f"; {row.method} did not reach it"
+            continue
+        time, work = (
+            row.time_to_target / first["time_to_target"],
+            first["gradients_to_target"] / row.gradients_to_target,
+        )
+        text += f"; {number_text(time)} times as fast as {row.method}, with {number_text(work)} times its gradients"
+    return text
+
+
+def _conclude(config: Config, folder: Path, summary: "pd.DataFrame") -> None:
+    table = results_table(config, folder)
+    write_csv(folder / TABLE, table)
+    drawn = figures("gossip").draw(folder)
+    shown = table.drop(columns=["seeds", "diverged"])
+    shown["reached"] = [f"{met} of {seeds}" for met, seeds in zip(table["reached"], table["seeds"], strict=True)]
+    titles = {
+        "learning_rate": "rate",
+        "time_to_target": "time (s)",
+        "gradients_to_target": "gradients",
+        "simulated_seconds": "in all (s)",
+        "consensus_distance": "apart",
+        "spectral_gap": "gap",
+    }
+    shown = shown.rename(columns={**{name: name.replace("_", " ") for name in shown}, **titles})
+    slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
+    print(
+        f"{config.workers} workers{slow}; time and gradients until {config.goal}; apart: mean squared distance of the "
+        f"replicas from their mean; gap: spectral\n{table_text(shown)}\n{verdict(table, config.goal)}"
+    )
+    edge = [row for row in table.itertuples() if row.learning_rate in (min(config.tune), max(config.tune))]
+    if len(config.tune) > 2 and edge:
+        names = ", ".join(f"{row.method} on {row.topology} ({row.learning_rate:g})" for row in edge)
+        note(f"best at the least or the largest rate of --tune, and one beyond it may be better: {names}")
+    say_written(folder, *results.RUNS, TABLE, *drawn)

@@ -1,0 +1,56 @@
+"""The study of gossip: its table is that of its runs, it goes on where it was, and it refuses what it cannot use."""
+
+import pytest
+
+from asyncsim import InputError, study, theory
+from asyncsim.study.finished import read
+
+gossip = study.load("gossip")
+SMALL = {"workers": 4, "steps": 12, "tune": (0.1, 0.4), "target": 0.3, "slow": 5.0, "problem": "digits(hidden=[8])"}
+TOPOLOGIES = ("ring()", "one_peer_exponential()")
+
+
+@pytest.mark.full
+def test_it_runs_goes_on_and_draws(tmp_path, capsys):
+    out = tmp_path / "gossip"
+    config = gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), out=out)
+    _, summary = gossip.run(config)
+    said = capsys.readouterr()
+    assert "adpsgd is left out" in said.err and "first without a server at a test accuracy of 0.3" in said.out
+    assert len(summary) == 4 * 2  # on a directed graph nobody meets in pairs
+    finished = read(out, "gossip")
+    table = finished.table(gossip.TABLE)
+    found = list(table[["topology", "method"]].itertuples(index=False, name=None))
+    assert found == [("ring()", "sgp"), ("ring()", "adpsgd"), (TOPOLOGIES[1], "sgp"), ("server", "batch_sgd")]
+    assert table["spectral_gap"].iloc[0] == pytest.approx(theory.spectral_gap("ring()", 4))
+    for row in table.itertuples():
+        rows = finished.rows(topology=row.topology, method=row.method, learning_rate=row.learning_rate)
+        (run,) = (finished.run(name) for name in rows["run_folder"])
+        assert row.time_to_target == pytest.approx(config.goal.time(run.evaluations))
+        (trace,) = (finished.trace(name) for name in rows["trace_file"])
+        assert [law.mean for law in trace.cluster.compute_laws] == [5, 1, 1, 1]
+    files = {path: path.read_bytes() for path in (out / "gossip.png", out / gossip.TABLE)}
+    for path in files:
+        path.unlink()
+    gossip.run(gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), resume=out))
+    assert "read" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in files} == files
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topology": ("rnig()",)}, r"topology = 'rnig\(\)': unknown; did you mean 'ring\(\)'"),
+        ({"topology": "ring()"}, "must be a list"),
+        ({"topology": ()}, "topology: none given"),
+        ({"topology": ("ring", "ring()")}, "one comes twice"),
+        ({"tune": (0.1, -1.0)}, "tune = -1"),
+        ({"slow": 0.0}, "slow = 0"),
+        ({"discipline": "random"}, "there is no server; leave discipline out"),
+        ({"methods": ("downpour",)}, "none can be run on topology"),
+    ],
+)
+def test_bad_options(options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        gossip.run(gossip.Config(out=tmp_path / "gossip", **options))
+    assert not (tmp_path / "gossip").exists()
