@@ -189,7 +189,7 @@ def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
         return in_order(tree, jax.tree.map(lambda leaf: leaf[::-1], rows), index[::-1], there[::-1], single)
 
     monkeypatch.setattr(pieces, "_put", reversed_put)
-    monkeypatch.setattr(pieces, "UNROLLED", 3)
+    monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR._replace(unrolled=3))
     trace = make_trace("read_then_write, two visits", commits=STEPS)
     assert_the_loop(trace, make_method(method), make_problem("quadratic"), "batch")
 

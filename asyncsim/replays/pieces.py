@@ -28,7 +28,6 @@ from asyncsim.replays.commit import build_commit, columns, observe, row_after
 from asyncsim.replays.local import LocalResult
 from asyncsim.replays.members import over_members
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow
-from asyncsim.replays.tuning import UNROLLED
 
 
 class InPieces:
@@ -241,7 +240,7 @@ def _build_piece(
         place = jnp.arange(size, dtype=piece.slot.dtype)
         of_commits = (place, there, visit, rows, pulled, piece.push_offset, read, start, update, loss)
         # To unroll all is to be without a loop, also of a single commit.
-        end, (made, seen) = jax.lax.scan(step, begin, of_commits, unroll=max(2, min(size, UNROLLED)))
+        end, (made, seen) = jax.lax.scan(step, begin, of_commits, unroll=max(2, min(size, layout.unrolled)))
 
         after, numbers = each(observe_own, rows.recorders, made)
         recorder_states = state.recorders

@@ -113,6 +113,7 @@ class Plan:
             windows_differ=self._windows_differ,
             members=self.members,
             gossip=self.waves.gossip is not None,
+            unrolled=self._tuning.unrolled,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:

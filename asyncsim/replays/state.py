@@ -36,6 +36,8 @@ class Layout(NamedTuple):
     members : int or None
         Runs of an ensemble that are replayed as one: each vector then has shape ``[members, parameters]``, and each
         number of a commit shape ``[members]``.
+    unrolled : int
+        Commits of a piece that are unrolled.
     gossip : bool
         Whether there is no server: workers take up each other's messages, or meet.
     """
@@ -51,6 +53,7 @@ class Layout(NamedTuple):
     windows_differ: bool = False
     members: int | None = None
     gossip: bool = False
+    unrolled: int = 1
 
     @property
     def keeps_history(self) -> bool:

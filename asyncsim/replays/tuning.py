@@ -39,11 +39,14 @@ class Tuning(NamedTuple):
         What a piece costs beside its commits, in commits.
     chunk : int
         Most pieces planned and sent to the devices at once.
+    unrolled : int
+        Commits of a piece that are unrolled.
     """
 
     piece_sizes: tuple[int, ...]
     piece_overhead: float
     chunk: int
+    unrolled: int
 
 
 #: Below this many parameters a piece's overhead counts for more than what its vectors take of the cache.
@@ -69,12 +72,12 @@ _ELEMENTS_TO_TRIM = 2**26
 AHEAD = 4
 
 # CPU: two cores; a quadratic of 16 parameters. Batches of longer vectors are no quicker there than one gradient after
-# the other, and what a piece holds of several commits leaves the cache.
-_CPU = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, chunk=512)
-_ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, chunk=256)
-#: Commits of a piece that are unrolled: an accelerator makes one kernel of them. Pieces of several devices have more,
-#: and twice as many take four times as long to compile (MNIST's network, GEM, for an H100: 8 s, 33 s).
-UNROLLED = 32
+# the other, and what a piece holds of several commits leaves the cache. Two commits unrolled run as fast as eight, and
+# compile in half the time.
+_CPU = Tuning(piece_sizes=(1, 2, 4, 8), piece_overhead=0.5, chunk=512, unrolled=2)
+# An accelerator makes one kernel of the commits that are unrolled. Pieces of several devices have more, and twice as
+# many take four times as long to compile (MNIST's network, GEM, for an H100: 8 s, 33 s).
+_ACCELERATOR = Tuning(piece_sizes=(1, 4, 16, 32), piece_overhead=8.0, chunk=256, unrolled=32)
 
 
 def tuning(platform: str) -> Tuning:
