@@ -43,10 +43,11 @@ def dynsgd(
     Notes
     -----
     The same rule as `asyncsim.methods.adaptive_staleness`, which the paper on energy matching calls by that name; here
-    under the name by which dist-keras' users look for it. The message is not divided by the window. The thesis' runs use
-    Adam. dist-keras counts the staleness outside of its lock, so that under contention it can be too small by the
-    commits that wait; here it is counted when the message is applied. Jiang et al. keep several versions of the parameters on the server and divide
-    by the number of workers that push to a version: another method, known to us only from memory, which is not here.
+    under the name by which dist-keras' users look for it. The message is not divided by the window. The thesis' runs
+    use Adam. dist-keras counts the staleness outside of its lock, so that under contention it can be too small by the
+    commits that wait; here it is counted when the message is applied. Jiang et al. keep several versions of the
+    parameters on the server and divide by the number of workers that push to a version: another method, known to us
+    only from memory, which is not here.
 
     References
     ----------
