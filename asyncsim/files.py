@@ -21,11 +21,7 @@ CHECKSUM = "sha256"
 class Held:
     """A folder that this process has to itself, and what was written there.
 
-    Parameters
-    ----------
-    folder : Path
-    argument : str
-        What named it.
+    ``argument``: what named it.
     """
 
     def __init__(self, folder: Path, argument: str):

@@ -47,12 +47,8 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
     mean. A trace without a cluster shows its own mean. If the largest staleness is out of view, the legend names it and
     the axis says how many commits lie beyond its end.
 
-    Parameters
-    ----------
-    traces : Trace or sequence of Trace
-        Several of one cluster, with different seeds, are drawn together.
-    warm_up : int, optional
-        Commits left out at the start of each; by default as `Trace.summary` does.
+    ``traces``: several of one cluster, with different seeds, are drawn together. ``warm_up``: commits left out at the
+    start of each; by default as `Trace.summary` does.
     """
     traces = [traces] if not isinstance(traces, Sequence) else traces
     kept = [trace.accepted.frame["staleness"].to_numpy()[warm_up_of(trace, warm_up) :] for trace in traces]

@@ -36,10 +36,7 @@ _LINES: dict[str, tuple[Any, str]] = {
 def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw the figure of a folder of results, into the folder.
 
-    Returns
-    -------
-    list of Path
-        A PNG and a PDF.
+    Returns A PNG and a PDF.
 
     Raises
     ------

@@ -27,10 +27,7 @@ _TITLES = {"fifo": "first to come", "lowest_rank": "lowest rank first", "random"
 def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw the figure of a folder of results, into the folder.
 
-    Returns
-    -------
-    list of Path
-        A PNG and a PDF.
+    Returns A PNG and a PDF.
 
     Raises
     ------

@@ -107,10 +107,7 @@ class Results(NamedTuple):
 def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw all figures of a folder of results, into the folder.
 
-    Returns
-    -------
-    list of Path
-        A PNG and a PDF of each figure.
+    Returns A PNG and a PDF of each figure.
 
     Raises
     ------

@@ -34,10 +34,7 @@ _EQUAL = {"float32": 1e-10, "float64": 1e-18}
 def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw the figure of a folder of results, into the folder.
 
-    Returns
-    -------
-    list of Path
-        A PNG and a PDF.
+    Returns A PNG and a PDF.
 
     Raises
     ------

@@ -138,18 +138,12 @@ def heavy_ball(learning_rate: float = 0.05, server_momentum: float = 0.0) -> "Me
 def best_momentum(summary: "pd.DataFrame") -> "pd.DataFrame":
     """Return the best momentum of each number of workers.
 
-    Parameters
-    ----------
-    summary : pandas.DataFrame
-        A row for each run: ``workers``, ``seed``, ``server_momentum``, ``learning_rate``, ``train_loss`` (infinite if
-        it diverged).
+    ``summary``: a row for each run: ``workers``, ``seed``, ``server_momentum``, ``learning_rate``, ``train_loss``
+    (infinite if it diverged).
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``workers``; ``server_momentum`` and ``learning_rate`` with the least geometric mean over the seeds of the
-        loss, ``train_loss``; ``lowest`` and ``highest``, the least and the greatest momentum that is best in a seed;
-        ``implicit``, ``1 - 1/n``.
+    Returns ``workers``; ``server_momentum`` and ``learning_rate`` with the least geometric mean over the seeds of the
+    loss, ``train_loss``; ``lowest`` and ``highest``, the least and the greatest momentum that is best in a seed;
+    ``implicit``, ``1 - 1/n``.
     """
     import pandas as pd
 

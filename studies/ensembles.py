@@ -113,14 +113,8 @@ def report(summary: "pd.DataFrame") -> str:
 def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -> dict[str, float]:
     """Return loss (nats) and accuracy, over all examples, of the mean of the models' predicted probabilities.
 
-    Parameters
-    ----------
-    problem : Problem
-        One that predicts.
-    models : sequence of trees
-        The parameters of each model.
-    data : tree of arrays
-        Examples with a ``"label"`` each.
+    ``problem``: one that predicts. ``models``: the parameters of each model. ``data``: examples with a ``"label"``
+    each.
     """
     import jax
     import jax.numpy as jnp

@@ -162,11 +162,8 @@ def run(config: Config) -> Result:
 def fit(finished: Finished, targets: "dict[tuple[str, int], pd.Series]", fitted: tuple[int, ...]) -> "pd.DataFrame":
     """Return the deviation of every method in every cell from its target.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``method``, ``service``, ``cv``, ``learning_rate``, ``workers``, ``deviation`` (nan without half of the bins),
-        ``fitted`` (whether the cluster is chosen by this number of workers), ``bins``, ``diverged`` (seeds).
+    Returns ``method``, ``service``, ``cv``, ``learning_rate``, ``workers``, ``deviation`` (nan without half of the
+    bins), ``fitted`` (whether the cluster is chosen by this number of workers), ``bins``, ``diverged`` (seeds).
     """
     import pandas as pd
 
@@ -228,12 +225,8 @@ def rates_at(found: "pd.Series", cluster: tuple[float, float]) -> dict[str, floa
 def verdict(table: "pd.DataFrame", sought: tuple[float, float] | None = None) -> str:
     """Return in words which cluster is preferred, whether it fits well, and whether it is the hidden one.
 
-    Parameters
-    ----------
-    table : pandas.DataFrame
-        As `fit` returns it.
-    sought : tuple of float, optional
-        Service time (s) and CV of the hidden cluster; None where curves are published.
+    ``table``: as `fit` returns it. ``sought``: service time (s) and CV of the hidden cluster; None where curves are
+    published.
     """
     found = scores(table)
     ranked = _ranked(found)

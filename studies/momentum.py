@@ -214,10 +214,7 @@ def central_paths(cell: "Cell", method: "Method", steps: int) -> Paths:
 def estimate_momentum(paths: np.ndarray) -> Estimate:
     """Estimate momentum and step of ``E[w'' - w'] = momentum E[w' - w] - step E[w']``.
 
-    Parameters
-    ----------
-    paths : Float[ndarray, "seeds commits+1"]
-        Three seeds or more.
+    ``paths``: float[ndarray, "seeds commits+1"], three seeds or more.
 
     Notes
     -----

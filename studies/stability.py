@@ -183,14 +183,8 @@ def searches(
 ) -> list[Search]:
     """Return the bisections over ``counts`` of workers ``at`` each ``learning_rate``, then those over ``rates``.
 
-    Parameters
-    ----------
-    cells : mapping
-        From workers and learning rate to the cell, for all that may be tried.
-    counts : sequence of int
-    rates : sequence of float
-    **at : sequences
-        ``learning_rate`` and ``workers`` at which the other is looked for.
+    ``cells``: from workers and learning rate to the cell, for all that may be tried. ``**at``: ``learning_rate`` and
+    ``workers`` at which the other is looked for.
     """
     lines: list[tuple[str, float, Sequence[Any], list[Cell]]] = [
         *(("workers", rate, counts, [cells[n, rate] for n in counts]) for rate in at["learning_rate"]),
@@ -241,11 +235,7 @@ def _found(tables: Tables) -> str:
 def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]]:
     """Return the row of the limits that a search finds, and one for each run that it made, by their tables.
 
-    Parameters
-    ----------
-    search : Search
-    fraction : float
-        A run is stable if its final minibatch loss is below this fraction of its first.
+    ``fraction``: a run is stable if its final minibatch loss is below this fraction of its first.
     """
     cells = dict(zip(search.values, search.cells, strict=True))
     tried: list[dict[str, Any]] = []

@@ -134,10 +134,7 @@ def temporal_efficiency(a: "pd.DataFrame", b: "pd.DataFrame") -> float:
 
     NaN if the integral of acc_b is zero, as where one of them diverged before its first evaluation.
 
-    Parameters
-    ----------
-    a, b : pandas.DataFrame
-        `Run.evaluations` of the two; straight lines between the evaluations of ``train_accuracy``.
+    ``a``, ``b``: `Run.evaluations` of the two; straight lines between the evaluations of ``train_accuracy``.
 
     References
     ----------

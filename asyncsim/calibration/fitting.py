@@ -103,17 +103,11 @@ def fitted(name: str, values: np.ndarray, law: str, steps: int = 1) -> Part:
 def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
     """Return the law of durations.
 
-    Parameters
-    ----------
-    durations : Float64[ndarray, "samples"]
-        Seconds, zero or above.
-    kind : str
-        ``"best"``: of the named families the one with the least BIC; the durations themselves if even that one is off
-        by more than 0.1 somewhere in its distribution function, or by a tenth in its mean. ``"empirical"``: the
-        durations themselves. Or the name of a family.
-    steps : int
-        Each duration is the sum of so many independent ones of the law. Above one, only the families are tried of
-        which the sum is known: constant, exponential and gamma.
+    ``durations``: seconds, zero or above. ``kind``: ``"best"``: of the named families the
+    one with the least BIC; the durations themselves if even that one is off by more than 0.1 somewhere in its
+    distribution function, or by a tenth in its mean. ``"empirical"``: the durations themselves. Or the name of a
+    family. ``steps``: each duration is the sum of so many independent ones of the law. Above one, only the families are
+    tried of which the sum is known: constant, exponential and gamma.
     """
     require_choice("law", kind, (*KINDS, *FAMILIES))
     spread, mean = float(np.std(durations)), float(np.mean(durations))

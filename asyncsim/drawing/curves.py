@@ -50,18 +50,10 @@ def curve_of(
 ) -> Curve:
     """Bin a quantity by commits, and average the bins over the runs of one method.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        One per seed.
-    quantity : function
-        From `Run.commits` to one value per commit; values that are not finite are left out.
-    average : {"mean", "median"}
-        Of the commits of a bin.
-    workers : int
-        Commits that count as one worker step.
-    bin_steps : float, optional
-        Worker steps of a bin, the last of which may be shorter; by default as many as make `bins` of them.
+    ``runs``: one per seed. ``quantity``: from `Run.commits` to one value per commit; values that are not finite are
+    left out. ``average``: {"mean", "median"}, of the commits of a bin. ``workers``: commits that count as one worker
+    step. ``bin_steps``: worker steps of a bin, the last of which may be shorter; by default as many as make `bins` of
+    them.
     """
     tables = [run.commits[["commit", "commit_time"]].assign(value=quantity(run.commits)) for run in runs]
     return _curve(runs, tables, average, workers, bin_steps)
@@ -77,14 +69,8 @@ def diagnostic_curve(
 ) -> Curve:
     """Bin a recorded diagnostic by commits, and average the bins over the runs of one method.
 
-    Parameters
-    ----------
-    runs, workers, bin_steps
-        As `curve_of` has them.
-    quantity, tensor : str
-        As `Run.diagnostics` has them; no tensor for all parameters.
-    quantile : float, optional
-        None for a share or a sum.
+    ``runs``, ``workers``, ``bin_steps``: as `curve_of` has them. ``quantity``, ``tensor``: as `Run.diagnostics` has
+    them; no tensor for all parameters. ``quantile``: None for a share or a sum.
     """
     tables = []
     for run in runs:
@@ -98,12 +84,8 @@ def diagnostic_curve(
 def evaluation_curve(runs: Sequence[Run], steps: Sequence[ArrayLike] | None = None) -> Curve:
     """Return the training losses of one method's runs at their evaluations; one that is not finite is none.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        One per seed.
-    steps : sequence of array-like, optional
-        What counts as the step of each evaluation, run by run; by default the commits by then.
+    ``runs``: one per seed. ``steps``: what counts as the step of each evaluation, run by run; by default the commits by
+    then.
     """
     named = [run.evaluations["commit"] for run in runs] if steps is None else steps
     found = []
@@ -203,18 +185,9 @@ def draw_curves(
 ) -> None:
     """Draw mean and range of each method, and a cross where a run diverged.
 
-    Parameters
-    ----------
-    axes : matplotlib.axes.Axes
-        With its final limits of the vertical axis: a cross beyond them is drawn at their edge.
-    curves, labels : mapping
-        By the names of the methods.
-    against : {"time", "step"}
-        What the horizontal axis shows.
-    until : float, optional
-        Where it ends; a cross beyond that is not drawn.
-    looks : mapping, optional
-        By the names of the curves, if these are no methods.
+    ``axes``: with its final limits of the vertical axis: a cross beyond them is drawn at their edge. ``curves``,
+    ``labels``: by the names of the methods. ``against``: {"time", "step"}, what the horizontal axis shows. ``until``:
+    where it ends; a cross beyond that is not drawn. ``looks``: by the names of the curves, if these are no methods.
     """
     for name, one in (looks or look.looks(curves)).items():
         draw_curve(axes, curves[name], one._replace(label=labels[name]), against, until)
@@ -239,12 +212,8 @@ def draw_curve(
 ) -> None:
     """Draw mean and range of a curve, and a cross where a run diverged.
 
-    Parameters
-    ----------
-    axes, against, until
-        As `draw_curves` has them.
-    marks : mapping, optional
-        The line's markers, as matplotlib has them; by default none.
+    ``axes``, ``against``, ``until``: as `draw_curves` has them. ``marks``: the line's markers, as matplotlib has them;
+    by default none.
     """
     # Only where there is something: a line would break at every bin that is empty.
     known = np.isfinite(curve.mean)
@@ -290,15 +259,9 @@ def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:
 def log_limits(curves: Iterable[Curve], among: Sequence[float] = (), room: float = 1.0) -> tuple[float, float]:
     """Return the limits of a logarithmic axis that shows the means of some curves, and their bands below them.
 
-    Parameters
-    ----------
-    curves : iterable of Curve
-        Their means above zero are in view, and their bands as far as they are not much lower; `mark_below` tells how
-        far others go.
-    among : sequence of float
-        Further values to be shown; one at least, if no mean may be above zero.
-    room : float
-        How many times further the axis goes.
+    ``curves``: their means above zero are in view, and their bands as far as they are not much lower; `mark_below`
+    tells how far others go. ``among``: further values to be shown; one at least, if no mean may be above zero.
+    ``room``: how many times further the axis goes.
     """
     curves = list(curves)
     means = _above_zero([np.asarray(among), *(curve.mean for curve in curves)])

@@ -73,19 +73,9 @@ class Paper:
     def draw(self, results: Path, out: Path | None = None, only: Iterable[str] = ()) -> list[Path]:
         """Draw figures from a folder of results; those without results are named with what makes them.
 
-        Parameters
-        ----------
-        results : Path
-            Holds a folder for each study.
-        out : Path, optional
-            Where to draw; by default one with the paper's name in the folder of results.
-        only : iterable of str, optional
-            Names of figures; by default all.
-
-        Returns
-        -------
-        list of Path
-            A PNG and a PDF of each figure, and the table of what was measured if there is one.
+        ``results``: holds a folder for each study. ``out``: where to draw; by default one with the paper's name in the
+        folder of results. ``only``: names of figures; by default all. Returned are a PNG and a PDF of each figure,
+        and the table of what was measured if there is one.
         """
         names = [require_choice("only", name, self.figures) for name in only] or list(self.figures)
         out = results / self.name if out is None else out
@@ -100,15 +90,7 @@ class Paper:
     def draw_study(self, study: str, folder: Path) -> list[Path]:
         """Draw the figures of a study into the folder of its results, as far as they have what these need.
 
-        Parameters
-        ----------
-        study : str
-            One of the paper's by its folder; of others nothing is drawn.
-
-        Returns
-        -------
-        list of Path
-            As `draw` returns them.
+        ``study``: one of the paper's by its folder; of others nothing is drawn. Returns what `draw` does.
         """
         names = [name for name, drawing in self.figures.items() if drawing.folder == study]
         # Without a remedy: what is not there was not asked for, or failed with a message.

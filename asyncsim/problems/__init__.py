@@ -1,4 +1,8 @@
-"""Problems: what the workers learn, one task a file."""
+"""Problems: what the workers learn, one task a file.
+
+Most have ``batch_size``, the examples of a minibatch, and ``sharded``: whether each worker draws from its own shard
+instead of from the whole set.
+"""
 
 import functools
 from collections.abc import Callable

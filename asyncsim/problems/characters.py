@@ -46,6 +46,8 @@ def characters(
     window of ``context + 1`` characters that begins at a multiple of ``stride``, and the test's windows follow each
     other, so that each of its characters is predicted once (but for the first, and a last part of a window).
 
+    Examples ``[context + 1]`` of int32; ``evaluate`` gives ``"loss"``, nats a character, and ``"accuracy"``.
+
     Parameters
     ----------
     batch_size : int
@@ -60,11 +62,6 @@ def characters(
         Size of a character's vector, attention heads, which divide it, and blocks.
     stride : int, optional
         Characters from one training window to the next; default an eighth of the context.
-
-    Returns
-    -------
-    Problem
-        Examples ``[context + 1]`` of int32; ``evaluate`` gives ``"loss"``, nats a character, and ``"accuracy"``.
     """
     sizes = {"context": context, "width": width, "heads": heads, "layers": layers}
     for name, size in sizes.items():

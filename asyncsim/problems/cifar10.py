@@ -66,22 +66,15 @@ def cifar10(
     Initial weights are uniform in ±sqrt(6/fan_in), those of the last layer in ±1/sqrt(fan_in); biases zero. Pixels
     are standardised channel by channel; there is no augmentation.
 
+    50,000 and 10,000 examples ``{"image": [3, 32, 32], "label": []}``; the pixels are bytes, standardised when they are
+    used, a quarter of the memory. ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"`` over the first 10,000
+    examples at most: of the training set a fifth, which is in random order; the whole would take five times as long as
+    the test set.
+
     Parameters
     ----------
-    batch_size : int
-        Examples a minibatch.
-    sharded : bool
-        Each worker draws from its own shard instead of from the whole set.
     data_dir : path, optional
         Folder that holds ``cifar10/``; default the one named by ``ASYNCSIM_DATA``, then a download.
-
-    Returns
-    -------
-    Problem
-        50,000 and 10,000 examples ``{"image": [3, 32, 32], "label": []}``; the pixels are bytes, standardised when
-        they are used, a quarter of the memory. ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"`` over the first
-        10,000 examples at most: of the training set a fifth, which is in random order; the whole would take five times
-        as long as the test set.
     """
     require_choice("network", network, NETWORKS)
     *train, test = load_cifar10(data_dir).values()
@@ -97,12 +90,7 @@ def cifar10_from_arrays(
 ) -> Problem:
     """Return the problem of `cifar10` on examples that are there already.
 
-    Parameters
-    ----------
-    train, test : dict of arrays
-        ``"image"``, uint8, shape ``[examples, 3, 32, 32]``; ``"label"``, int32, from 0 to 9.
-    batch_size, sharded, network
-        As `cifar10` has them.
+    ``train`` and ``test``: dicts of ``"image"``, uint8, shape ``[examples, 3, 32, 32]``; ``"label"``, int32, 0 to 9.
     """
     init, logits = NETWORKS[require_choice("network", network, NETWORKS)]
 

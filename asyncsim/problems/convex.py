@@ -38,12 +38,15 @@ def least_squares(
     uniform, not normal, their workers alike, and their parameters 400: ``least_squares(workers=40, dimension=400,
     condition=1, label_noise=1e-5, batch_size=250)`` is close, up to the scale of the features.
 
+    Examples ``{"features": [dimension], "target": []}``; ``evaluate`` gives ``"loss"``, the objective; ``"excess"``,
+    the objective minus its minimum; and ``"gradient_norm"``. The minimiser is solved for in float64, and the excess is
+    the mean of ``<a, x - minimiser>^2 / 2``, so it has no cancellation and becomes as small as the square of the
+    precision.
+
     Parameters
     ----------
     workers : int
         Number of shards. The workers of a run must divide it; a single worker has all the data.
-    batch_size : int
-        Examples a minibatch.
     heterogeneity : float
         How far each worker's truth lies from the shared one, zero or above; 0: all workers draw from one
         distribution, and their shards differ by chance only.
@@ -55,14 +58,6 @@ def least_squares(
         Standard deviation of the noise in ``b``.
     data_seed : int
         Seed of the data, which a run's seed does not change.
-
-    Returns
-    -------
-    Problem
-        Examples ``{"features": [dimension], "target": []}``; ``evaluate`` gives ``"loss"``, the objective;
-        ``"excess"``, the objective minus its minimum; and ``"gradient_norm"``. The minimiser is solved for in
-        float64, and the excess is the mean of ``<a, x - minimiser>^2 / 2``, so it has no cancellation and becomes as
-        small as the square of the precision.
     """
     label_noise = require_nonnegative("label_noise", label_noise)
     shards = make_shards("least_squares", workers, dimension, examples, condition, heterogeneity, data_seed)
@@ -183,20 +178,16 @@ def logistic(
     mean of ``log(1 + exp(-y <a, x>))``, in nats, plus ``regularisation |x|^2 / 2``; the objective is the same over
     all workers' examples. The parameters are the vector ``x`` and start at zero.
 
+    Examples ``{"features": [dimension], "label": []}``; ``evaluate`` gives ``"loss"``, the objective; ``"excess"``, the
+    objective minus its minimum, which in float32 round-off changes by a few 1e-7 of the loss, and by more of it where
+    the loss is small; and ``"gradient_norm"``. The minimum is solved for once, in float64, to a gradient of norm 1e-10.
+
     Parameters
     ----------
-    workers, batch_size, heterogeneity, dimension, examples, condition, data_seed
+    workers, heterogeneity, dimension, examples, condition, data_seed
         As in `least_squares`.
     regularisation : float
         Above zero, so that there is one minimum also where the labels can be separated.
-
-    Returns
-    -------
-    Problem
-        Examples ``{"features": [dimension], "label": []}``; ``evaluate`` gives ``"loss"``, the objective;
-        ``"excess"``, the objective minus its minimum, which in float32 round-off changes by a few 1e-7 of the loss, and
-        by more of it where the loss is small; and ``"gradient_norm"``. The minimum is solved for once, in float64, to a
-        gradient of norm 1e-10.
     """
     regularisation = require_positive("regularisation", regularisation)
     shards = make_shards("logistic", workers, dimension, examples, condition, heterogeneity, data_seed)

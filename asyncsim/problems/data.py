@@ -55,13 +55,9 @@ def load_mnist(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of MNIST's files, uint8, by file name.
 
-    Parameters
-    ----------
-    data_dir : path, optional
-        A folder that holds ``mnist/`` with the files, gzipped or not. Without it the folder named by the
-        environment variable ``ASYNCSIM_DATA``; without that the user's cache, downloaded on first use.
-    files : mapping
-        SHA-256 of each file's uncompressed contents, by name.
+    ``data_dir``: a folder that holds ``mnist/`` with the files, gzipped or not. Without it the folder named by the
+    environment variable ``ASYNCSIM_DATA``; without that the user's cache, downloaded on first use. ``files``: SHA-256
+    of each file's uncompressed contents, by name.
     """
     given = _given_folder(data_dir)
     if given is not None:
@@ -74,12 +70,9 @@ def load_cifar10(data_dir: str | os.PathLike | None = None) -> dict[str, np.ndar
 
     A record is the label, from 0 to 9, then 32x32 pixels of red, of green and of blue.
 
-    Parameters
-    ----------
-    data_dir : path, optional
-        A folder that holds ``cifar10/`` with the standard archive, or with the six ``.bin`` files that are in it,
-        gzipped or not. Without it the folder named by ``ASYNCSIM_DATA``; without that the user's cache, downloaded
-        on first use. Archive and files must have the SHA-256 of the originals.
+    ``data_dir``: a folder that holds ``cifar10/`` with the standard archive, or with the six ``.bin`` files that are in
+    it, gzipped or not. Without it the folder named by ``ASYNCSIM_DATA``; without that the user's cache, downloaded on
+    first use. Archive and files must have the SHA-256 of the originals.
     """
     given = _given_folder(data_dir)
     if given is None:

@@ -28,19 +28,12 @@ def digits(batch_size: int = 32, hidden: Sequence[int] = (128, 64), sharded: boo
     1,797 images of 8x8 pixels, scaled to [0, 1]; every fifth of each class is held out for the test
     (1,437 and 360).
 
+    Examples ``{"image": [64], "label": []}``; ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"``.
+
     Parameters
     ----------
-    batch_size : int
-        Examples a minibatch.
     hidden : sequence of int
         Units of each hidden layer; none gives multinomial logistic regression.
-    sharded : bool
-        Each worker draws from its own shard instead of from the whole set.
-
-    Returns
-    -------
-    Problem
-        Examples ``{"image": [64], "label": []}``; ``evaluate`` gives ``"loss"`` (nats) and ``"accuracy"``.
     """
     if not isinstance(hidden, Sequence):
         raise InputError(f"hidden = {hidden!r}: must be a list with the units of each hidden layer")

@@ -20,16 +20,9 @@ def initial_layers(
 
     Drawn in float32 whatever the run's precision, so that both precisions start from the same values.
 
-    Parameters
-    ----------
-    key : jax.Array
-        Random key.
-    shapes : sequence of tuple of int
-        Shape of each layer's weights, units last; ``fan_in`` is the product of the other sizes.
-    gain : float
-        1 is PyTorch's default, ``sqrt(6)`` suits rectifiers (He et al. 2015, arXiv 1502.01852).
-    biases : bool
-        Draw the biases too; else they are zero.
+    ``key``: random key. ``shapes``: shape of each layer's weights, units last; ``fan_in`` is the product of the other
+    sizes. ``gain``: 1 is PyTorch's default, ``sqrt(6)`` suits rectifiers (He et al. 2015, arXiv 1502.01852).
+    ``biases``: draw the biases too; else they are zero.
     """
     # One draw for all layers: JAX compiles a draw of every other size anew, 0.2 s each.
     sizes = [math.prod(shape) + shape[-1] for shape in shapes]
@@ -49,21 +42,13 @@ def dense(layer: dict[str, jax.Array], activity: jax.Array) -> jax.Array:
 def convolve(layer: dict[str, jax.Array], activity: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
     """Return the convolution with a square kernel, plus the bias where the layer has one.
 
+    From ``[channels, height, width, examples]`` to ``[units, new height, new width, examples]``.
+
     The patches are stacked in front and the examples are innermost: on a CPU the convolution is then one matrix
     product over long rows, three times quicker than XLA's own, also inside a loop (where XLA's own slows down).
 
-    Parameters
-    ----------
-    layer : dict
-        ``"weight"``, shape ``[kernel, kernel, channels, units]``, and maybe ``"bias"``, shape ``[units]``.
-    stride : int
-        Pixels between two patches.
-    padding : int
-        Zeros on every side.
-
-    Returns
-    -------
-    float array, shape ``[units, new height, new width, examples]``
+    ``layer``: ``"weight"``, shape ``[kernel, kernel, channels, units]``, and maybe ``"bias"``, shape ``[units]``.
+    ``stride``: pixels between two patches. ``padding``: zeros on every side.
     """
     kernel, _, channels, units = layer["weight"].shape
     if padding:
@@ -91,12 +76,7 @@ def max_pool(activity: jax.Array) -> jax.Array:
 def group_norm(layer: dict[str, jax.Array], activity: jax.Array, groups: int) -> jax.Array:
     """Return the activity with each example's groups of channels standardised, then scaled and shifted by channel.
 
-    Parameters
-    ----------
-    layer : dict
-        ``"scale"`` and ``"bias"``, shape ``[channels]``.
-    groups : int
-        Number of groups; divides the channels.
+    ``layer``: ``"scale"`` and ``"bias"``, shape ``[channels]``. ``groups``: number of groups; divides the channels.
 
     References
     ----------
@@ -112,14 +92,8 @@ def group_norm(layer: dict[str, jax.Array], activity: jax.Array, groups: int) ->
 def cross_entropy(logits: jax.Array, labels: jax.Array, axis: int = -1) -> jax.Array:
     """Return the mean cross-entropy, in nats.
 
-    Parameters
-    ----------
-    logits : float array
-        Classes along ``axis``, examples along the other.
-    labels : int array, shape ``[examples]``
-        The right classes.
-    axis : int
-        0 or -1.
+    ``logits``: classes along ``axis``, examples along the other. ``labels``: shape ``[examples]``, the right classes.
+    ``axis``: 0 or -1.
     """
     # A product with the one-hot labels: its gradient is elementwise, a gather's is a scatter.
     one_hot = jax.nn.one_hot(labels, logits.shape[axis], dtype=logits.dtype, axis=axis)
@@ -144,17 +118,9 @@ def classifier(
 ) -> Problem:
     """Return the problem of a network's cross-entropy on labelled images.
 
-    Parameters
-    ----------
-    scores : function
-        ``scores(params, images, key)``, the logits, shape ``[classes, examples]``; the key of what is random in
-        training, and None elsewhere.
-    config : dict
-        With ``batch_size`` and ``sharded``.
-    piece : int
-        Examples evaluated at a time.
-    evaluated : int, optional
-        Examples that are evaluated, the first ones; by default all.
+    ``scores``: ``scores(params, images, key)``, the logits, shape ``[classes, examples]``; the key of what is random in
+    training, and None elsewhere. ``config``: with ``batch_size`` and ``sharded``. ``piece``: examples evaluated at a
+    time. ``evaluated``: examples that are evaluated, the first ones; by default all.
     """
 
     def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:

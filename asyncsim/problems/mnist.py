@@ -48,23 +48,16 @@ def mnist(
 
     Pixels are scaled to [0, 1], and for ``"cnn"`` standardised.
 
+    60,000 and 10,000 examples ``{"image": [28, 28], "label": []}``; ``evaluate`` gives ``"loss"`` (nats) and
+    ``"accuracy"``.
+
     Parameters
     ----------
-    batch_size : int
-        Examples a minibatch.
     dropout : float, optional
         Probability that a channel of an example is dropped by ``"cnn"``, from 0 to below 1; default 0.5. Evaluation
         drops none.
-    sharded : bool
-        Each worker draws from its own shard instead of from the whole set.
     data_dir : path, optional
         Folder that holds ``mnist/``; default the one named by ``ASYNCSIM_DATA``, then a download.
-
-    Returns
-    -------
-    Problem
-        60,000 and 10,000 examples ``{"image": [28, 28], "label": []}``; ``evaluate`` gives ``"loss"``
-        (nats) and ``"accuracy"``.
 
     References
     ----------
@@ -87,12 +80,8 @@ def mnist_from_arrays(
 ) -> Problem:
     """Return the problem of `mnist` on examples that are there already.
 
-    Parameters
-    ----------
-    train, test : dict of arrays
-        ``"image"``, float32, shape ``[examples, 28, 28]``, scaled as the network wants it; ``"label"``, int32, 0 to 9.
-    batch_size, dropout, sharded, network
-        As `mnist` has them.
+    ``train`` and ``test``: dicts of ``"image"``, float32, shape ``[examples, 28, 28]``, scaled as the network wants
+    it; ``"label"``, int32, from 0 to 9.
     """
     probability = _checked_dropout(dropout, network)
 

@@ -194,8 +194,6 @@ class BatchIndices:
         Number of workers.
     examples : int
         Number of training examples.
-    batch_size : int
-        Examples a minibatch.
     sharded : bool
         False: every worker shuffles the whole set. True: worker ``i`` shuffles its own shard, the
         examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one example.

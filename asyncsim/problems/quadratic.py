@@ -18,6 +18,8 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
     for every gradient, so the gradient is ``h x + noise xi``. The parameters are the vector ``x``; there
     is no data and ``batch`` is None.
 
+    ``evaluate`` gives the noiseless ``"loss"``.
+
     Parameters
     ----------
     curvature : array_like, shape ``[parameters]``
@@ -26,11 +28,6 @@ def quadratic(curvature: ArrayLike, noise: float = 0.0, start: ArrayLike = 1.0) 
         Standard deviation of each gradient coordinate, in units of the gradient.
     start : float or array_like, shape ``[parameters]``
         Where every coordinate starts.
-
-    Returns
-    -------
-    Problem
-        ``evaluate`` gives the noiseless ``"loss"``.
     """
     h = _vector("curvature", curvature)
     if h.ndim != 1 or not h.size or not np.all(h > 0):

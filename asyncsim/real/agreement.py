@@ -78,12 +78,7 @@ class Agreement(NamedTuple):
 def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement:
     """Replay a recording three times, and compare.
 
-    Parameters
-    ----------
-    recorded : Recorded
-        With the states of all checkpoints (``keep_states``).
-    method, problem : Method, Problem
-        Those of the recording.
+    ``recorded``: with the states of all checkpoints (``keep_states``). ``method``, ``problem``: those of the recording.
     """
     header = recorded.header
     paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("[0-9]*.npz"))}

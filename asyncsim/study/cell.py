@@ -94,10 +94,8 @@ def same_gradients(commits: int, cluster: Cluster, other: Cluster) -> int:
 def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) -> list[Job]:
     """Return the runs of some cells, each method of a cell on one trace per seed.
 
-    Parameters
-    ----------
-    traces : dict
-        The files of the traces that other cells have, by cluster, commits and seed; those of these cells are added.
+    ``traces``: the files of the traces that other cells have, by cluster, commits and seed; those of these cells are
+    added.
     """
     jobs = []
     for cell in cells:

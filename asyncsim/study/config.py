@@ -8,6 +8,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,7 +18,15 @@ import asyncsim.study.results as results
 from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, proportional_windows
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
-from asyncsim.errors import InputError, require_count, require_fraction, require_positive, shown
+from asyncsim.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_fraction,
+    require_nonnegative,
+    require_positive,
+    shown,
+)
 from asyncsim.files import plain
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
 from asyncsim.wording import note
@@ -199,8 +208,29 @@ waits.
         self.check_executor()
 
     def check_executor(self) -> None:
-        """Check the options of the executor; raise InputError for those that cannot be used."""
-        executor.check(self)
+        """Check the options of the executor, and that Ray is installed if it is asked for."""
+        local = require_choice("executor", self.executor, ("local", "ray")) == "local"
+        require_count("cpus_per_run", self.cpus_per_run)
+        accelerators = require_nonnegative("accelerators_per_run", self.accelerators_per_run)
+        if local:
+            asked = {"address": self.address is not None, "accelerators_per_run": accelerators > 0}
+            for name, given in (asked | {"cpus_per_run": self.cpus_per_run > 1}).items():
+                if given:
+                    raise InputError(f"{name} = {getattr(self, name)!r}: is an option of --executor ray; add that")
+            return
+        if find_spec("ray") is None:
+            raise InputError("executor = 'ray': Ray is not installed; install it with: pip install \"asyncsim[ray]\"")
+        if accelerators > 1 and accelerators != int(accelerators):
+            raise InputError(f"accelerators_per_run = {accelerators}: above one it must be a whole number")
+        if self.device in ("gpu", "tpu") and not accelerators:
+            raise InputError(
+                f"device = {self.device!r}: runs that Ray spreads have only the accelerators they ask for; "
+                "give accelerators_per_run as well"
+            )
+        if self.device == "cpu" and accelerators:
+            raise InputError(
+                f"accelerators_per_run = {accelerators:g}: would lie idle with device = 'cpu'; give one of them"
+            )
 
     def make_methods(self, swept: Collection[str] = (), changed: Callable[[str], bool] | None = None) -> "list[Method]":
         """Return the methods, saying aloud which changed options some of them ignore.

@@ -1,28 +1,9 @@
 """Where the independent runs of a study are computed: in this process, or on many machines by Ray.
 
 ``--executor local`` computes them in this process: as many at once as there are cores, at most four, if each keeps one
-core busy (2,000 to 100,000 parameters on a CPU); else in order. ``--executor ray`` starts a Ray cluster on this machine
-and ends it with the study, or joins a running one (``--address``), and computes as many at once as there are cores
-(``--cpus-per-run``) and accelerators (``--accelerators-per-run``). Whatever the order in which they finish, the results
-are written in the order of the study, by the process that was started; with the same number of threads they are the
-same byte for byte. Ray's processes get that number from this one, as well as JAX's environment variables.
-
-Several machines. Install ``asyncsim[ray]`` on each, in the same version and with the same Python; methods, problems and
-their data are sent, but not what the file of a method of your own imports. Ray wants the same token everywhere, or
-none: make one (``ray get-auth-token --generate``), copy ``~/.ray/auth_token`` to all and set ``RAY_AUTH_MODE=token``
-there, or on a network of your own ``RAY_AUTH_MODE=disabled``. Then::
-
-    ray start --head --port=6379                                            # on the first
-    ray start --address=FIRST:6379                                          # on each of the others
-    python -m asyncsim.study stability --executor ray --address FIRST:6379  # on any of them
-    ray stop                                                                # on each, at the end
-
-A run that is lost with its process or node is computed again, three times at most, and then is a row with that error.
-If no node has what a run asks for, the study says so and ends after half a minute. If the process that was started is
-lost, or Ray's head: start it again with ``--resume FOLDER``, which reads what is there and computes what is not.
-
-Tested with Ray 2.60: three nodes that were processes of one machine, one of them killed on the way. Networks between
-machines and accelerators were not there to be tested.
+core busy (2,000 to 100,000 parameters on a CPU); else in order. ``--executor ray`` is `asyncsim.study.ray_executor`.
+Whatever the order in which they finish, the results are written in the order of the study, by the process that was
+started; with the same number of threads they are the same byte for byte. ``docs/real.md`` is about many machines.
 """
 
 import contextlib
@@ -31,17 +12,11 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative
+from asyncsim.errors import InputError
 from asyncsim.threads import one_core_each, work_until
 from asyncsim.wording import tell
-
-if TYPE_CHECKING:
-    from asyncsim.study.config import StudyOptions
-
-EXECUTORS = ("local", "ray")
 
 
 class Failure(NamedTuple):
@@ -64,10 +39,7 @@ class Executor(Protocol):
     def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
         """Call a function with the arguments of each job and yield the results as they are there, in any order.
 
-        Raises
-        ------
-        InputError
-            By the function: a job's input is the study's. Any other error of the function is a `Failure`.
+        An InputError of the function is passed on, as a job's input is the study's; any other error is a `Failure`.
         """
         ...
 
@@ -75,11 +47,8 @@ class Executor(Protocol):
 class Local:
     """Computes jobs in this process.
 
-    Parameters
-    ----------
-    at_once : int
-        At most so many at a time, each in a thread of its own, the next when a result is taken. With 1 they come in
-        order, and there is no thread.
+    ``at_once``: at most so many at a time, each in a thread of its own, the next when a result is taken. With 1 they
+    come in order, and there is no thread.
     """
 
     def __init__(self, at_once: int = 1):
@@ -156,32 +125,6 @@ def attempt(function: Callable[..., Any], job: tuple[Any, ...]) -> Any:
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         return Failure(told, "".join(traceback.format_exception(error)))
-
-
-def check(config: "StudyOptions") -> None:
-    """Raise InputError for options of the executor that cannot be used, or if Ray is asked for and not installed."""
-    ray = require_choice("executor", config.executor, EXECUTORS) == "ray"
-    require_count("cpus_per_run", config.cpus_per_run)
-    accelerators = require_nonnegative("accelerators_per_run", config.accelerators_per_run)
-    if not ray:
-        asked = {"address": config.address is not None, "accelerators_per_run": accelerators > 0}
-        for name, given in (asked | {"cpus_per_run": config.cpus_per_run > 1}).items():
-            if given:
-                raise InputError(f"{name} = {getattr(config, name)!r}: is an option of --executor ray; add that")
-        return
-    if find_spec("ray") is None:
-        raise InputError("executor = 'ray': Ray is not installed; install it with: pip install \"asyncsim[ray]\"")
-    if accelerators > 1 and accelerators != int(accelerators):
-        raise InputError(f"accelerators_per_run = {accelerators}: above one it must be a whole number")
-    if config.device in ("gpu", "tpu") and not accelerators:
-        raise InputError(
-            f"device = {config.device!r}: runs that Ray spreads have only the accelerators they ask for; "
-            "give accelerators_per_run as well"
-        )
-    if config.device == "cpu" and accelerators:
-        raise InputError(
-            f"accelerators_per_run = {accelerators:g}: would lie idle with device = 'cpu'; give one of them"
-        )
 
 
 @contextlib.contextmanager

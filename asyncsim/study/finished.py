@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asyncsim.errors import InputError
 from asyncsim.files import read_table
 from asyncsim.study import load_file, results, shipped
+from asyncsim.study.jobs import read_summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,10 +91,7 @@ class Finished(NamedTuple):
 def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = None) -> Finished:
     """Read the results of a study.
 
-    Parameters
-    ----------
-    columns : sequence of str, optional
-        That the summary must have, and a row with them; by default it may be empty.
+    ``columns``: that the summary must have, and a row with them; by default it may be empty.
 
     Raises
     ------
@@ -104,7 +102,7 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
     remedy = f"make some with: python -m asyncsim.study {study} --out FOLDER"
     try:
         config = json.loads((folder / results.CONFIG).read_text())
-        summary = results.read_summary(folder)
+        summary = read_summary(folder)
         found = config["study"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"folder = {str(folder)!r}: no results of the study {study} ({error}); {remedy}") from error
@@ -121,12 +119,7 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
 def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str], tables: Sequence[str] = ()) -> None:
     """Print how the runs of each cell ended on which problem, draw the study's figures, and say what was written.
 
-    Parameters
-    ----------
-    by : sequence of str
-        Columns that set the lines of the table apart.
-    tables : sequence of str
-        Names of the study's own files in the folder.
+    ``by``: columns that set the lines of the table apart. ``tables``: names of the study's own files in the folder.
     """
     from asyncsim.study.outcome import averaged, outcome_table
 
@@ -176,14 +169,8 @@ def trace_means(traces: "pd.DataFrame", workers: int) -> "pd.Series":
 def beside(known: Known | None, measured: float, digits: int, steps: float) -> tuple[str, str]:
     """Return a measured value and what theory says of it, as texts.
 
-    Parameters
-    ----------
-    known : Known or None
-        Nothing is said of None.
-    digits : int
-        After the point.
-    steps : float
-        Commits per worker of the trace: a short one may lie beyond what bounds the long run, which is then said.
+    Nothing is said of None. ``digits``: after the point. ``steps``: commits per worker of the trace: a short
+    one may lie beyond what bounds the long run, which is then said.
     """
     value = f"{measured:.{digits}f}"
     if known is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncsim.study.results as results
 from asyncsim.errors import InputError
-from asyncsim.files import unsealed, write_csv, write_sealed
+from asyncsim.files import read_table, unsealed, write_csv, write_sealed
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Executor, Failure, Local
 from asyncsim.wording import counted, note, tell
@@ -79,41 +79,35 @@ def measurement(name: str, function: Callable[..., Tables], *arguments: Any, pla
 
 
 class Runner:
-    """Runs jobs into a folder, and writes their tables whenever one has ended.
-
-    Parameters
-    ----------
-    folder : Path
-    executor : Executor
-    """
+    """Runs jobs into a folder, and writes their tables whenever one has ended."""
 
     def __init__(self, folder: Path, executor: Executor):
         self._folder, self._executor = folder, executor
-        self._jobs: list[Job] = []
+        self.jobs: list[Job] = []
         self._ended: dict[int, Tables] = {}
-        self._failed: dict[int, Tables] = {}
+        self.failed: dict[int, Tables] = {}  #: the rows of their errors, by the places of the jobs
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Compute those of some jobs that the folder has not yet."""
-        places = range(len(self._jobs), len(self._jobs) + len(jobs))
-        self._jobs += jobs
+        places = range(len(self.jobs), len(self.jobs) + len(jobs))
+        self.jobs += jobs
         for place in places:
-            found = self._jobs[place].read(self._folder)
+            found = self.jobs[place].read(self._folder)
             if found is not None:
                 self._ended[place] = found
                 self._tell(place, "read")
         missing = [place for place in places if place not in self._ended]
         if len(missing) < len(places) or any(job.in_folder for job in jobs):
             self._write()
-        wanted = [self._jobs[place] for place in missing]
+        wanted = [self.jobs[place] for place in missing]
         calls = [(job.function, *([self._folder] if job.in_folder else []), *job.arguments) for job in wanted]
         told = set()
         for done in self._executor.map(_timed, calls):
             place = missing[done.place]
-            job = self._jobs[place]
+            job = self.jobs[place]
             if isinstance(done.value, Failure):
                 row = {**job.labels, "status": results.FAILED, "error": done.value.error}
-                self._failed[place] = {job.errors: [row]}
+                self.failed[place] = {job.errors: [row]}
                 if done.value.error not in told:  # of each error the traceback once; a job that was lost has none
                     told.add(done.value.error)
                     if done.value.traceback:
@@ -130,16 +124,7 @@ class Runner:
     @property
     def missing(self) -> list[str]:
         """Where the jobs that have not ended would be kept."""
-        return [job.place for place, job in enumerate(self._jobs) if place not in self._ended]
-
-    @property
-    def failures(self) -> dict[str, int]:
-        """How many jobs have failed, by the tables that have their errors."""
-        tables = [name for tables in self._failed.values() for name in tables]
-        return {name: tables.count(name) for name in tables}
-
-    def __len__(self) -> int:
-        return len(self._jobs)
+        return [job.place for place, job in enumerate(self.jobs) if place not in self._ended]
 
     def tables(self) -> "dict[str, pd.DataFrame]":
         """Return the rows of each table in the order of the jobs."""
@@ -148,11 +133,11 @@ class Runner:
         rows: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
         begun: dict[int, Tables] = {
             place: {results.SUMMARY: [{**job.labels, "status": results.UNFINISHED}]}
-            for place, job in enumerate(self._jobs)
-            if job.in_folder and place not in {**self._ended, **self._failed}
+            for place, job in enumerate(self.jobs)
+            if job.in_folder and place not in {**self._ended, **self.failed}
         }
         # The columns come in the order of a row that has all; those that failed have few.
-        for place, tables in [*sorted(self._ended.items()), *sorted(self._failed.items()), *begun.items()]:
+        for place, tables in [*sorted(self._ended.items()), *sorted(self.failed.items()), *begun.items()]:
             for name, own in tables.items():
                 rows.setdefault(name, []).extend((place, row) for row in own)
         return {
@@ -168,10 +153,10 @@ class Runner:
 
     def _tell(self, place: int, how: str) -> None:
         """Say that a job has ended: what is said is written."""
-        job, found = self._jobs[place], self._ended.get(place)
+        job, found = self.jobs[place], self._ended.get(place)
         said = job.say(found) if found is not None else ""
         text = f"{job.name}: {f'{said}, ' if said else ''}{how}"
-        tell(f"[{len(self._ended) + len(self._failed)}/{len(self._jobs)}] {text}")
+        tell(f"[{len(self._ended) + len(self.failed)}/{len(self.jobs)}] {text}")
 
 
 def _timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
@@ -192,26 +177,13 @@ def run_jobs(
 
     A job that fails is a row with its error; the study ends with an error only if nothing else is in its summary.
 
-    Parameters
-    ----------
-    study : str
-        Its name.
-    record : mapping
-        What the results depend on, for ``config.json``.
-    executor : context manager
-        That gives what computes them, `opened` say.
-    conclude : function
-        From the folder and the summary, without what has failed: draws the figures and prints the tables of what there
-        is.
-    follow : function, optional
-        From the folder and the summary of these jobs to more of them, chosen by it, which are run then.
+    ``study``: its name. ``record``: what the results depend on, for ``config.json``. ``executor``: that gives what
+    computes them, `opened` say. ``conclude``: from the folder and the summary, without what has failed: draws the
+    figures and prints the tables of what there is. ``follow``: from the folder and the summary of these jobs to more of
+    them, chosen by it, which are run then.
 
-    Raises
-    ------
-    InputError
-        A folder or a disk that cannot be written; an executor that cannot be had; nothing that did not fail.
-    KeyboardInterrupt
-        Passed on; tables and figures of what ended are there then, and ``config.json`` names what is missing.
+    A KeyboardInterrupt, or InputError, is passed on; tables and figures of what ended are there then, and
+    ``config.json`` names what is missing.
     """
     place = results.new_folder(config.out, study, resumable=True)
     if config.resume is not None:
@@ -228,30 +200,39 @@ def run_jobs(
             with contextlib.suppress(InputError, OSError):
                 results.write_config(folder, record, runner.missing, interrupted=True)
                 if len(ended := _ended(folder)):
-                    there = len(runner) - len(runner.missing)
-                    tell(f"tables and figures are of what ended, {there} of {counted(len(runner), 'run')}")
+                    there, count = len(runner.jobs) - len(runner.missing), counted(len(runner.jobs), "run")
+                    tell(f"tables and figures are of what ended, {there} of {count}")
                     conclude(folder, ended)
             raise
         results.write_config(folder, record, runner.missing)
         summary = runner.tables()[results.SUMMARY]
-        failed = sum(runner.failures.values())
+        failed, tables = len(runner.failed), dict.fromkeys(name for rows in runner.failed.values() for name in rows)
         ended = _ended(folder)
         if ended.empty:
             raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
         conclude(folder, ended)
         if failed:
             note(
-                f"{failed} of {len(runner)} runs failed; {' and '.join(runner.failures)} has their errors, and "
+                f"{failed} of {len(runner.jobs)} runs failed; {' and '.join(tables)} has their errors, and "
                 f"{results.resume_option(folder)} tries them again"
             )
     return Result(folder, summary)
 
 
+def read_summary(folder: Path) -> "pd.DataFrame":
+    """Read the rows of a study's summary that have a run, not those that failed or are under way."""
+    summary = read_table(folder / results.SUMMARY)
+    if "status" not in summary:
+        return summary
+    kept = summary[~summary["status"].isin((results.FAILED, results.UNFINISHED))].drop(columns="error", errors="ignore")
+    # Measurements have a status only beside others that failed.
+    return (kept.drop(columns="status") if kept["status"].isna().all() else kept).reset_index(drop=True)
+
+
 def _ended(folder: Path) -> "pd.DataFrame":
-    """Return the summary of what did not fail; without rows if there is none."""
     import pandas as pd
 
-    return results.read_summary(folder) if (folder / results.SUMMARY).exists() else pd.DataFrame()
+    return read_summary(folder) if (folder / results.SUMMARY).exists() else pd.DataFrame()
 
 
 @contextlib.contextmanager

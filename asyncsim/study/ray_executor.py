@@ -58,12 +58,8 @@ def joined(address: str | None, **local: Any) -> Iterator[None]:
     A process that has joined one already, a notebook say, stays with that. A cluster that is started accepts only
     processes with its token, as its ports are open to the network; to join one, the user must have chosen.
 
-    Parameters
-    ----------
-    address : str, optional
-        Of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts one.
-    local
-        Options of ``ray.init`` for one that is started.
+    ``address``: of a cluster, ``"auto"`` or ``"192.168.0.1:6379"``; None starts one. ``local``: options of ``ray.init``
+    for one that is started.
 
     Raises
     ------
@@ -123,13 +119,8 @@ def _set_auth_mode(mode: str | None) -> None:
 class RayExecutor:
     """Computes jobs as tasks of the Ray cluster that this process has joined.
 
-    Parameters
-    ----------
-    cpus : int
-        Cores that each job reserves.
-    accelerators : float
-        Accelerators that each job reserves: GPUs, or TPUs if ``tpu``. Without any a job computes on a CPU.
-    tpu : bool
+    ``cpus``: cores that each job reserves. ``accelerators``: accelerators that each job reserves: GPUs, or TPUs if
+    ``tpu``. Without any a job computes on a CPU.
     """
 
     def __init__(self, cpus: int, accelerators: float, tpu: bool = False):

@@ -8,13 +8,10 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncsim.errors import InputError, require_path
-from asyncsim.files import Held, alone_in, read_table, unsealed, write_sealed
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.files import Held, alone_in, unsealed, write_sealed
 
 #: The table that makes a folder of results one; a folder without it holds nothing that was finished.
 SUMMARY = "summary.csv"
@@ -39,26 +36,9 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
         with results.new_folder(config.out, "staleness") as folder:
             ...
 
-    Parameters
-    ----------
-    out : path, optional
-        Must not exist, or be empty; else the first free one of ``results/STUDY``, ``results/STUDY-2``, ...
-    study : str
-        The study's name.
-    resumable : bool
-        Whether it has the option ``--resume``, which an interruption then names.
-
-    Yields
-    ------
-    Path
-        The folder.
-
-    Raises
-    ------
-    InputError
-        ``out`` is no path, or the folder holds something already, or cannot be made or written.
-    KeyboardInterrupt
-        Passed on, saying where the finished results are and how to go on.
+    An interruption is passed on, saying where the finished results are and how to go on. ``out`` must not exist, or be
+    empty; None is the first free one of ``results/STUDY``, ``results/STUDY-2``, ... ``resumable``: whether the study
+    has the option ``--resume``, which an interruption then names.
     """
     folder, made = _make(None if out is None else require_path("out", out), study)
     instead = " instead of --out" if out is not None else ""
@@ -81,23 +61,8 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
 def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator[Path]:
     """Return to the folder of a study that ended early; whatever happens, nothing of it is taken away.
 
-    Parameters
-    ----------
-    record : mapping
-        What its ``config.json`` must hold, whatever is missing and was typed; it may be of fewer seeds, or of some of
-        the methods only.
-
-    Yields
-    ------
-    Path
-        The folder.
-
-    Raises
-    ------
-    InputError
-        It holds no study, or one of another configuration.
-    KeyboardInterrupt
-        Passed on, saying where the finished results are and how to go on.
+    ``record``: what its ``config.json`` must hold, whatever is missing and was typed; it may be of fewer seeds, or of
+    some of the methods only.
     """
     folder = require_path("resume", folder)
     _require_same(folder, record)
@@ -223,19 +188,6 @@ def config_of(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / CONFIG).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
-
-
-def read_summary(folder: Path) -> "pd.DataFrame":
-    """Read the rows of a study's summary that have a run; see `ended`."""
-    summary = read_table(folder / SUMMARY)
-    return ended(summary) if "status" in summary else summary
-
-
-def ended(summary: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows of a summary that have a run: those that failed have only an error, others may be under way."""
-    kept = summary[~summary["status"].isin((FAILED, UNFINISHED))].drop(columns="error", errors="ignore")
-    # Measurements have a status only beside others that failed.
-    return (kept.drop(columns="status") if kept["status"].isna().all() else kept).reset_index(drop=True)
 
 
 def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:

@@ -133,16 +133,9 @@ def run_cells(
     This is what the ``run`` of a study does after `StudyOptions.check` and `sweep`, which raise InputError for options
     that cannot be used.
 
-    Parameters
-    ----------
-    study : str
-        Its name.
-    conclude : function
-        From the folder and the summary: draws the figures and prints the tables of the runs that there are.
-    measure : sequence of Job
-        What is to be measured besides.
-    follow : function, optional
-        From the folder and the summary of these cells to more of them, chosen by it, which are run then.
+    ``study``: its name. ``conclude``: from the folder and the summary: draws the figures and prints the tables of the
+    runs that there are. ``measure``: what is to be measured besides. ``follow``: from the folder and the summary of
+    these cells to more of them, chosen by it, which are run then.
     """
     from asyncsim.study.cell import jobs_of
 

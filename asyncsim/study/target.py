@@ -1,17 +1,11 @@
 """What runs are to reach, and when they have: a loss from above, an accuracy from below."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from asyncsim.errors import InputError, require_choice, require_positive
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.problems import Problem
-
 
 #: Ends of the names of what may be a target: of others nobody knows which values are best.
 _KINDS = ("loss", "accuracy")
@@ -40,7 +34,7 @@ class Target(NamedTuple):
         if self.from_below and self.value > 1:
             raise InputError(f"target = {self.value:g}: an accuracy is at most 1; give less")
 
-    def check_of(self, problem: "Problem") -> None:
+    def check_of(self, problem: Any) -> None:
         """Raise InputError unless runs of a problem are evaluated by it, and it is a loss or an accuracy."""
         from asyncsim.problems.problem import measures
 
@@ -48,7 +42,7 @@ class Target(NamedTuple):
             "target_of", self.of, sorted(one for one in measures(problem) if one.rpartition("_")[2] in _KINDS)
         )
 
-    def time(self, evaluations: "pd.DataFrame") -> float:
+    def time(self, evaluations: Mapping[str, Any]) -> float:
         """Return when (s, simulated) a run first met it; of an accuracy the error counts, see `time_to_target`."""
         time, values = evaluations["commit_time"], evaluations[self.of]
         if self.from_below:
@@ -56,18 +50,15 @@ class Target(NamedTuple):
         return time_to_target(time, values, self.value)
 
 
-def time_to_target(time: "pd.Series", values: "pd.Series", target: float) -> float:
+def time_to_target(time: Any, values: Any, target: float) -> float:
     """Return when (s, simulated) a loss, or an error, first met a target; infinite if it never did.
 
     Between the evaluation before and that at which it was met the logarithm of the loss is taken for a straight line in
     time, or the loss itself where it is not above zero.
 
-    Parameters
-    ----------
-    time, values : pandas.Series
-        Of the evaluations of a run: when (s, simulated), and what the loss was.
+    ``time``, ``values``: when a run was evaluated (s, simulated), and what the loss was.
     """
-    when, loss = time.to_numpy(float), values.to_numpy(float)
+    when, loss = np.asarray(time, float), np.asarray(values, float)
     met = np.flatnonzero(loss <= target)
     if not len(met):
         return np.inf

@@ -41,10 +41,7 @@ def barrier_time(
     first : int, optional
         How many to wait for; all by default.
 
-    Returns
-    -------
-    float
-        Seconds.
+    Returns seconds.
     """
     given = parse(law) if isinstance(law, str) else law
     if not isinstance(given, Law | numbers.Real):

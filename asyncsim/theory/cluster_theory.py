@@ -267,11 +267,8 @@ class StalenessTheory(NamedTuple):
 def staleness_theory(cluster: Cluster, computations: float = math.inf) -> StalenessTheory:
     """Return what theory says about the staleness of a cluster.
 
-    Parameters
-    ----------
-    computations : float
-        Commits per worker of the trace at hand. Laws of little spread leave the start in step only slowly, and the
-        spread of the stationary regime is not stated for a trace that hardly reaches it.
+    ``computations``: commits per worker of the trace at hand. Laws of little spread leave the start in step only
+    slowly, and the spread of the stationary regime is not stated for a trace that hardly reaches it.
     """
     require_cluster(cluster)
     if computations != math.inf:

@@ -41,14 +41,7 @@ def implicit_momentum_path(workers: int, step: float, commits: int) -> np.ndarra
         e[1] = (1 - step) e[0]
         e[t+1] = e[t] + (1 - 1/n) (e[t] - e[t-1]) - step / n * e[t]
 
-    Parameters
-    ----------
-    step : float
-        Learning rate times curvature; with a window, ``window_step(step, window)``.
-
-    Returns
-    -------
-    Float64[ndarray, "commits+1"]
+    ``step``: learning rate times curvature; with a window, ``window_step(step, window)``.
     """
     mu = implicit_momentum(workers)
     step = require_nonnegative("step", step)
@@ -93,16 +86,8 @@ def elastic_path(workers: int, elasticity: float, contraction: float, commits: i
         X' = (1 - alpha) X + alpha c U
         U' = (1 - 1/n) U + ((1 - alpha) c U + alpha X) / n
 
-    Parameters
-    ----------
-    elasticity : float
-        The moving rate of Zhang, Choromanska, LeCun 2015 (arXiv 1412.6651), ``alpha``.
-    contraction : float
-        ``(1 - step)**window`` on a quadratic.
-
-    Returns
-    -------
-    Float64[ndarray, "commits+1"]
+    ``elasticity``: the moving rate of Zhang, Choromanska, LeCun 2015 (arXiv 1412.6651), ``alpha``. ``contraction``:
+    ``(1 - step)**window`` on a quadratic.
     """
     n, alpha = require_count("workers", workers), require_positive("elasticity", elasticity)
     c = require_number("contraction", contraction)
@@ -149,12 +134,7 @@ def elastic_stable_beta(workers: int, step: float) -> float:
 def elastic_round_robin(workers: int, step: float, alpha: float) -> np.ndarray:
     """Return the map of a round in which each worker exchanges and then steps once, on replicas and central variable.
 
-    Stable if all eigenvalues are smaller than one in size.
-
-    Returns
-    -------
-    Float64[ndarray, "workers+1 workers+1"]
-        The central variable is the last row.
+    Stable if all eigenvalues are smaller than one in size. The central variable is the last row.
     """
     n = require_count("workers", workers)
     step, alpha = require_nonnegative("step", step), require_nonnegative("alpha", alpha)
@@ -170,12 +150,7 @@ def elastic_round_robin(workers: int, step: float, alpha: float) -> np.ndarray:
 def elastic_synchronous(workers: int, step: float, alpha: float) -> np.ndarray:
     """Return the map of a round in which all workers exchange with the same central variable and step once.
 
-    Stable if all eigenvalues are smaller than one in size.
-
-    Returns
-    -------
-    Float64[ndarray, "workers+1 workers+1"]
-        The central variable is the last row.
+    Stable if all eigenvalues are smaller than one in size. The central variable is the last row.
     """
     n = require_count("workers", workers)
     step, alpha = require_nonnegative("step", step), require_nonnegative("alpha", alpha)

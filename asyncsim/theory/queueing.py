@@ -29,12 +29,8 @@ def repairman(workers: int, think: float, service: float) -> Repairman:
 
     Assumes exponential service, first come first served; the law of the think time does not matter.
 
-    Parameters
-    ----------
-    think : float
-        Mean time from one visit's end to the next arrival, seconds: computation and network.
-    service : float
-        Mean time that the server is busy per visit, seconds.
+    ``think``: mean time from one visit's end to the next arrival, seconds: computation and network. ``service``: mean
+    time that the server is busy per visit, seconds.
 
     References
     ----------

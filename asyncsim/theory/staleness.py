@@ -51,10 +51,6 @@ def other_open_reads(read_version: Any, version_before: Any, versions: int) -> n
         for the reads still open at the end.
     versions : int
         The number of increments.
-
-    Returns
-    -------
-    Int[ndarray, "versions"]
     """
     versions = require_count("versions", versions, 0)
     opened, closed = _whole("read_version", read_version), _whole("version_before", version_before)
@@ -128,10 +124,7 @@ def heterogeneous_geometric_staleness(rates: Sequence[float]) -> GeometricStalen
     A commit is by worker ``i`` with probability ``p = rate_i / sum(rates)``; its staleness is geometric
     with success ``p``, mean ``(1 - p) / p``. State which average is shown: over commits, or over workers.
 
-    Parameters
-    ----------
-    rates : sequence of float
-        Computations per second of each worker.
+    ``rates``: computations per second of each worker.
     """
     given = require_list("rates", rates)
     checked = np.array([require_positive(f"rates[{i}]", rate, "1/s") for i, rate in enumerate(given)])
@@ -169,10 +162,7 @@ def renewal_staleness_means(laws: Sequence[Law | float | str]) -> np.ndarray:
     times: ``mean_i * sum_j(1 / mean_j) - 1``. Assumes independent workers in their stationary regime and
     atomic visits; laws on one lattice (equal constants) depend on how ties fall.
 
-    Parameters
-    ----------
-    laws : sequence of Law, float or str
-        One law per worker.
+    ``laws``: one law per worker.
     """
     means = np.array([as_law(f"laws[{i}]", law).mean for i, law in enumerate(require_list("laws", laws))])
     if not np.all(means > 0):

@@ -169,18 +169,9 @@ def draw_family(
 ) -> None:
     """Draw mean and range of each curve with shade and marker of its value, and a cross where a run diverged.
 
-    Parameters
-    ----------
-    axes : matplotlib.axes.Axes
-        With its final limits of the vertical axis: a cross beyond them is drawn at their edge.
-    curves, labels : mapping
-        By value.
-    line
-        The line of their method, as matplotlib has it.
-    against : {"step", "time"}
-        What the horizontal axis shows.
-    looks : mapping, optional
-        By value, where several families share them.
+    ``axes``: with its final limits of the vertical axis: a cross beyond them is drawn at their edge. ``curves``,
+    ``labels``: by value. ``line``: the line of their method, as matplotlib has it. ``against``: {"step", "time"}, what
+    the horizontal axis shows. ``looks``: by value, where several families share them.
     """
     for turn, (value, shade) in enumerate((looks or look.shades(curves)).items()):
         if value not in curves:
