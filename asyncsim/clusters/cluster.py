@@ -85,11 +85,6 @@ class Cluster:
         With one there is no server: workers send each other messages along its edges, `asyncsim.topologies`. Latency
         and bandwidth are then those of an edge, and all that says how a server works is refused. May come as its text.
 
-    Raises
-    ------
-    InputError
-        A value that cannot be used, or two that contradict each other.
-
     Warns
     -----
     HeterogeneityWarning
@@ -229,13 +224,7 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Cluster":
-        """Return the cluster that `to_dict` described.
-
-        Raises
-        ------
-        InputError
-            An entry that a cluster does not have, or has to have.
-        """
+        """Return the cluster that `to_dict` described."""
         known = [field.name for field in fields(cls)]
         for name in values:
             require_choice("cluster entry", name, known)
@@ -458,11 +447,6 @@ def proportional_windows(compute: Sequence[Law | float | str] | str, window: int
     -------
     tuple of int
         For ``Cluster(window=...)``.
-
-    Raises
-    ------
-    InputError
-        For a window that is no count, or laws that cannot be used.
 
     References
     ----------

@@ -428,11 +428,6 @@ def parse(text: str) -> Law | list[Law]:
     Returns
     -------
     Law or list of Law
-
-    Raises
-    ------
-    InputError
-        Naming the law, the parameter, the value and what to write instead.
     """
     value = _built(read(text, "a law", "gamma(mean=1, cv=0.2) or 0.005"))
     if isinstance(value, list):
@@ -464,7 +459,6 @@ def as_law(argument: str, value: Any) -> Law:
     ----------
     argument : str
         What the law is for; begins the message of an error.
-    value : Law, float or str
     """
     if isinstance(value, Law):
         return value

@@ -132,11 +132,6 @@ def bounded_staleness(bound: int) -> Policy:
     read answered (an exchange) or queued (write_then_read). Clocks are thus never more than ``bound + 1`` apart. With
     0 all workers do one computation between two barriers, and each commit is a version of its own.
 
-    Raises
-    ------
-    InputError
-        For a bound that is not a whole number of at least zero.
-
     Notes
     -----
     Ho et al. let a worker use what it has cached while the bound allows it, and answer reads from several servers;
@@ -156,11 +151,6 @@ def buffered(count: int) -> Policy:
     several messages to a version. Its next read is of the newest version there is, which its own message may not be
     part of yet.
 
-    Raises
-    ------
-    InputError
-        For a count that is not a whole number of at least one.
-
     References
     ----------
     Zhang, Gupta, Lian and Liu 2016, arXiv 1511.05950; Dutta et al. 2018, arXiv 1803.01113; Nguyen et al. 2022,
@@ -171,11 +161,6 @@ def buffered(count: int) -> Policy:
 
 def first_of(count: int) -> Policy:
     """Return K-async: the first ``count`` workers to deliver make one version, and wait for it; the others compute on.
-
-    Raises
-    ------
-    InputError
-        For a count that is not a whole number of at least one; in a cluster, for one above the number of workers.
 
     References
     ----------
@@ -192,11 +177,6 @@ def barrier(count: int | None = None) -> Policy:
     instant ("cancelled") and their workers are sent the new version, as are those that wait in the buffer; a
     computation that would start from an outdated version because its reply travelled for long is stopped at its
     start. A message that is already on its way, queued or in service is served and "discarded".
-
-    Raises
-    ------
-    InputError
-        For a count that is not a whole number of at least one; in a cluster, for one above the number of workers.
 
     Notes
     -----
@@ -215,11 +195,6 @@ def discard_stale(limit: int, count: int = 1) -> Policy:
     Rennala SGD is ``discard_stale(1, batch)``, Ringmaster ASGD without stops ``discard_stale(limit)``. A worker whose
     message was discarded reads the newest version and goes on.
 
-    Raises
-    ------
-    InputError
-        For a limit or a count that is not a whole number of at least one.
-
     References
     ----------
     Tyurin and Richtarik 2023, arXiv 2305.12387 (Rennala); Maranjyan, Tyurin and Richtarik 2025, arXiv 2501.16168
@@ -233,11 +208,6 @@ def cancel_stale(limit: int, count: int = 1) -> Policy:
 
     Ringmaster ASGD with stops is ``cancel_stale(limit)``; K-batch-sync (Dutta et al.) and the preemptive form of
     Rennala are ``cancel_stale(1, count)``. What is stopped when, see `barrier`.
-
-    Raises
-    ------
-    InputError
-        For a limit or a count that is not a whole number of at least one.
 
     References
     ----------
@@ -275,11 +245,6 @@ def neighbours(mix: str = "before") -> Policy:
         replica as its own last round left it, and are mixed in when it is applied: D-PSGD. A round lasts the longer of
         the two.
 
-    Raises
-    ------
-    InputError
-        For another mix.
-
     References
     ----------
     Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?", arXiv 1705.09056 (D-PSGD);
@@ -293,11 +258,6 @@ def overlap(steps: int) -> Policy:
 
     When a worker begins a computation it takes up all that has arrived. It waits for what was sent to it ``steps`` and
     more rounds before the one that it ended last: with 1, for what its neighbours sent after their round before that.
-
-    Raises
-    ------
-    InputError
-        For steps that are no whole number of at least one; without any, the policy is `neighbours`.
 
     References
     ----------

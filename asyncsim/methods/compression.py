@@ -32,13 +32,9 @@ def qsgd(
 
     so that the message is the update in the mean. The server adds it.
 
-    Parameters
-    ----------
-    levels : int
-        Above zero, at least 1: 7 of either sign are 4 bits an element, 1 is a ternary message.
-    bucket : int, optional
-        Elements that share a norm, at least 1; None: all. The second moment of a message is at most
-        ``1 + min(b / s**2, sqrt(b) / s)`` times that of the update, ``b`` being the bucket.
+    ``levels``: above zero, at least 1: 7 of either sign are 4 bits an element, 1 is a ternary message. ``bucket``:
+    elements that share a norm, at least 1; None: all. The second moment of a message is at most
+    ``1 + min(b / s**2, sqrt(b) / s)`` times that of the update, ``b`` being the bucket.
 
     Notes
     -----

@@ -64,10 +64,7 @@ def damping(
     ``rank``         1 + a (1 - 2 F(tau))                  ASAP-SGD
     ===============  ====================================  =======================================
 
-    Parameters
-    ----------
-    threshold : float
-        Of the hinge (versions).
+    ``threshold``: of the hinge (versions).
 
     Notes
     -----

@@ -38,12 +38,8 @@ def dc_asgd(
         mean     <- decay * mean + (1 - decay) * g * g
         strength = compensation / sqrt(mean + eps)                  (adaptive)
 
-    Parameters
-    ----------
-    compensation : float
-        The paper's lambda: about 0.04 constant, 2 adaptive in its CIFAR runs. Zero is asynchronous SGD.
-    decay : float
-        Of the mean square of all workers' gradients on the server (adaptive), in [0, 1).
+    ``compensation``: the paper's lambda: about 0.04 constant, 2 adaptive in its CIFAR runs. Zero is asynchronous SGD.
+    ``decay``: of the mean square of all workers' gradients on the server (adaptive), in [0, 1).
 
     Notes
     -----

@@ -44,11 +44,8 @@ def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None 
 
         central <- central - learning_rate * gradient(s)
 
-    Parameters
-    ----------
-    blocks : int, optional
-        Blocks of the parameters, as long as each other but for the last ones, that a read goes through. None: whatever
-        the trace has.
+    ``blocks``: blocks of the parameters, as long as each other but for the last ones, that a read goes through. None:
+    whatever the trace has.
 
     Notes
     -----

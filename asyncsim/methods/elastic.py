@@ -114,12 +114,7 @@ def eamsgd(
         x       <- x - E
         central <- central + E
 
-    Parameters
-    ----------
-    momentum : float
-        In [0, 1); 0.99 in the paper's runs.
-    alpha, beta
-        See `aeasgd`.
+    ``momentum``: in [0, 1); 0.99 in the paper's runs. ``alpha``, ``beta``: see `aeasgd`.
 
     Notes
     -----
@@ -170,10 +165,7 @@ def easgd(
         x       <- x + local steps - E
         central <- central + sum of all E          = (1 - beta) central + beta * mean of all x
 
-    Parameters
-    ----------
-    alpha, beta
-        See `aeasgd`.
+    ``alpha``, ``beta``: see `aeasgd`.
 
     Notes
     -----

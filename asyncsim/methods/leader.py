@@ -165,10 +165,7 @@ def lgd(
         leader <- argmin of loss(x)
         x      <- x + local steps - pull (x - leader)
 
-    Parameters
-    ----------
-    pull : float
-        Above zero and at most one; the paper's ``learning rate * lambda``.
+    ``pull``: above zero and at most one; the paper's ``learning rate * lambda``.
 
     Notes
     -----

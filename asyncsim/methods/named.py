@@ -27,11 +27,8 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
 def named_optimizer(name: str, learning_rate: float) -> NamedOptimizer:
     """Return an optimizer of optax with a learning rate and otherwise its own defaults.
 
-    Parameters
-    ----------
-    name : str
-        A function of optax whose other arguments have defaults, and whose steps need gradients and parameters alone:
-        ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
+    ``name``: a function of optax whose other arguments have defaults, and whose steps need gradients and parameters
+    alone: ``"adam"``, ``"rmsprop"``, ``"adagrad"``, ...
 
     Examples
     --------

@@ -28,12 +28,8 @@ def softsync(
         sent    = -learning_rate / max(staleness, 1) * gradient
         central <- central + mean of the version's messages       (once it is complete)
 
-    Parameters
-    ----------
-    modulated : bool
-        Whether the rates depend on the staleness; without, the runs of the paper with many learners fail.
-    policy : Policy or text, optional
-        ``buffered(workers // n)`` is the paper's n-softsync.
+    ``modulated``: whether the rates depend on the staleness; without, the runs of the paper with many learners fail.
+    ``policy``: ``buffered(workers // n)`` is the paper's n-softsync.
 
     Notes
     -----

@@ -21,10 +21,7 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
 
         central <- central - learning_rate * mean of the version's gradients       (once it is complete)
 
-    Parameters
-    ----------
-    policy : Policy or text, optional
-        Which gradients make a version; by default one of each worker, synchronous SGD.
+    ``policy``: which gradients make a version; by default one of each worker, synchronous SGD.
 
     Notes
     -----
@@ -58,12 +55,8 @@ def rennala(
 
         central <- central - learning_rate * mean of the version's gradients       (once it is complete)
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-        About half the inverse of the largest curvature.
-    policy : Policy or text, optional
-        With the batch of fresh gradients as its count.
+    ``learning_rate``: about half the inverse of the largest curvature. ``policy``: with the batch of fresh gradients as
+    its count.
 
     Notes
     -----
@@ -87,12 +80,8 @@ def ringmaster(
 
         central <- central - learning_rate * gradient
 
-    Parameters
-    ----------
-    learning_rate : float or schedule of the Visit
-        About half the inverse of the largest curvature times the limit of the staleness.
-    policy : Policy or text, optional
-        With the limit of the staleness; ``cancel_stale`` for the variant with stops.
+    ``learning_rate``: about half the inverse of the largest curvature times the limit of the staleness. ``policy``:
+    with the limit of the staleness; ``cancel_stale`` for the variant with stops.
 
     Notes
     -----

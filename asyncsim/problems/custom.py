@@ -64,10 +64,6 @@ def custom(
         of some examples; deterministic, and without the state of ``init_state``. The examples must be a dict with a
         ``"label"`` each, whole numbers from zero on. The study ``ensembles`` needs it.
 
-    Returns
-    -------
-    Problem
-
     Raises
     ------
     InputError

@@ -229,7 +229,7 @@ class BatchIndices:
         self._order = np.empty((workers, self._batches.max(), batch_size), np.int32)
 
     def rows(self, worker: Any, job: Any, window: int = 1, local_steps: Any = None) -> np.ndarray:
-        """Return the example indices of some jobs' minibatches.
+        """Return the example indices of some jobs' minibatches, int32, shape ``[jobs, window, batch_size]``.
 
         Quickest when each worker's jobs are asked for in increasing order: one epoch a worker is kept.
 
@@ -242,10 +242,6 @@ class BatchIndices:
         local_steps : array_like of int, shape ``[jobs]``, optional
             Those of each job, by default the window. The worker's step number is ``job * local_steps + step``; what is
             returned for steps beyond those of a job is the next one's.
-
-        Returns
-        -------
-        int32 array, shape ``[jobs, window, batch_size]``
         """
         workers = np.asarray(worker)
         first = np.asarray(job) * (window if local_steps is None else np.asarray(local_steps))

@@ -48,10 +48,7 @@ class PeriodicEnvironment(simpy.Environment):
     holds the events of the current one; those of a later period lie in a plain list until it begins.
     Events happen in SimPy's order: by time, then by priority, then in the order of scheduling.
 
-    Parameters
-    ----------
-    period : float
-        Length of a period, seconds. Best when some tens of events fall into one.
+    ``period``: length of a period, seconds. Best when some tens of events fall into one.
     """
 
     def __init__(self, period: float):

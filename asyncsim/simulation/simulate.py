@@ -51,11 +51,6 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     -------
     Trace
         One row per message or cancelled computation.
-
-    Raises
-    ------
-    InputError
-        A value that cannot be used, or a trace that does not fit into the memory of this machine.
     """
     if not isinstance(cluster, Cluster):
         raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")

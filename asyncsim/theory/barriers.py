@@ -25,7 +25,7 @@ _NEGLIGIBLE = 1e-16
 def barrier_time(
     law: Law | float | str | Sequence[Law | float | str], workers: int | None = None, first: int | None = None
 ) -> float:
-    """Return the mean time until ``first`` of the workers have finished, all having started together.
+    """Return the mean time (s) until ``first`` of the workers have finished, all having started together.
 
     The mean of an order statistic of independent durations, ``integral of P(fewer than first have
     finished by t) dt``: a synchronous step (all), K-sync and backup workers (the first K). Closed forms
@@ -40,8 +40,6 @@ def barrier_time(
         Not needed with a sequence.
     first : int, optional
         How many to wait for; all by default.
-
-    Returns seconds.
     """
     given = parse(law) if isinstance(law, str) else law
     if not isinstance(given, Law | numbers.Real):

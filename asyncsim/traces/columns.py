@@ -67,36 +67,18 @@ def package_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a trace comes from.
+    """Where a trace comes from."""
 
-    Attributes
-    ----------
-    workers : int
-        How many took part, also those without a commit.
-    protocol : str
-        The protocol of the visits; or ``"prescribed"``; or ``"gossip"``, where there is no server.
-    window : int
-        Local steps per commit; the most of a worker's where they differ.
-    separate_reads : bool
-        Whether reads are server visits of their own.
-    seed : int
-        The seed of the random numbers.
-    cluster : Cluster or None
-        What was simulated; None if the trace was prescribed or recorded.
-    versions : dict
-        Versions of the packages that made it.
-    takes_up : str
-        Without a server: whether messages are taken up before the gradient, ``"read"``, or when it is applied,
-        ``"commit"``. Else ``""``.
-    """
-
-    workers: int
-    protocol: str
-    window: int = 1
-    separate_reads: bool = False
-    seed: int = 0
-    cluster: Cluster | None = None
+    workers: int  #: how many took part, also those without a commit
+    protocol: str  #: the protocol of the visits; or ``"prescribed"``; or ``"gossip"``, where there is no server
+    window: int = 1  #: local steps per commit; the most of a worker's where they differ
+    separate_reads: bool = False  #: whether reads are server visits of their own
+    seed: int = 0  #: the seed of the random numbers
+    cluster: Cluster | None = None  #: what was simulated; None if the trace was prescribed or recorded
+    #: Versions of the packages that made it.
     versions: dict[str, str] = field(default_factory=lambda: dict(package_versions()))
+    #: Without a server: whether messages are taken up before the gradient, ``"read"``, or when it is applied,
+    #: ``"commit"``. Else ``""``.
     takes_up: str = ""
 
 

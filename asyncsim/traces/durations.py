@@ -32,39 +32,20 @@ _ORDER = {
 
 
 class Durations(NamedTuple):
-    """Durations in the order in which they ended, seconds.
+    """Durations in the order in which they ended, seconds: arrays with an entry per computation, unless said."""
 
-    Attributes
-    ----------
-    compute : Float64[ndarray, "computations"]
-        From the start of a computation until its message sets off; to its arrival where the trace does not tell that.
-    worker : Int64[ndarray, "computations"]
-        Whose.
-    begin : Float64[ndarray, "computations"]
-        When it started, seconds since the start of the trace.
-    others : Int64[ndarray, "computations"]
-        How many others were under way at that time.
-    service : Float64[ndarray, "visits"]
-        With the time in which the visit waited although the server was free.
-    up : Float64[ndarray, "computations"] or None
-        The way up after each computation; None where the trace does not tell it.
-    down : Float64[ndarray, "journeys"]
-    round_trip : Float64[ndarray, "journeys"] or None
-        Way down and way up together, between a read visit and the write visit that follows it; None where a message
-        is formed before it leaves.
-    idle : Float64[ndarray, "commits"]
-        How long each message waited although the server was free.
-    """
-
+    #: From the start of a computation until its message sets off; to its arrival where the trace does not tell that.
     compute: np.ndarray
-    worker: np.ndarray
-    begin: np.ndarray
-    others: np.ndarray
-    service: np.ndarray
-    up: np.ndarray | None
-    down: np.ndarray
+    worker: np.ndarray  #: whose
+    begin: np.ndarray  #: when it started, seconds since the start of the trace
+    others: np.ndarray  #: how many others were under way at that time
+    service: np.ndarray  #: per visit, with the time in which the visit waited although the server was free
+    up: np.ndarray | None  #: the way up after each computation; None where the trace does not tell it
+    down: np.ndarray  #: per journey
+    #: Per journey: way down and way up together, between a read visit and the write visit that follows it; None where
+    #: a message is formed before it leaves.
     round_trip: np.ndarray | None
-    idle: np.ndarray
+    idle: np.ndarray  #: per commit: how long each message waited although the server was free
 
 
 def require_asynchronous(argument: str, trace: Trace) -> None:
@@ -93,12 +74,8 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
 def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     """Return the durations of a trace.
 
-    Parameters
-    ----------
-    trace : Trace
-    warm_up : int, optional
-        Commits left out at the start; by default one per worker, at most half of all. Every worker's first job is left
-        out in any case: no way down led to it, and real programs compile in it.
+    ``warm_up``: commits left out at the start; by default one per worker, at most half of all. Every worker's first job
+    is left out in any case: no way down led to it, and real programs compile in it.
     """
     require_asynchronous("trace", trace)
     _check_times(trace.frame)
@@ -162,18 +139,10 @@ def attended(trace: Trace) -> Trace:
 
 
 class Choices(NamedTuple):
-    """How a server chose among the visits that waited.
+    """How a server chose among the visits that waited."""
 
-    Attributes
-    ----------
-    total : int
-        How often more than one waited.
-    first, lowest : int
-        How often it chose the one that had come first, and the lowest worker.
-    """
-
-    total: int
-    first: int
+    total: int  #: how often more than one waited
+    first: int  #: how often it chose the one that had come first, and the lowest worker
     lowest: int
 
     @property

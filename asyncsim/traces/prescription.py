@@ -58,11 +58,6 @@ def prescribed(
     -------
     Trace
         With ``protocol`` ``"prescribed"``, without a cluster and without open reads.
-
-    Raises
-    ------
-    InputError
-        A value that cannot be used; a sequence of another length; more commits than the machine's memory can hold.
     """
     commits = require_count("commits", commits)
     workers = require_count("workers", workers)

@@ -65,11 +65,6 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         - ``queue_mean``, ``queue_max``: visits waiting, without the one in service; over time.
 
         The shares of time and the last four are nan for a prescribed trace: it has no server.
-
-    Raises
-    ------
-    InputError
-        A warm-up that leaves nothing.
     """
     warm_up = warm_up_of(trace, warm_up)
     if trace.protocol == GOSSIP:
@@ -247,29 +242,16 @@ def _ratio(part: float, whole: float) -> float:
 
 
 class Phases(NamedTuple):
-    """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s).
+    """Tables of intervals, one row each: ``worker``, ``begin`` and ``end`` (s)."""
 
-    Attributes
-    ----------
-    computing : pandas.DataFrame
-        Until the message sets off; where the trace does not tell when it did, to its arrival.
-    sending : pandas.DataFrame
-        A message is on its way to the server, or waits for a link; with separate read_then_write visits the request to
-        read, and after that visit both ways between the two.
-    waiting, served : pandas.DataFrame
-        At the server.
-    held : pandas.DataFrame
-        After the service: a policy lets the worker wait for its reply.
-    returning : pandas.DataFrame
-        The server's reply is on its way to the worker.
-    """
-
-    computing: pd.DataFrame
+    computing: pd.DataFrame  #: until the message sets off; where the trace does not tell when it did, to its arrival
+    #: A message is on its way to the server, or waits for a link; with separate read_then_write visits the request to
+    #: read, and after that visit both ways between the two.
     sending: pd.DataFrame
-    waiting: pd.DataFrame
+    waiting: pd.DataFrame  #: at the server, and then served
     served: pd.DataFrame
-    held: pd.DataFrame
-    returning: pd.DataFrame
+    held: pd.DataFrame  #: after the service: a policy lets the worker wait for its reply
+    returning: pd.DataFrame  #: the server's reply is on its way to the worker
 
 
 #: The same in words.
