@@ -6,7 +6,6 @@ What only one study, file or problem can be given wrong, and has to be made firs
 import pytest
 
 from asyncsim import study
-from asyncsim.study import executor
 
 #: What is typed after ``asyncsim study``, and what is in the line.
 COMMANDS = """
@@ -147,7 +146,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(command, tmp_path, monkeypatch
     typed, message = command.split(" | ")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
-    monkeypatch.setattr(executor, "find_spec", lambda name: True)  # Ray is there
+    monkeypatch.setattr("asyncsim.study.config.find_spec", lambda name: True)  # Ray is there
     code = study.main(typed.split(" "))
     out, err = capsys.readouterr()
     errors = [line for line in err.splitlines() if not line.startswith("note: ")]

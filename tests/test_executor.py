@@ -28,7 +28,7 @@ from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
-from asyncsim.study import executor, finished, sweep
+from asyncsim.study import finished, sweep
 from asyncsim.study.executor import Done, Local
 from asyncsim.study.jobs import Runner, measurement
 from asyncsim.threads import cached, require_wanted
@@ -497,7 +497,7 @@ def test_a_study_of_which_all_runs_fail_ends_with_the_error(told, replayed):
 
 
 def test_ray_that_is_not_installed(told, monkeypatch):
-    monkeypatch.setattr(executor, "find_spec", lambda name: None)
+    monkeypatch.setattr("asyncsim.study.config.find_spec", lambda name: None)
     code, err = told(*STUDY, "--executor=ray")
     assert code == 2 and err[-1].endswith('Ray is not installed; install it with: pip install "asyncsim[ray]"')
 
