@@ -403,7 +403,10 @@ def test_what_jobs_bring_is_in_the_tables_in_their_order_beside_the_errors_and_i
     error = "ZeroDivisionError: division by zero"
     assert tables["b.csv"][["status", "error"]].dropna().values.tolist() == [["failed", error]] * 2
     assert pd.read_csv("a.csv")["x"].tolist() == [2, 3] and pd.read_csv("b.csv")["x"].tolist() == [0, 1, 2, 3, 3]
-    assert runner.missing == ["parts/of/0.json", "parts/of/1.json"] and list(map(list, runner.failed.values())) == [["b.csv"]] * 2
+    assert (
+        runner.missing == ["parts/of/0.json", "parts/of/1.json"]
+        and list(map(list, runner.failed.values())) == [["b.csv"]] * 2
+    )
     assert unsealed(Path("parts/of/2.json"))["tables"] == measured(2)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("[1/4] job 3: 2 rows, in ") and lines[-1] == f"[4/4] job 0: failed: {error}"
