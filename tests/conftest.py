@@ -16,17 +16,26 @@ def strict_promotion():
     jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly_compiled(request):
-    """Without LLVM's optimizations, which take a third of the time of most tests and move round-off alone.
-
-    Files that hold the bytes of different programs against each other say ``OPTIMIZED = True``; users have these.
-    """
-    quick = not getattr(request.module, "OPTIMIZED", False)
-    if jax.config.read("jax_disable_most_optimizations") != quick:
-        jax.config.update("jax_disable_most_optimizations", quick)
+def compile_as(users: bool) -> None:
+    """Compile with LLVM's optimizations, or without: they take a third of most tests' time and move round-off alone."""
+    if jax.config.read("jax_disable_most_optimizations") == users:
+        jax.config.update("jax_disable_most_optimizations", not users)
         jax.clear_caches()
         programs._build.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled(request):
+    """Files that hold the bytes of different programs against each other say ``OPTIMIZED = True``."""
+    compile_as(users=getattr(request.module, "OPTIMIZED", False))
+
+
+@pytest.fixture
+def optimized():
+    """Single tests that do so."""
+    compile_as(users=True)
+    yield
+    compile_as(users=False)
 
 
 @pytest.fixture(autouse=True, scope="session")

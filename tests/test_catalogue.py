@@ -252,15 +252,15 @@ PLAIN = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", PLAIN)
-def test_one_worker_is_sequential_sgd_bit_for_bit(name):
+def test_one_worker_is_sequential_sgd_bit_for_bit(optimized):
     problem = problems.quadratic(CURVATURE, noise=0.1, start=START)
-    found, expected = (
-        one_worker(one, problem, 1, "float32") for one in (free(PLAIN[name])(), methods.sgd(momentum=0.0))
-    )
-    assert np.array_equal(found.commits["loss"], expected.commits["loss"])
-    for a, b in zip(*map(jax.tree.leaves, (found.params, expected.params)), strict=True):
-        assert np.array_equal(a, b)
+
+    def bytes_of(method):
+        run = one_worker(method, problem, 1, "float32")
+        return run.commits["loss"].to_numpy().tobytes(), [leaf.tobytes() for leaf in jax.tree.leaves(run.params)]
+
+    expected = bytes_of(methods.sgd(momentum=0.0))
+    assert [name for name in PLAIN if bytes_of(free(PLAIN[name])()) != expected] == []
 
 
 def nesterov():

@@ -376,7 +376,7 @@ def test_gems_kappa_and_clip(kappa, pi_max):
 @pytest.mark.parametrize(
     ("problem", "precision"), [pytest.param("digits", "float32", marks=pytest.mark.full), ("quadratic", "float64")]
 )
-def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision):
+def test_with_one_worker_they_are_sequential_sgd_bit_for_bit(problem, precision, optimized):
     trace, problem = atomic_trace(1), PROBLEMS[problem]()
     runs = [
         replay(trace, method, problem, precision=precision, evaluate_every=250, progress=False)
