@@ -21,7 +21,7 @@ CURVATURE, START = np.linspace(0.1, 1.5, 16), np.linspace(-2, 1, 16)
 
 def run(rule, trace, rate=RATE):
     """Return the central variable after every commit of a trace, ``[commits + 1, parameters]``."""
-    frame, n = trace.frame, trace.workers
+    frame, n = trace.accepted.frame, trace.workers
     fresh = types.SimpleNamespace
     workers = [fresh(read=START, x=START, v=0 * START, pull=0 * START, steps=0) for _ in range(n)]
     server, path, versions = fresh(workers=workers), [START], {0: START}
@@ -44,7 +44,8 @@ def run(rule, trace, rate=RATE):
         if hasattr(w, "reply"):
             w.read = w.reply
         path.append(x)
-        versions[row.version], before = x, row.version
+        if visit.completes:  # what is only buffered is read by nobody
+            versions[row.version], before = x, row.version
     return np.array(path)
 
 

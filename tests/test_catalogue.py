@@ -10,9 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import make_dynamic
 from event_loop import deviation
 from formulas import CURVATURE, MU, RATE, START
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_simulation import clusters
 
+import asyncsim
 from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
 from asyncsim.methods import METHODS, gradient_steps
 from asyncsim.replays.replay import Replay, replay
@@ -63,7 +68,12 @@ def torn(workers, window=1):
     return simulate(meet(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.5, 0.3)), methods.hogwild().timing), COMMITS)
 
 
-TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds, "torn": torn}
+def dynamic(workers, window=1):
+    """Windows in proportion to the workers' speeds."""
+    return make_dynamic(workers, window, COMMITS)
+
+
+TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds, "torn": torn, "dynamic": dynamic}
 
 
 def polynomial(visit):
@@ -88,6 +98,11 @@ RULES = {
     "adaptive_staleness": case(formulas.damping(lambda visit: 1 / (visit.tau + 1))),
     "agn": case(formulas.agn, 4),
     "hogwild": case(one, timing="torn"),
+    "agn, dynamic": case(formulas.agn, 6, "dynamic"),
+    "aeasgd, dynamic": case(formulas.aeasgd_moved(shared(0.9)), 6, "dynamic"),
+    "fedasync, dynamic": case(formulas.fedasync(0.8, polynomial, 0.5), 6, "dynamic", rho=0.5),
+    "async_local_sgd, dynamic": case(formulas.outer_nesterov(0.07, 0.9, lambda visit: 1), 6, "dynamic"),
+    "delayed_nesterov, dynamic": case(formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1), 6, "dynamic"),
     "adag": case(formulas.adag()),
     "adag, original": case(formulas.adag("original"), form="original"),
     "adag, squared": case(formulas.adag("squared", 0.1), 3, form="squared", gamma=0.1),
@@ -197,7 +212,7 @@ def unless(default, *case):
 def combinations():
     """All of them; the default run has one of each kind of memory, of timing and of local rule."""
     default = {"aeasgd", "agn", "dana_zero", "dc_asgd", "fedasync, proximal"}
-    default |= {"fedbuff", "hogwild", "lsgd", "qsgd", "ringleader"}
+    default |= {"fedbuff", "hogwild", "lsgd", "qsgd", "ringleader", "delayed_nesterov, dynamic"}
     assert default <= set(RULES)
     for name in RULES:
         yield unless(name in default, name, 7)
@@ -210,6 +225,42 @@ def test_methods_are_their_papers_formulas(name, workers):
     rule, window, timing, options = RULES[name]
     make = free(METHODS[name.partition(",")[0]])
     assert path_deviation(make(learning_rate=RATE, **options), rule, TIMINGS[timing](workers, window)) < 1e-10
+
+
+@st.composite
+def runs(draw):
+    """A method, and a cluster under any policy that the protocol can have."""
+    cluster = draw(clusters(sizes=(2, 6)).filter(lambda cluster: cluster.protocol != "read_then_write"))
+    counts, limits = st.integers(1, cluster.workers), st.integers(1, 4)
+    policies = [
+        st.builds(asyncsim.buffered, st.integers(1, 2 * cluster.workers)),
+        st.builds(asyncsim.discard_stale, limits, counts),
+        st.builds(asyncsim.bounded_staleness, st.integers(0, 3)),
+        st.builds(asyncsim.first_of, counts),
+        st.builds(asyncsim.barrier, st.none() | counts),
+        st.builds(asyncsim.cancel_stale, limits, counts),
+        st.just(asyncsim.rounds()),
+    ]
+    name = draw(st.sampled_from(["adag", "aeasgd", "agn", "damping", "dc_asgd", "fedbuff", "mem_sgd"]))
+    window = 1 if name == "dc_asgd" else cluster.window
+    return (
+        name,
+        dataclasses.replace(cluster, window=window, policy=draw(st.one_of(policies))),
+        draw(st.integers(0, 999)),
+    )
+
+
+@pytest.mark.full
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(run=runs())
+def test_methods_are_their_formulas_on_random_clusters(run):
+    name, cluster, seed = run
+    rule, _, _, options = RULES[name]
+    trace = simulate(cluster, 60, seed)
+    method = free(METHODS[name])(learning_rate=RATE, **options)
+    found = replay(trace, method, quadratic(), seed, precision="float64", progress=False).params
+    expected = formulas.run(rule, trace)
+    np.testing.assert_allclose(found, expected[-1], rtol=0, atol=1e-10 * np.max(np.abs(expected)))
 
 
 @pytest.mark.parametrize(
@@ -433,12 +484,12 @@ def test_messages_that_are_all_of_an_update_make_downpour():
     ]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))
     assert methods.mem_sgd().timing.message_size == 0.02 and methods.mem_sgd(fraction=0.7).timing.message_size == 1
-    for given, message in [
+    for options, message in [
         ({"fraction": 1.5}, r"fraction = 1\.5: must be at most one"),
         ({"memory": 1}, "memory = 1: must"),
     ]:
         with pytest.raises(InputError, match=message):
-            methods.mem_sgd(**given)
+            methods.mem_sgd(**options)
 
 
 # The factories

@@ -13,7 +13,6 @@ from cases import (
     make_method,
     make_problem,
     make_trace,
-    stateful_problem,
 )
 from event_loop import forced_deviation
 
@@ -128,13 +127,6 @@ def test_gradients_with_convolutions_of_xla_are_alone(order):
     problem = problems.custom(lambda key: {"w": jnp.ones((2, 1, 3, 3))}, loss, train=train, batch_size=2, name="own")
     dispatched(make_trace(commits=EVERY), make_method("downpour"), problem).advance(EVERY)
     assert max(order) == 1
-
-
-@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.full), 2], indirect=True)
-def test_a_problem_with_state():
-    trace = make_trace(window=3, commits=STEPS)
-    found = forced_deviation(dispatched(trace, make_method("gem"), stateful_problem()), EVERY)
-    assert max(found.values()) < FORCED, found
 
 
 def test_what_is_read_is_the_central_variable_and_no_copy():

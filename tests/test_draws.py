@@ -18,7 +18,6 @@ from asyncsim import (
     replay,
     replay_ensemble,
     simulate,
-    study,
 )
 from asyncsim.methods import METHODS, Method, gradient_steps
 from asyncsim.methods.compression import quantized
@@ -89,17 +88,6 @@ def test_members_of_an_ensemble_draw_as_single_runs(replies):
 
 
 @pytest.mark.full
-def test_a_second_run_draws_the_same(tmp_path):
-    trace = make_trace(commits=60)
-    for name in ("first", "second"):
-        replay(trace, noisy(), make_problem("quadratic"), progress=False).save(tmp_path / name)
-    first, second = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")
-    )
-    assert first == second
-
-
-@pytest.mark.full
 def test_each_local_step_draws_its_own():
     def update(gradients, state, params=None, *, visit, **_):
         return jax.tree.map(lambda leaf: jax.random.normal(visit.key, leaf.shape, leaf.dtype), gradients), state
@@ -155,11 +143,3 @@ def test_a_quantized_zero_is_zero_and_what_is_no_level_is_refused():
             methods.qsgd(**{name: 0})
     assert methods.qsgd(bucket=None).timing.message_size == 4 / 32
     assert methods.qsgd(levels=1, bucket=64).timing.message_size == 2.5 / 32
-
-
-@pytest.mark.full
-def test_a_study_draws_other_numbers_for_each_seed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    staleness = study.load("staleness")
-    results = staleness.run(staleness.Config(methods=(noisy(),), workers=3, seeds=2, steps=5, out=tmp_path / "out"))
-    assert len(results.summary) == 2 and results.summary["train_loss"].nunique() == 2

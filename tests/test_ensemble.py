@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import OWN, make_problem, make_trace, mean_of_four, stateful_problem
-from event_loop import RECORDED, deviation
+from cases import OWN, make_problem, make_trace, stateful_problem
+from event_loop import deviation
 
 from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
 from asyncsim.methods import Method
@@ -106,14 +106,6 @@ def test_members_that_diverge_end_and_the_others_go_on():
 
 
 @pytest.mark.full
-def test_in_single_precision():
-    runs = replay_ensemble(make_trace(commits=100), methods.gem, make_problem("quadratic"), seeds=range(4))
-    assert {run.params.dtype for run in runs} == {np.dtype("float32")}
-    assert {run.commits["loss"].dtype for run in runs} == {np.dtype("float32")}
-    assert len({run.commits["loss"].iloc[-1] for run in runs}) == 4
-
-
-@pytest.mark.full
 def test_a_step_that_rounding_swallows_is_recorded_alike():
     options = {"learning_rate": [1e-10, 2e-10], "progress": False}
     members, singles = (
@@ -162,12 +154,6 @@ def test_choices_are_not_batched():
 def test_a_method_is_no_factory():
     with pytest.raises(InputError, match="factory: is a Method, must be a function; give the function that makes it"):
         replay_ensemble(make_trace("exchange", commits=60), methods.gem(), make_problem("quadratic"))
-
-
-def test_recorded_columns_are_those_of_a_replay():
-    given = make_trace(commits=60), mean_of_four, make_problem("quadratic")
-    (run,) = replay_ensemble(*given, record=[recorders.energy()], batched=False)
-    assert set(RECORDED) <= set(run.commits.columns)
 
 
 @pytest.mark.full

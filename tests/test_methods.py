@@ -83,10 +83,11 @@ def shapes(tree):
 
 
 def matrix():
-    """One problem in either precision, and a network and a tree besides, whose shapes do not depend on that."""
+    """A vector in single and a tree in double precision; of the methods of the paper a network besides."""
     for name in CASES:
         yield pytest.param(name, "quadratic", jnp.float32, id=f"{name}-quadratic-float32")
-        yield pytest.param(name, "digits", jnp.float32, marks=pytest.mark.full, id=f"{name}-digits-float32")
+        if name.partition(",")[0] in ("gem", "downpour"):
+            yield pytest.param(name, "digits", jnp.float32, marks=pytest.mark.full, id=f"{name}-digits-float32")
         yield pytest.param(name, "tree", jnp.float64, marks=pytest.mark.full, id=f"{name}-tree-float64")
 
 

@@ -1,7 +1,5 @@
 """Replays under timing policies: the loop over events, a loop over the policy itself, and what runs and studies say."""
 
-import json
-
 import jax
 import numpy as np
 import pandas as pd
@@ -79,19 +77,6 @@ def test_replay_is_the_policy_itself(policy):
     assert len(run.commits) == COMMITS
 
 
-def test_a_buffer_is_the_sum_of_its_messages_for_methods_that_add():
-    """DOWNPOUR adds each message at once, but nobody reads it before the version that it goes into."""
-    trace = make_trace(commits=400, policy=buffered(5))
-    run = replay(trace, methods.downpour(0.05), problems.quadratic(np.linspace(0.1, 1, 16)), precision="float64")
-    versions, pending = [np.ones(16)], np.zeros(16)
-    for row in trace.frame.itertuples():
-        pending = pending - 0.05 * np.linspace(0.1, 1, 16) * versions[row.read_version]
-        if row.outcome == "applied":
-            versions.append(versions[-1] + pending)
-            pending = np.zeros(16)
-    np.testing.assert_allclose(run.params, versions[-1] + pending, rtol=1e-10)
-
-
 def test_reads_of_a_shared_version_come_from_the_message_that_made_it():
     trace = make_trace(commits=400, policy=first_of(3)).accepted
     waves, frame = find_waves(trace), trace.frame
@@ -124,18 +109,6 @@ def test_lost_computations_use_up_their_examples():
     jobs = np.concatenate([np.asarray(p.job)[i, :s] for _, p in plan.chunks(0, 200) for i, s in enumerate(p.size)])
     assert jobs.tolist() == taken.frame["job"].tolist()
     assert (jobs > taken.worker_step).any()
-
-
-@pytest.mark.full
-def test_an_ensemble_replays_what_was_taken_up():
-    trace = make_trace(commits=100, policy=discard_stale(2))
-    options = {"precision": "float64", "progress": False}
-    (together,) = replay_ensemble(
-        trace, methods.downpour, make_problem("quadratic"), seeds=[1], batched=True, **options
-    )
-    alone = replay(trace, methods.downpour(), make_problem("quadratic"), seed=1, **options)
-    assert together.config == alone.config
-    np.testing.assert_allclose(together.commits["loss"], alone.commits["loss"], rtol=1e-10)
 
 
 # What a method may need
@@ -180,17 +153,6 @@ def test_a_study_takes_a_policy(tmp_path, capsys):
     assert StudyConfig(policy=rounds()).make_cluster().policy == rounds()
     assert study.main(["staleness", *STUDY, "--policy", "discard(2)", "--out", str(tmp_path / "no")]) == 2
     assert "choose from asynchronous()" in capsys.readouterr().err
-
-
-@pytest.mark.full
-def test_a_study_runs_under_a_policy(tmp_path, capsys):
-    where = tmp_path / "results"
-    assert study.main(["staleness", *STUDY, "--policy", "discard_stale(2)", "--out", str(where)]) == 0
-    summary = pd.read_csv(where / "summary.csv")
-    assert summary["trace.commits"][0] + summary["trace.warm_up"][0] == 40
-    assert 0 < summary["trace.discarded_share"][0] < 1
-    assert json.loads((where / "config.json").read_text())["policy"] == "discard_stale(2)"
-    assert "discard_stale(limit=2, count=1)" in capsys.readouterr().out
 
 
 def test_evaluations_are_of_complete_versions():

@@ -44,7 +44,8 @@ def combinations():
     default = {
         ("quadratic", "gem", "read_then_write, two visits"),
     }
-    for case in itertools.product(("quadratic", "digits"), ("gem", "downpour"), PROTOCOLS):
+    of_tensors = [("digits", method, "exchange") for method in ("gem", "downpour")]
+    for case in [*itertools.product(("quadratic",), ("gem", "downpour"), PROTOCOLS), *of_tensors]:
         yield pytest.param(*case, marks=[] if case in default else pytest.mark.full)
 
 

@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from cases import FORCED, OWN, make_method, make_problem, make_trace, mean_of_four, nested_problem, stateful_problem
+from cases import FORCED, make_method, make_problem, make_trace, nested_problem, stateful_problem
 from event_loop import RECORDED, EventLoop, deviation
 
 import asyncsim.replays.plan
 from asyncsim import (
-    Cluster,
-    Gamma,
     InputError,
     Trace,
     methods,
@@ -21,7 +19,6 @@ from asyncsim import (
     problems,
     recorders,
     replay_ensemble,
-    simulate,
 )
 from asyncsim.methods import Method, Timing, gradient_steps
 from asyncsim.methods.method import send_update
@@ -114,13 +111,6 @@ def test_compiled_once_for_all_seeds():
 
 
 # Methods that use the rest of the interface, as a user writes them
-
-
-@pytest.mark.full
-def test_own_methods_run_in_single_precision(lenient):
-    for make in (mean_of_four, OWN["local adam"][0]):
-        run = replay(make_trace(commits=100), make(), make_problem("quadratic"), progress=False)
-        assert run.status == "finished" and run.params.dtype == np.float32
 
 
 # Own problems
@@ -302,18 +292,6 @@ def test_the_users_own_initial_arrays_stay_whole():
 def test_a_server_that_starts_from_the_central_variable():
     method = Method("average", {}, gradient_steps(0.05), init_server=lambda central: central)
     assert replay(make_trace(commits=100), method, make_problem("quadratic")).status == "finished"
-
-
-@pytest.mark.full
-def test_what_is_recorded_changes_no_result():
-    trace = simulate(Cluster(3, Gamma(1.0, cv=0.5)), 300)
-    often, seldom = (
-        replay(
-            trace, make_method("gem"), make_problem("digits"), record=[recorders.diagnostics(d)], evaluate_every=e
-        ).commits["loss"]
-        for d, e in ((1, 1), (7, 100))
-    )
-    assert np.array_equal(often, seldom)
 
 
 def test_an_evaluation_that_is_not_finite_ends_the_run():

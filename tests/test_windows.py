@@ -1,20 +1,16 @@
 """Windows that differ by worker: their times, their gradients, and those in proportion to the speed."""
 
 import dataclasses
-import functools
 import itertools
 
-import formulas
 import jax
 import numpy as np
 import pytest
 from cases import make_dynamic, make_problem
-from test_catalogue import path_deviation
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, methods, problems, proportional_windows, replay, simulate
 from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.study.cell import meet, same_gradients
-from asyncsim.study.config import StudyConfig
 
 SECONDS = (0.58, 0.75, 1.51, 3.33)  # per step, of the workers of the authors' toy
 
@@ -74,30 +70,6 @@ def test_the_event_engine_is_the_usual_model():
         assert name == "others" or trace.frame[name].tolist() == list(column), name
 
 
-#: Methods of the scale of language models, and others whose rule knows the window.
-RULES = {
-    "async_local_sgd": (methods.async_local_sgd, formulas.outer_nesterov(0.07, 0.9, lambda visit: 1)),
-    "delayed_nesterov": (methods.delayed_nesterov, formulas.delayed_nesterov(0.7, 0.9, None, 0.0, lambda visit: 1)),
-    "agn": (methods.agn, formulas.agn),
-    "fedasync": (
-        functools.partial(methods.fedasync, rho=0.5),
-        formulas.fedasync(0.8, lambda v: (1 + v.tau) ** -0.5, 0.5),
-    ),
-    "aeasgd": (methods.aeasgd, formulas.aeasgd_moved(lambda n: 0.9 / n)),
-}
-
-
-def rules():
-    for name in RULES:
-        yield pytest.param(name, 7, marks=[] if name == "delayed_nesterov" else pytest.mark.full)
-
-
-@pytest.mark.parametrize(("name", "workers"), list(rules()))
-def test_methods_are_their_papers_formulas_with_windows_of_their_own(name, workers):
-    make, rule = RULES[name]
-    assert path_deviation(make(learning_rate=formulas.RATE), rule, make_dynamic(workers, 6, 500)) < 1e-10
-
-
 def test_each_worker_goes_through_its_own_examples_without_a_gap():
     indices = make_problem("digits").batch_indices(0, 4)
     one = indices.rows([2] * 6, range(6), 1)
@@ -128,13 +100,6 @@ def test_a_needed_window_and_the_same_gradients():
             methods.downpour()._replace(timing=methods.Timing(window=4)),
             problems.quadratic([1.0]),
         )
-
-
-def test_the_command_lines_option():
-    options = {"workers": 2, "compute": "[gamma(1, 0.2), gamma(4, 0.2)]", "window": 8}
-    assert StudyConfig(**options, dynamic_window=True).make_cluster(1.0).window == (8, 2)
-    assert StudyConfig(**options).make_cluster(1.0).window == 8
-    assert StudyConfig(workers=3, window=8, dynamic_window=True).make_cluster(1.0).window == 8
 
 
 def test_the_window_of_one_worker_changes_no_numbers_of_another():
