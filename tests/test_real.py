@@ -36,6 +36,7 @@ PROTOCOLS = {
 }
 #: Float64, a hundred commits: a dot product summed in another order, and what follows.
 CLOSE = 1e-12
+OPTIMIZED = True  # as the recorded processes are, which are held against replays here
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (asyncsim[ray])")
 
 

@@ -150,16 +150,16 @@ def delayed_nesterov(
 
     return Method(
         name="delayed_nesterov",
-        hyperparameters={
+        hyperparameters=dict(
             **named,
-            "server_rate": server_rate,
-            "server_momentum": beta,
-            "period": period,
-            "spread": spread,
-            "law": law,
-            "strength": strength,
-            "threshold": threshold,
-        },
+            server_rate=server_rate,
+            server_momentum=beta,
+            period=period,
+            spread=spread,
+            law=law,
+            strength=strength,
+            threshold=threshold,
+        ),
         optimizer=local,
         message=message,
         apply=apply,

@@ -73,12 +73,7 @@ def dc_asgd(
 
     return Method(
         name="dc_asgd",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "compensation": compensation,
-            "adaptive": adaptive,
-            "decay": decay,
-        },
+        hyperparameters=dict(learning_rate=learning_rate, compensation=compensation, adaptive=adaptive, decay=decay),
         optimizer=gradient_steps(never_zero(learning_rate)),
         message=message,
         apply=apply,

@@ -61,14 +61,7 @@ def fedasync(
 
     return Method(
         name="fedasync",
-        hyperparameters={
-            **named,
-            "mixing": mixing,
-            "law": law,
-            "strength": strength,
-            "threshold": threshold,
-            "rho": rho,
-        },
+        hyperparameters=dict(**named, mixing=mixing, law=law, strength=strength, threshold=threshold, rho=rho),
         optimizer=local if isinstance(rho, float | int) and rho == 0 else optax.chain(spring(rho), local),
         message=message,
         apply=apply,

@@ -64,14 +64,14 @@ def fedbuff(
 
     return Method(
         name="fedbuff",
-        hyperparameters={
+        hyperparameters=dict(
             **named,
             **served,
-            "law": law,
-            "strength": strength,
-            "threshold": threshold,
-            "policy": None if needed is None else str(needed),
-        },
+            law=law,
+            strength=strength,
+            threshold=threshold,
+            policy=None if needed is None else str(needed),
+        ),
         optimizer=local,
         message=message,
         apply=apply,

@@ -82,13 +82,7 @@ def gem(
 
     return Method(
         name="gem",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "momentum": mu,
-            "kappa": kappa,
-            "pi_max": pi_max,
-            "variant": variant,
-        },
+        hyperparameters=dict(learning_rate=learning_rate, momentum=mu, kappa=kappa, pi_max=pi_max, variant=variant),
         optimizer=gradient_steps(learning_rate),
         message=message,
         init_worker=lambda central: GemWorker(jnp.zeros_like(central), central),

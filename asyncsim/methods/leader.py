@@ -132,14 +132,9 @@ def lsgd(
 
     return Method(
         name="lsgd",
-        hyperparameters={
-            **named,
-            "pull": pull,
-            "groups": groups,
-            "global_pull": global_pull,
-            "global_every": global_every,
-            "step_pull": step_pull,
-        },
+        hyperparameters=dict(
+            **named, pull=pull, groups=groups, global_pull=global_pull, global_every=global_every, step_pull=step_pull
+        ),
         optimizer=local,
         message=message,
         apply=apply,

@@ -54,11 +54,9 @@ def softsync(
 
     return Method(
         name="softsync",
-        hyperparameters={
-            "learning_rate": learning_rate,
-            "modulated": modulated,
-            "policy": None if needed is None else str(needed),
-        },
+        hyperparameters=dict(
+            learning_rate=learning_rate, modulated=modulated, policy=None if needed is None else str(needed)
+        ),
         optimizer=gradient_steps(learning_rate),
         message=message,
         apply=add_mean,

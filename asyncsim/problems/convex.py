@@ -70,16 +70,16 @@ def least_squares(
     def excess(x: jax.Array, data: Any, value: jax.Array) -> jax.Array:
         return 0.5 * jnp.mean((data["features"] @ (x - jnp.asarray(minimiser, x.dtype))) ** 2)
 
-    config = {
-        "workers": workers,
-        "batch_size": batch_size,
-        "heterogeneity": heterogeneity,
-        "dimension": dimension,
-        "examples": examples,
-        "condition": condition,
-        "label_noise": label_noise,
-        "data_seed": data_seed,
-    }
+    config = dict(
+        workers=workers,
+        batch_size=batch_size,
+        heterogeneity=heterogeneity,
+        dimension=dimension,
+        examples=examples,
+        condition=condition,
+        label_noise=label_noise,
+        data_seed=data_seed,
+    )
     return convex("least_squares", objective, excess, {"features": shards.features, "target": target}, config)
 
 
@@ -201,16 +201,16 @@ def logistic(
     def excess(x: jax.Array, data: Any, value: jax.Array) -> jax.Array:
         return value - minimum
 
-    config = {
-        "workers": workers,
-        "batch_size": batch_size,
-        "heterogeneity": heterogeneity,
-        "dimension": dimension,
-        "examples": examples,
-        "condition": condition,
-        "regularisation": regularisation,
-        "data_seed": data_seed,
-    }
+    config = dict(
+        workers=workers,
+        batch_size=batch_size,
+        heterogeneity=heterogeneity,
+        dimension=dimension,
+        examples=examples,
+        condition=condition,
+        regularisation=regularisation,
+        data_seed=data_seed,
+    )
     return convex("logistic", objective, excess, {"features": shards.features, "label": label}, config)
 
 
