@@ -35,13 +35,7 @@ from asyncsim.wording import counted, over_seeds
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Raises
-    ------
-    InputError
-        There are no results, or a file cannot be written.
-    """
+    """Draw the figure of a folder of results, into the folder."""
     folder = Path(folder)
     finished = read(folder, "compare")
     with look.style():

@@ -28,13 +28,7 @@ _COLUMNS = ("workers", "policy", *Phases._fields, "in_vain", "throughput")
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw both figures of a folder of results, into the folder.
-
-    Raises
-    ------
-    InputError
-        There are no results, or a file cannot be written.
-    """
+    """Draw both figures of a folder of results, into the folder."""
     folder = Path(folder)
     finished = read(folder, "policies")
     with look.style():

@@ -63,20 +63,11 @@ class SharedTraces(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the study wrote.
-
-    Attributes
-    ----------
-    config : dict
-    timings : list of SharedTraces
-        First the one with the most workers; of several, the one that the most methods share.
-    runs : dict of list of Run
-        By method, one per seed.
-    """
+    """What the study wrote."""
 
     config: dict[str, Any]
-    timings: list[SharedTraces]
-    runs: dict[str, list[Run]]
+    timings: list[SharedTraces]  #: first the one with the most workers; of several, the one that the most methods share
+    runs: dict[str, list[Run]]  #: by method, one per seed
 
     @property
     def workers(self) -> int:
@@ -108,11 +99,6 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw all figures of a folder of results, into the folder.
 
     Returns A PNG and a PDF of each figure.
-
-    Raises
-    ------
-    InputError
-        There are no results, or they are incomplete, or a file cannot be written.
     """
     folder = Path(folder)
     results = read(folder)

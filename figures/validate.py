@@ -35,11 +35,6 @@ def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw the figure of a folder of results, into the folder.
 
     Returns A PNG and a PDF.
-
-    Raises
-    ------
-    InputError
-        There are no results, or they are incomplete, or a file cannot be written.
     """
     folder = Path(folder)
     summary, tables = _read(folder)

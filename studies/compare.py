@@ -77,13 +77,7 @@ class Config(StudyConfig):
 
 
 def run(config: Config) -> Result:
-    """Run the comparison; see `asyncsim.study.sweep.run_cells`.
-
-    Raises
-    ------
-    InputError
-        A measure, or a target's, that the problem does not have.
-    """
+    """Run the comparison; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     if config.tune and config.learning_rate is not None:
         note("learning_rate changes nothing beside tune")

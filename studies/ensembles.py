@@ -52,13 +52,7 @@ class Config(StudyConfig):
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.jobs.run_jobs`.
-
-    Raises
-    ------
-    InputError
-        A problem that says of no examples what it predicts, or has no test data.
-    """
+    """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
     config.say_ignored(_IGNORED, "here")
     with config.computing_device():

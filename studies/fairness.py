@@ -79,13 +79,7 @@ class Config(RealConfig):
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.jobs.run_jobs`.
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, Ray is missing, or processes cannot start or die.
-    """
+    """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
     from asyncsim.real.supervisor import require_ray, require_timing
 

@@ -123,13 +123,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`.
-
-    Raises
-    ------
-    InputError
-        A number of workers or a method without a published curve, if the problem has some.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     with config.computing_device():
         points = list(itertools.product(config.service, config.cv, config.learning_rate))

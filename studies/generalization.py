@@ -49,13 +49,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`.
-
-    Raises
-    ------
-    InputError
-        A problem without test data.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     if config.steps:
         config.say_ignored(["epochs"], "beside --steps")

@@ -32,13 +32,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`.
-
-    Raises
-    ------
-    InputError
-        No method has a kappa.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     with config.computing_device():
         cells = sweep(config, [{"workers": n} for n in config.workers])

@@ -114,13 +114,7 @@ class Estimate(NamedTuple):
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.jobs.run_jobs`.
-
-    Raises
-    ------
-    InputError
-        A method whose workers do not compute at every version of the central variable.
-    """
+    """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
     config.say_ignored(_IGNORED, "here")
     with config.computing_device():

@@ -94,13 +94,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`.
-
-    Raises
-    ------
-    InputError
-        A method that has a timing of its own, or a target of what the problem does not have.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     from asyncsim.study.cell import meet
 
     config.check()

@@ -86,13 +86,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`.
-
-    Raises
-    ------
-    InputError
-        A problem whose minibatches have a size of their own; only methods of one worker, but several workers.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     if config.steps and config.seconds != SCALES[config.scale].seconds:
         note("--seconds changes nothing beside --steps")
@@ -125,13 +119,7 @@ def run(config: Config) -> Result:
 
 
 def _that_divide(cells: "list[Cell]") -> "list[Cell]":
-    """Return the cells without the methods that leave most of a batch to nobody: those of one worker, beyond that one.
-
-    Raises
-    ------
-    InputError
-        There are no others.
-    """
+    """Return the cells, those of several workers without the methods that have only one: most of a batch would be lost."""
     alone = [method.name for method in cells[0].methods if method.timing.workers == 1]
     several = [cell for cell in cells if cell.cluster.workers > 1]
     if not alone or not several:

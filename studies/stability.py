@@ -157,25 +157,13 @@ def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, An
 
 
 class Search(NamedTuple):
-    """What one bisection is to find: the largest stable number of workers, or learning rate, of a method.
+    """What one bisection is to find: the largest stable number of workers, or learning rate, of a method."""
 
-    Attributes
-    ----------
-    method, question : str
-        ``question`` is what the values are of, ``workers`` or ``learning_rate``.
-    at : float
-        The other of the two.
-    values : tuple
-        Those that may be tried, ascending.
-    cells : tuple of Cell
-        One for each value, with only this method.
-    """
-
-    method: str
+    method: str  #: Both: ``question`` is what the values are of, ``workers`` or ``learning_rate``
     question: str
-    at: float
-    values: tuple[Any, ...]
-    cells: "tuple[Cell, ...]"
+    at: float  #: the other of the two
+    values: tuple[Any, ...]  #: those that may be tried, ascending
+    cells: "tuple[Cell, ...]"  #: one for each value, with only this method
 
 
 def searches(

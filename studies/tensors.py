@@ -70,13 +70,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`.
-
-    Raises
-    ------
-    InputError
-        A method that has no pi.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     grid: list[dict[str, Any]] = [{"workers": n} for n in config.workers]
     if config.effective_batch is not None:
@@ -102,11 +96,6 @@ def medians(run: "Run") -> "pd.DataFrame":
     """Return the median of pi of each tensor at each diagnosed commit of a run.
 
     ``commit`` counts server updates; tensors are in the network's order.
-
-    Raises
-    ------
-    InputError
-        No pi was recorded.
     """
     found = run.diagnostics[(run.diagnostics["quantity"] == "pi") & (run.diagnostics["quantile"] == 0.5)]
     # Beside each tensor's there is the median of all parameters, which has no name; a vector has no other.

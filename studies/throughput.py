@@ -51,13 +51,7 @@ class Config:
 
 
 def run(config: Config) -> "pd.DataFrame":
-    """Run the study; return its summary, a row per case and contender (see `asyncsim.benchmark.turns.COLUMNS`).
-
-    Raises
-    ------
-    InputError
-        An option that cannot be used, a folder that cannot be written, or a replay that diverges.
-    """
+    """Run the study; return its summary, a row per case and contender (see `asyncsim.benchmark.turns.COLUMNS`)."""
     tasks, workers, methods = _check(config)
     with results.new_folder(config.out, "throughput") as folder:
         import pandas as pd

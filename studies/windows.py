@@ -102,13 +102,7 @@ SCALES = {
 
 
 def run(config: Config) -> Result:
-    """Run the study; see `asyncsim.study.sweep.run_cells`.
-
-    Raises
-    ------
-    InputError
-        A problem that has no accuracy.
-    """
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
     from asyncsim.problems.problem import measures
 
     config.check()

@@ -138,6 +138,17 @@ staleness --cpus-per-run 0 | cpus_per_run = 0: must be at least 1
 staleness --executor ray --accelerators-per-run 1.5 | accelerators_per_run = 1.5: above one it must be a whole
 staleness --executor ray --device gpu | device = 'gpu': runs that Ray spreads have only the accelerators they
 staleness --executor ray --device cpu --accelerators-per-run 1 | accelerators_per_run = 1: would lie idle
+throughput --tasks=mnist | tasks = 'mnist': unknown;
+throughput --tasks | tasks: none given; choose from trace, quadratic, digits, cnn, mlp
+throughput --tasks=trace,trace | tasks = trace, trace: one comes twice; give each once
+throughput --methods=sgd | methods = 'sgd': unknown;
+throughput --methods | methods: none given; choose from downpour, gem, all
+throughput --workers 0 | workers = 0: must be at least 1
+throughput --workers | workers: none given; give at least one number
+throughput --workers 3 3 | workers = 3, 3: one comes twice; give each once
+throughput --repeats=0 | repeats = 0: must be at least 1
+throughput --seconds=0 | seconds = 0.0: must be above zero (s)
+throughput --tasks=mlp --workers=1000 | workers = 1000: mlp is measured with at most 100; give fewer
 """
 
 

@@ -207,28 +207,6 @@ def test_interrupted_study_keeps_finished_cases(told, monkeypatch):
     assert set(pd.read_csv("mine/summary.csv")["workers"]) == {2}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tasks=mnist"], "tasks = 'mnist': unknown; "),
-        (["--tasks"], "tasks: none given; choose from trace, quadratic, digits, cnn, mlp"),
-        (["--tasks=trace,trace"], "tasks = trace, trace: one comes twice; give each once"),
-        (["--methods=sgd"], "methods = 'sgd': unknown; "),
-        (["--methods"], "methods: none given; choose from downpour, gem, all"),
-        (["--workers", "0"], "workers = 0: must be at least 1"),
-        (["--workers"], "workers: none given; give at least one number"),
-        (["--workers", "3", "3"], "workers = 3, 3: one comes twice; give each once"),
-        (["--repeats=0"], "repeats = 0: must be at least 1"),
-        (["--seconds=0"], "seconds = 0.0: must be above zero (s)"),
-        (["--tasks=mlp", "--workers=1000"], "workers = 1000: mlp is measured with at most 100; give fewer"),
-    ],
-)
-def test_bad_input_is_told_and_nothing_is_left(told, tmp_path, arguments, message):
-    code, out, err = told(*arguments)
-    assert (code, out, len(err)) == (2, [], 1)
-    assert err[0].startswith(f"error: {message}") and list(tmp_path.iterdir()) == []
-
-
 def test_what_is_left_out_is_noted(capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     throughput._check(throughput.Config(tasks=("mlp",), workers=(10, 1000)))

@@ -61,13 +61,7 @@ def efficiency(results: Finished) -> Figure:
 
 
 def times(results: Finished) -> Figure:
-    """Draw how long the training took against the workers, a curve for each window, with published times.
-
-    Raises
-    ------
-    InputError
-        The results are of another task or cluster than those that the published times are of, or of another length.
-    """
+    """Draw how long the training took against the workers, a curve for each window, with published times."""
     table = results.table("grid.csv")
     if not _of_the_thesis(results):
         raise InputError(

@@ -53,13 +53,7 @@ def is_paper(results: Finished) -> bool:
 
 
 def chosen(results: Finished, **values: Any) -> Finished:
-    """Return the results with only the rows that have these values.
-
-    Raises
-    ------
-    InputError
-        There are none.
-    """
+    """Return the results with only the rows that have these values."""
     missing = [name for name in values if name not in results.summary]
     rows = results.summary.head(0) if missing else results.rows(**values)
     if rows.empty:
@@ -75,13 +69,7 @@ def methods_of(results: Finished) -> list[str]:
 
 
 def with_all_workers(results: Finished) -> Finished:
-    """Return the results of the methods that have the workers of their cell, as SGD has not.
-
-    Raises
-    ------
-    InputError
-        There are none.
-    """
+    """Return the results of the methods that have the workers of their cell, as SGD has not."""
     rows = results.summary[results.summary["own_workers"] == results.summary["workers"]]
     if rows.empty:
         raise InputError(f"folder = {str(results.folder)!r}: no finished run has the workers of its cell")
@@ -113,13 +101,7 @@ def one_cluster(results: Finished) -> Finished:
 
 
 def values_of(results: Finished, column: str) -> list[Any]:
-    """Return the values of a column, ascending.
-
-    Raises
-    ------
-    InputError
-        There is no such column.
-    """
+    """Return the values of a column, ascending."""
     if column not in results.summary:
         raise InputError(f"folder = {str(results.folder)!r}: its summary.csv has no column {column}")
     return sorted(results.summary[column].unique())
@@ -137,13 +119,7 @@ def loss(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
 
 
 def median_pi(runs: Sequence[Run], workers: int, width: int | None = None) -> Curve:
-    """Return the median of GEM's factor over all weights, as means over ``width`` worker steps.
-
-    Raises
-    ------
-    InputError
-        It was not recorded.
-    """
+    """Return the median of GEM's factor over all weights, as means over ``width`` worker steps."""
     curve = diagnostic_curve(runs, "pi", workers, width or bin_steps(runs, workers))
     if not np.isfinite(curve.mean).any():
         raise InputError("no medians of pi were recorded; run the study with --diagnose-every 5")

@@ -31,36 +31,18 @@ SECONDS = 2000.0
 
 
 class Deviation(NamedTuple):
-    """How far a curve or a value of ours is from the published one.
-
-    Attributes
-    ----------
-    figure, series : str
-    setting : str
-        What sets this curve apart from others of its series: the learning rate.
-    measure : str
-        What the deviation is: ``"log10 RMS"`` over 20-step bins, or a difference at the end.
-    ours, published : float
-        The values at the end; nan for curves.
-    deviation : float
-    relative : float
-        Of the published value; nan for curves.
-    bar : float
-        The most that the deviation may be; nan if there is no such bar.
-    diverged : str
-        How many of our seeds did: ``"0 of 3"``.
-    """
+    """How far a curve or a value of ours is from the published one."""
 
     figure: str
     series: str
-    setting: str
-    measure: str
-    ours: float
+    setting: str  #: what sets this curve apart from others of its series: the learning rate
+    measure: str  #: what the deviation is: ``"log10 RMS"`` over 20-step bins, or a difference at the end
+    ours: float  #: the values at the end, ours and the published one; nan for curves
     published: float
     deviation: float
-    relative: float
-    bar: float
-    diverged: str
+    relative: float  #: of the published value; nan for curves
+    bar: float  #: the most that the deviation may be; nan if there is no such bar
+    diverged: str  #: how many of our seeds did: ``"0 of 3"``
 
 
 def series(figure: str, name: str) -> pd.DataFrame:
