@@ -119,7 +119,7 @@ def run(config: Config) -> Result:
 
 
 def _that_divide(cells: "list[Cell]") -> "list[Cell]":
-    """Return the cells, those of several workers without the methods that have only one: most of a batch would be lost."""
+    """Return the cells; of several workers without the methods of one, which would leave most of a batch uncomputed."""
     alone = [method.name for method in cells[0].methods if method.timing.workers == 1]
     several = [cell for cell in cells if cell.cluster.workers > 1]
     if not alone or not several:
