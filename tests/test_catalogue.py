@@ -15,9 +15,8 @@ from event_loop import deviation
 from formulas import CURVATURE, MU, RATE, START
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_simulation import clusters
+from test_simulation import clusters, policies
 
-import asyncsim
 from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
 from asyncsim.methods import METHODS, gradient_steps
 from asyncsim.replays.replay import Replay, replay
@@ -231,21 +230,11 @@ def test_methods_are_their_papers_formulas(name, workers):
 def runs(draw):
     """A method, and a cluster under any policy that the protocol can have."""
     cluster = draw(clusters(sizes=(2, 6)).filter(lambda cluster: cluster.protocol != "read_then_write"))
-    counts, limits = st.integers(1, cluster.workers), st.integers(1, 4)
-    policies = [
-        st.builds(asyncsim.buffered, st.integers(1, 2 * cluster.workers)),
-        st.builds(asyncsim.discard_stale, limits, counts),
-        st.builds(asyncsim.bounded_staleness, st.integers(0, 3)),
-        st.builds(asyncsim.first_of, counts),
-        st.builds(asyncsim.barrier, st.none() | counts),
-        st.builds(asyncsim.cancel_stale, limits, counts),
-        st.just(asyncsim.rounds()),
-    ]
     name = draw(st.sampled_from(["adag", "aeasgd", "agn", "damping", "dc_asgd", "fedbuff", "mem_sgd"]))
     window = 1 if name == "dc_asgd" else cluster.window
     return (
         name,
-        dataclasses.replace(cluster, window=window, policy=draw(st.one_of(policies))),
+        dataclasses.replace(cluster, window=window, policy=draw(policies(cluster))),
         draw(st.integers(0, 999)),
     )
 

@@ -28,7 +28,6 @@ from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
-from asyncsim.study import finished, sweep
 from asyncsim.study.executor import Done, Local
 from asyncsim.study.jobs import Runner, measurement
 from asyncsim.threads import cached, require_wanted
@@ -212,12 +211,6 @@ def test_what_several_threads_ask_for_is_made_once():
 @pytest.fixture
 def at_once(monkeypatch):
     monkeypatch.setattr(tuning, "replays_at_once", lambda problem, workers: 3)
-
-
-def test_study_of_several_runs_at_once_writes_the_same(told, at_once, undisturbed):
-    code, err = told(*STUDY, "--out=mine")
-    assert code == 0 and files("mine") == undisturbed
-    assert sorted(line.partition(" ")[0] for line in err) == [f"[{number}/4]" for number in range(1, 5)]
 
 
 def test_of_several_runs_at_once_that_fail_the_others_are_kept_and_resumed(told, at_once, replayed, undisturbed):
@@ -425,50 +418,6 @@ def test_a_damaged_part_is_computed_again_aloud(capsys, damaged):
         runner.run([job])
         assert runner.tables()["a.csv"]["x"].tolist() == [1]
     assert capsys.readouterr().err.count("a.json: damaged") == 1
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
-@pytest.mark.parametrize(
-    ("name", "module", "function", "table", "options"),
-    [
-        (
-            *("stability", study.load("stability"), "bisect", "limits.csv"),
-            "--workers 1 --most-workers 1 --methods downpour --problem quadratic --steps 9 --seeds 1",
-        ),
-        (
-            *("momentum", study.load("momentum"), "central_paths", "summary.csv"),
-            "--workers 2 --compute exponential(1) constant(1) --seeds 3 --steps 2",
-        ),
-    ],
-)
-def test_own_measurements_that_failed_or_were_interrupted_are_resumed(
-    told, monkeypatch, name, module, function, table, options, error
-):
-    monkeypatch.setattr(study.load("stability"), "_RATES", [1.0])
-    for drawing in (sweep, finished, study.load(name)):
-        monkeypatch.setattr(drawing, "draw", lambda study, folder: [], raising=False)
-    measure, calls = getattr(module, function), []
-
-    def stopping(*arguments, **keywords):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise error
-        return measure(*arguments, **keywords)
-
-    monkeypatch.setattr(module, function, stopping)
-    code, err = told(name, *options.split(), "--out=mine")
-    if isinstance(error, KeyboardInterrupt):
-        assert code == 130
-    else:
-        note = f"runs failed; {table} has their errors, and --resume mine tries them again"
-        assert code == 3 and any(note in line for line in err), err
-        failed = pd.read_csv(f"mine/{table}").dropna(subset="error")
-        assert failed["error"].tolist() == ["RuntimeError: no"] and failed["method"].tolist() == ["downpour"]
-    before = len(calls)
-    assert told(name, *options.split(), "--resume=mine")[0] == 0 and len(calls) == before + 1
-    assert told(name, *options.split(), "--out=whole")[0] == 0
-    assert files("mine") == files("whole")
 
 
 # Failures

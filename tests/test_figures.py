@@ -15,7 +15,6 @@ from asyncsim.drawing import command, look
 from asyncsim.drawing.curves import (
     curve_of,
     curve_over_seeds,
-    draw_curves,
     evaluation_curve,
     loss_axis,
     mark_below,
@@ -141,14 +140,6 @@ def test_losses_are_in_view_whatever_they_are(results, loss, recwarn):
     assert low < high and low <= max(loss, 1e-200) and high >= min(loss, 1.0) and not recwarn.list
 
 
-def test_a_curve_of_one_point_is_seen_and_a_cross_beyond_the_axis_is_not():
-    curve = curve_over_seeds([1.0, 2.0], [1.0, 2.0], pd.DataFrame({"one": [3.0, np.nan]}), [(9.0, 2.0, 3.0)])
-    for until, crosses in ((None, 1), (5.0, 0)):
-        _, (axes,) = look.new_figure(look.SINGLE, 2)
-        draw_curves(axes, {"gem": curve}, {"gem": "GEM"}, "time", until)
-        assert [line.get_marker() for line in axes.lines] == ["."] + ["x"] * crosses
-
-
 def test_a_curve_averages_seeds_and_stops_with_the_last_run():
     trace = hand_made_trace(None)
     runs = [hand_made_run(trace, "gem"), hand_made_run(trace, "gem", diverged_at=6)]
@@ -224,24 +215,6 @@ def test_a_timeline_of_workers_that_are_not_there(workers):
     _, (axes,) = look.new_figure(look.SINGLE, 2)
     with pytest.raises(InputError, match="workers"):
         plots.timeline(axes, simulate(Cluster(5, 1.0), 10), workers)
-
-
-def test_a_figure_gets_taller_with_its_title(tmp_path):
-    """Of one panel, of rows of panels with titles of their own, and of rows that are parts of a figure."""
-    laws = ["gamma(mean=1.25, cv=0.125)"] * 8 + ["lognormal(mean=3.25, cv=0.625)"] * 2
-    options = {"service": 0.125, "bandwidth": 344500, "message_bytes": 68900, "shared_bandwidth": True}
-    long = Cluster(10, laws, **options)
-    longer = dataclasses.replace(long, protocol="read_then_write")
-    for name, clusters in (("one", {"gem": long}), ("own", {"gem": long, "downpour": longer})):
-        traces = {method: [simulate(cluster, 30)] for method, cluster in clusters.items()}
-        found = figures.read(write_results(tmp_path / name, traces))
-        with look.style():
-            for figure in (figures.staleness(found), figures.queue(found)):
-                figure.draw_without_rendering()
-                for axes in figure.axes:
-                    label = axes.yaxis.label.get_window_extent().height
-                    assert axes.get_window_extent().height > label or not axes.get_ylabel().startswith("share")
-                    assert axes.get_window_extent().height > 1.1 * figure.dpi
 
 
 @pytest.mark.parametrize("missing", ["summary.csv", "config.json", "traces", "runs/gem-seed0/commits.parquet"])
@@ -406,16 +379,6 @@ def test_a_worker_that_is_never_served_waits_to_the_end():
     _, (axes,) = look.new_figure(look.SINGLE, 2)
     plots.timeline(axes, trace)
     assert (2, 1.0, 31.0) in drawn(axes, "waits") and (2, 0.0, 1.0) in drawn(axes, "computes")
-
-
-def test_a_worker_whose_read_is_never_served_waits_to_the_end():
-    options = {"service": 1.0, "discipline": "lowest_rank", "protocol": "write_then_read"}
-    trace = simulate(Cluster(3, [1.0, 1.0, 0.5], **options), 30)
-    assert (trace.frame["worker"] == 2).sum() == 1
-    _, (axes,) = look.new_figure(look.SINGLE, 2)
-    plots.timeline(axes, trace)
-    last = trace.frame["commit_time"].iloc[-1]
-    assert (2, 1.5, last) in drawn(axes, "waits") and (2, 0.5, 1.5) in drawn(axes, "served")
 
 
 def test_a_reply_that_travels_is_drawn_and_named():

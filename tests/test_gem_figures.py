@@ -10,12 +10,11 @@ from gem_results import write_all, write_study
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from asyncsim import InputError, Run, prescribed
+from asyncsim import InputError, Run
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve
 from asyncsim.study import load, load_file, shipped
 from asyncsim.study.finished import read
-from asyncsim.study.outcome import outcome
 
 gem = load_file("asyncsim.figures.gem", shipped("figures") / "gem" / "__init__.py")
 published = gem.published
@@ -126,39 +125,6 @@ def test_a_target_that_was_never_reached_is_told(tmp_path):
     for line in axes.lines:
         height = line.get_transform().transform(line.get_xydata())[:, 1]
         assert np.all((bottom < height) & (height < top)) and line.get_linestyle() == "None"
-
-
-def test_energies_of_the_last_tenth_of_the_commits_are_those_of_the_summary(tmp_path):
-    """Of a server that waits for several: the last tenth of the ratios that there are would go further back."""
-    folder = write_study(tmp_path, "energy", [({"workers": 2}, "gem", {"steps": 30})], seeds=1)
-    (path,) = folder.glob("runs/*/*/commits.parquet")
-    commits = pd.read_parquet(path)
-    commits.loc[commits["commit"] % 4 != 3, "central_energy"] = 0.0
-    rewrite(path, commits)
-    found = read(folder, "energy")
-    (run,) = found.runs()
-    ended = outcome(run, prescribed(1, 60, 2))["energy_ratio"]
-    # Of the last six of sixty commits only the 55th and the 59th moved it.
-    late = commits.loc[[55, 59]]
-    assert ended == pytest.approx((late["central_energy"] / late["proxy_energy"]).median())
-    (drawn,) = [line for line in gem.FIGURES["energy"].draw(found).axes[0].lines if line.get_label() == "GEM"]
-    assert list(drawn.get_ydata()) == [ended]
-
-
-def test_a_map_of_one_tensor_and_one_worker_is_drawn(tmp_path):
-    folder = write_study(tmp_path, "energy", [({"workers": 1}, "gem", {"every": 5})], seeds=1)
-    (path,) = folder.glob("runs/*/*/diagnostics.parquet")
-    table = pd.read_parquet(path)
-    table.loc[table["tensor"] == "dense", "tensor"] = ""
-    rewrite(path, table[table["tensor"] == ""])
-    _, tensors, workers, _ = gem.FIGURES["energy_time"].draw(read(folder, "energy")).axes
-    assert [text.get_text() for text in tensors.get_yticklabels()] == ["all"]
-    assert tensors.collections[0].get_coordinates()[..., 0].max() == 5
-    for axes in (tensors, workers):
-        (image,) = axes.collections
-        assert np.isfinite(image.get_array()).all()
-        assert np.ptp(image.get_coordinates(), axis=(0, 1)).min() >= 1
-    assert [tick for tick in workers.get_yticks() if -0.5 <= tick <= 0.5] == [0]
 
 
 @pytest.mark.full

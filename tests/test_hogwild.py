@@ -115,9 +115,3 @@ def test_hogwild_names_the_timing_that_it_needs():
     # A method that needs whole visits gets whole reads.
     exchanging = meet(lock_free(7, 4), Timing(protocol="exchange"))
     assert exchanging == dataclasses.replace(lock_free(7, 1), protocol="exchange")
-
-
-def test_torn_traces_are_kept(tmp_path):
-    trace = simulate(lock_free(5, 3), 50)
-    loaded = type(trace).load(trace.save(tmp_path / "trace.parquet"))
-    assert loaded.read_blocks == 3 and np.array_equal(loaded.block_versions(), trace.block_versions())

@@ -17,22 +17,14 @@ import pytest
 from cases import EVERY, FORCED, METHODS, OWN, counting, damped_buffer, make_problem, stateful_problem
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_simulation import clusters
+from test_simulation import clusters, policies
 
 import asyncsim.replays.programs
 from asyncsim import (
     Cluster,
-    asynchronous,
-    barrier,
-    bounded_staleness,
-    buffered,
-    cancel_stale,
-    discard_stale,
-    first_of,
     methods,
     problems,
     recorders,
-    rounds,
     simulate,
 )
 from asyncsim.methods import Timing
@@ -82,25 +74,6 @@ def can_be(form, rule):
     """Whether a method can be replayed in a form: where commits are dispatched, there are no arrays of all rows."""
     method = RULES[rule]()
     return form != "dispatched" or (not method.sees_memories and method.timing.read_blocks is None)
-
-
-def policies(cluster):
-    """The policies that a cluster can have."""
-    counts, limits = st.integers(1, cluster.workers), st.integers(1, 4)
-    possible = [
-        st.just(asynchronous()),
-        st.just(rounds()),
-        st.builds(buffered, st.integers(1, 2 * cluster.workers)),
-        st.builds(discard_stale, limits, counts),
-    ]
-    if cluster.protocol != "read_then_write":
-        possible += [
-            st.builds(bounded_staleness, st.integers(0, 3)),
-            st.builds(first_of, counts),
-            st.builds(barrier, st.none() | counts),
-            st.builds(cancel_stale, limits, counts),
-        ]
-    return st.one_of(possible)
 
 
 @st.composite

@@ -106,24 +106,6 @@ def test_folder_that_cannot_be_had(monkeypatch, out, place, name, stand_in, mess
         enter(out)
 
 
-@pytest.mark.parametrize("error", [InputError("bad"), RuntimeError("a bug"), KeyboardInterrupt()])
-@pytest.mark.parametrize("out", ["deep/down", None])
-def test_nothing_finished_leaves_nothing(error, out):
-    with pytest.raises(type(error)), results.new_folder(out, "toy") as folder:
-        write_json(folder / "config.json", {})
-        write_json(folder / "traces" / "one.json", {})
-        raise error
-    assert everything() == []
-
-
-def test_nothing_finished_leaves_the_users_own_empty_folder():
-    Path("mine").mkdir()
-    with pytest.raises(InputError, match=r"^bad$"), results.new_folder("mine", "toy") as folder:
-        write_json(folder / "config.json", {})
-        raise InputError("bad")
-    assert everything() == ["mine"]
-
-
 @pytest.mark.parametrize("error", [InputError("bad"), KeyboardInterrupt()])
 def test_finished_results_are_kept_and_told(error):
     told = r"what was finished (before )?is in mine"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
+from asyncsim.clusters import policy
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
 from asyncsim.clusters.policy import barrier, discard_stale
@@ -200,6 +201,25 @@ def clusters(draw, laws=LAWS, short=SHORT, sizes=(1, 6)):
         discipline=draw(st.sampled_from(["fifo", "lowest_rank", "random"])),
         **network,
     )
+
+
+def policies(cluster):
+    """The policies that a cluster can have."""
+    counts, limits = st.integers(1, cluster.workers), st.integers(1, 4)
+    possible = [
+        st.just(policy.asynchronous()),
+        st.just(policy.rounds()),
+        st.builds(policy.buffered, st.integers(1, 2 * cluster.workers)),
+        st.builds(policy.discard_stale, limits, counts),
+    ]
+    if cluster.protocol != "read_then_write":
+        possible += [
+            st.builds(policy.bounded_staleness, st.integers(0, 3)),
+            st.builds(policy.first_of, counts),
+            st.builds(policy.barrier, st.none() | counts),
+            st.builds(policy.cancel_stale, limits, counts),
+        ]
+    return st.one_of(possible)
 
 
 runs = given(cluster=clusters(), commits=st.integers(1, 50), seed=st.integers(0, 2**32))
