@@ -30,28 +30,49 @@ ENERGIES, ENERGY_RATIO = ("central_energy", "proxy_energy"), "weight_energy_rati
 
 
 class Commit(NamedTuple):
-    """What a commit met and left; vectors have shape ``[parameters]``."""
+    """What a commit met and left; vectors have shape ``[parameters]``.
 
-    visit: Visit  #: with the loss in ``visit.loss`` only for methods that say ``sees_loss``
-    loss: Array  #: mean loss of the minibatches that the update comes from
-    #: What the worker had read, and where its local steps began: the same unless its replica lives on.
+    Attributes
+    ----------
+    visit : Visit
+        With the loss in ``visit.loss`` only for methods that say ``sees_loss``.
+    loss : float
+        Mean loss of the minibatches that the update comes from.
+    read, start : Array
+        What the worker had read, and where its local steps began: the same unless its replica lives on.
+    update : Array
+        Sum of its local steps.
+    message : tree
+        What it sent.
+    diagnostics : Mapping[str, Array]
+        What the method shows of the message.
+    origin : Array
+        The central variable that the worker measures the server's movement from: its read, unless the method has
+        another one.
+    before, central : Array
+        The central variable before and after the commit.
+    step : Array
+        ``central - before``; where the server adds the update as it is, the update before the sum is rounded.
+    worker, memory, server : tree
+        The method's states after the commit: on this worker, of this worker on the server, and of the server.
+    proxy : Array
+        The momentum that the method keeps of a process to be matched (`Method.proxy`); ``()`` if it keeps none.
+    """
+
+    visit: Visit
+    loss: Array
     read: Array
     start: Array
-    update: Array  #: sum of its local steps
-    message: State  #: what it sent
-    diagnostics: Mapping[str, Array]  #: what the method shows of the message
-    #: The central variable that the worker measures the server's movement from: its read, unless the method has another
-    #: one.
+    update: Array
+    message: State
+    diagnostics: Mapping[str, Array]
     origin: Array
-    before: Array  #: the central variable before the commit, and after it
+    before: Array
     central: Array
-    #: ``central - before``; where the server adds the update as it is, the update before the sum is rounded.
     step: Array
-    #: The method's states after the commit: on this worker, of this worker on the server, and of the server.
     worker: State
     memory: State
     server: State
-    #: The momentum that the method keeps of a process to be matched (`Method.proxy`); ``()`` if it keeps none.
     proxy: Any
 
 
@@ -66,24 +87,35 @@ def _nothing(state: State, commit: Commit) -> tuple[State, Sequence[Array]]:
 class Recorder(NamedTuple):
     """What is recorded of commits, as pure functions.
 
+    Attributes
+    ----------
+    columns : tuple of str
+        Names of the numbers that ``observe`` returns: columns of `Run.commits`.
+    observe : function
+        ``observe(state, commit) -> (state, numbers)``: the new state, and a scalar for each column.
+    init : function
+        ``init(method, central) -> state``: the state before the first commit, from the method and the initial central
+        variable; any tree of arrays.
+    shared : bool
+        Whether all commits share one state. Else each worker has its own, which only its own commits see.
+    look : function, optional
+        ``look(state, commit) -> {name: vector}``, with the state before ``observe``: vectors of shape ``[parameters]``
+        whose quantiles (of booleans: whose shares) over all parameters and over each tensor are rows of
+        `Run.diagnostics`.
+    every : int
+        Worker steps between two looks, and one commit more if there are several workers.
+
     Notes
     -----
     A recorder is part of what is compiled: keep and reuse the object to compile once.
     """
 
-    columns: tuple[str, ...] = ()  #: names of the numbers that ``observe`` returns: columns of `Run.commits`
-    #: ``observe(state, commit) -> (state, numbers)``: the new state, and a scalar for each column.
+    columns: tuple[str, ...] = ()
     observe: Callable[[State, Commit], tuple[State, Sequence[Array]]] = _nothing
-    #: ``init(method, central) -> state``: the state before the first commit, from the method and the initial central
-    #: variable; any tree of arrays.
     init: Callable[[Method, Array], State] = _no_state
-    #: Whether all commits share one state. Else each worker has its own, which only its own commits see.
     shared: bool = False
-    #: ``look(state, commit) -> {name: vector}``, with the state before ``observe``: vectors of shape ``[parameters]``
-    #: whose quantiles (of booleans: whose shares) over all parameters and over each tensor are rows of
-    #: `Run.diagnostics`.
     look: Callable[[State, Commit], Mapping[str, Array]] | None = None
-    every: int = 5  #: worker steps between two looks, and one commit more if there are several workers
+    every: int = 5
 
 
 def half_square(vector: Array) -> Array:

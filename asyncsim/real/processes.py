@@ -15,13 +15,24 @@ _NO_TIME = Constant(0.0)
 
 @dataclass(frozen=True)
 class Processes:
-    """Worker processes around one server process."""
+    """Worker processes around one server process.
 
-    workers: int  #: how many compute at once, each in a process of its own
-    #: Seconds that a worker sleeps per local step, besides what the gradient takes; a list gives one law per worker.
+    Attributes
+    ----------
+    workers : int
+        How many compute at once, each in a process of its own.
+    delay : Law or tuple of Law
+        Seconds that a worker sleeps per local step, besides what the gradient takes; a list gives one law per worker.
+    service : Law
+        Seconds that the server sleeps per visit, besides what applying the message takes.
+    window, protocol, exclusive, discipline
+        As of `asyncsim.Cluster`.
+    """
+
+    workers: int
     delay: Law | tuple[Law, ...] = _NO_TIME
-    service: Law = _NO_TIME  #: seconds that the server sleeps per visit, besides what applying the message takes
-    window: int = 1  #: this and the next three: as of `asyncsim.Cluster`
+    service: Law = _NO_TIME
+    window: int = 1
     protocol: str = "exchange"
     exclusive: bool = True
     discipline: str = "fifo"
