@@ -58,6 +58,27 @@ def lenient():
         yield
 
 
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """An empty working folder, and no data of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
+
+
+@pytest.fixture
+def anew():
+    """Share no program with other tests."""
+    programs._build.cache_clear()
+    yield
+    programs._build.cache_clear()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
     """Studies that tests start as processes of their own never write to the user's cache."""

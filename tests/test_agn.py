@@ -22,9 +22,7 @@ windows = study.load("windows")
 agn = load_file("asyncsim.figures.agn", shipped("figures") / "agn" / "__init__.py")
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def evaluations(times, accuracies):

@@ -26,10 +26,7 @@ from asyncsim.study.config import StudyConfig
 COMMITS = 500
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @functools.cache

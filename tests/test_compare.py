@@ -17,9 +17,7 @@ figures = load_file("asyncsim.figures.compare", shipped("figures") / "compare.py
 SMALL = {"workers": 3, "steps": 20, "seeds": 2, "evaluate_every": 2}
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.mark.full

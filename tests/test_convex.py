@@ -13,10 +13,7 @@ MAKE = {"least_squares": least_squares, "logistic": logistic}
 OUTCOME = {"least_squares": "target", "logistic": "label"}
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def truths(workers, heterogeneity, dimension=5):

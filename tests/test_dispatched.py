@@ -32,10 +32,7 @@ from asyncsim.replays.side_by_side import Passing, SideBySide, keep, trim
 STEPS = 300
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture(autouse=True)
@@ -54,14 +51,6 @@ def dispatched(trace, method, problem, looks_every=0):
     running = Replay(trace, method, problem, precision="float64", stops=stops, record=record)
     assert isinstance(running.running._held, Apart)
     return running
-
-
-@pytest.fixture
-def anew():
-    """Share no program with other tests."""
-    asyncsim.replays.programs._build.cache_clear()
-    yield
-    asyncsim.replays.programs._build.cache_clear()
 
 
 @pytest.fixture

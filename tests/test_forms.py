@@ -22,7 +22,6 @@ from cases import (
 from event_loop import RECORDED, forced_deviation
 
 import asyncsim.replays.pieces as pieces
-import asyncsim.replays.programs
 from asyncsim import Cluster, Exponential, Gamma, barrier, methods, recorders, replay_ensemble, simulate
 from asyncsim.replays import tuning
 from asyncsim.replays.local import flatten
@@ -38,14 +37,6 @@ DIVIDED = {"two devices": ("batch", 2), "three devices": ("batch", 3)}
 def as_an_accelerator(monkeypatch):
     """Give batches the sizes that accelerators have."""
     monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR)
-
-
-@pytest.fixture
-def anew():
-    """Share no program with other tests."""
-    asyncsim.replays.programs._build.cache_clear()
-    yield
-    asyncsim.replays.programs._build.cache_clear()
 
 
 def computed(trace, method, problem, form, count=1, **options):

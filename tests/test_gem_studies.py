@@ -47,10 +47,7 @@ TINY = {
 OWN_TABLES = {"speedup": {"speedup.csv"}, "queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture

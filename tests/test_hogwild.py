@@ -18,10 +18,7 @@ from asyncsim.study.cell import meet
 RATE, CURVATURE, START = 0.05, np.linspace(0.1, 1.5, 11), np.linspace(-2, 1, 11)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def lock_free(workers, blocks, **options):

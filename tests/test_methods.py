@@ -40,10 +40,7 @@ PROBLEMS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 # The contract, every method

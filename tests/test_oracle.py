@@ -62,10 +62,7 @@ POLICIES = [
 SEPARATE = "read_then_write, two visits"
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def of_protocol(protocol, window=1, policy=None, workers=7, commits=COMMITS):

@@ -17,9 +17,7 @@ SMALL = {"workers": (4,), "steps": 30, "seeds": 2, "problem": "quadratic", "targ
 POLICIES = ("asynchronous", "barrier", "barrier(2)", "discard_stale(2)")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture(scope="module")

@@ -38,10 +38,7 @@ from asyncsim.study.config import StudyConfig
 COMMITS = 400
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 DEFAULT = {barrier(4)}

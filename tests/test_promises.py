@@ -25,9 +25,7 @@ OPTIMIZED = True
 TINY = {"workers": 2, "steps": 4, "seeds": 1, "problem": "quadratic", "methods": ("downpour", "sgd")}
 
 
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @functools.cache

@@ -26,11 +26,7 @@ from asyncsim.replays import replay as replay_module
 from asyncsim.replays.replay import Replay, replay
 from asyncsim.threads import one_core_each
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 # Sizes that only affect speed

@@ -14,10 +14,7 @@ from asyncsim import InputError
 from asyncsim.files import read_table, write_csv, write_json, write_sealed, write_whole
 from asyncsim.study import results
 
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def everything() -> list[str]:

@@ -15,10 +15,7 @@ SEEDS = 150
 ERRORS = 5
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def revealing_quadratic():

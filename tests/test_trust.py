@@ -34,9 +34,7 @@ def f(learning_rate=0.01):
 """
 
 
-@pytest.fixture(autouse=True)
-def working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import jax
 import numpy as np
 import pytest
 from cases import make_dynamic, make_problem
@@ -15,10 +14,7 @@ from asyncsim.study.cell import meet, same_gradients
 SECONDS = (0.58, 0.75, 1.51, 3.33)  # per step, of the workers of the authors' toy
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_windows_in_proportion_to_the_speed():
