@@ -16,12 +16,14 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from test_gem_studies import stop_at
 
 from asyncsim import Cluster, InputError, Run, Trace, methods, problems, recorders, replay, simulate, study
 from asyncsim.calls import name_of
 from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
+from asyncsim.study import cell
 from asyncsim.study.finished import Known, beside
 from asyncsim.study.outcome import averaged, outcome, outcome_table
 from asyncsim.study.sweep import SweepConfig, sweep
@@ -806,23 +808,8 @@ def test_a_trace_that_memory_cannot_hold(workers, commits):
 TWO = (*TOY[:3], "--problem=quadratic", "--methods=downpour,adaptive_staleness", "--out=mine")
 
 
-def stop_at(monkeypatch, number: int) -> None:
-    """Let the replay of that number, from one, be interrupted."""
-    from asyncsim.study import cell
-
-    replay, calls = cell.replay, []
-
-    def stopping(*arguments, **options):
-        calls.append(arguments)
-        if len(calls) == number:
-            raise KeyboardInterrupt
-        return replay(*arguments, **options)
-
-    monkeypatch.setattr(cell, "replay", stopping)
-
-
 def test_interrupted_study_without_finished_runs_leaves_nothing(told, monkeypatch, empty_folder):
-    stop_at(monkeypatch, 1)
+    stop_at(monkeypatch, cell, 1)
     code, out, err = told("staleness", *TWO)
     assert (code, out, err[-1]) == (130, [], "interrupted: nothing was finished")
     assert list(empty_folder.iterdir()) == []
