@@ -1,4 +1,4 @@
-"""Without a server: gossip on several topologies, all-reduce and the parameter server, with a slow worker.
+"""Without a server: gossip on several topologies against all-reduce and a server, with a slow worker.
 
 Methods without a server are run on each topology, the others on a cluster with a server, all with the same random
 numbers and each at the best of its learning rates. Prints how much simulated time and how many gradients each needs
