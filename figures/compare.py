@@ -28,18 +28,22 @@ from asyncsim.drawing.curves import (
     mark_below,
     mark_beyond,
 )
+from asyncsim.errors import InputError
 from asyncsim.runs.run import Run
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import counted, over_seeds
 
+_COLUMNS = ("method", "workers", "own_workers", "simulated_seconds", "trace_file", "run_folder")
+_OF_TABLE = ("method", "learning_rate", "seeds")
+
 
 def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw the figure of a folder of results, into the folder."""
     folder = Path(folder)
-    finished = read(folder, "compare")
+    finished = read(folder, "compare", _COLUMNS)
     with look.style():
-        return look.save(loss(finished, finished.table("comparison.csv")), folder / "loss")
+        return look.save(loss(finished, finished.table("comparison.csv", _OF_TABLE)), folder / "loss")
 
 
 def loss(finished: Finished, table: pd.DataFrame) -> Figure:
@@ -52,10 +56,14 @@ def loss(finished: Finished, table: pd.DataFrame) -> Figure:
     labels = {name: one.label for name, one in look.looks(table["method"]).items()}
     curves: dict[str, Curve] = {}
     for row in table.itertuples():
-        rows = finished.rows(method=row.method)
         # Without a rate of that name there is only one.
-        same = rows if pd.isna(row.learning_rate) else rows[rows["method.learning_rate"] == row.learning_rate]
-        curves[str(row.method)] = _curve(finished, same)
+        rate = {} if pd.isna(row.learning_rate) else {"method.learning_rate": row.learning_rate}
+        rows = finished.rows(method=row.method, **rate)
+        if len(rows):
+            curves[str(row.method)] = _curve(finished, rows)
+    if not curves:
+        what = "its summary.csv has no run of comparison.csv"
+        raise InputError(f"folder = {str(finished.folder)!r}: {what}; {finished.remedy}")
     scale, *limits = loss_axis(curves.values())
     for axes, against in zip(panels, ("time", "step"), strict=True):
         axes.set_yscale(scale)

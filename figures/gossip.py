@@ -18,10 +18,21 @@ from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, curve_over_seeds, draw_curve
+from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished, read
 from asyncsim.wording import counted, over_seeds
 
-_COLUMNS = ("topology", "method", "learning_rate", "time_to_target", "consensus_distance", "spectral_gap")
+_COLUMNS = (
+    "topology",
+    "method",
+    "learning_rate",
+    "time_to_target",
+    "consensus_distance",
+    "spectral_gap",
+    "gradients_to_target",
+    "seeds",
+)
+_OF_SUMMARY = ("topology", "method", "learning_rate", "run_folder")
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
@@ -33,7 +44,7 @@ def draw(folder: str | os.PathLike) -> list[Path]:
         There are no results, or a file cannot be written.
     """
     folder = Path(folder)
-    finished = read(folder, "gossip")
+    finished = read(folder, "gossip", _OF_SUMMARY)
     with look.style():
         return look.save(gossip(finished, finished.table("gossip.csv", _COLUMNS)), folder / "gossip")
 
@@ -48,7 +59,11 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
     curves = {
         (row.name, row.method): _curve(finished, quantity, row.topology, row.method, row.learning_rate)
         for row in table.itertuples()
+        if len(finished.rows(topology=row.topology, method=row.method, learning_rate=row.learning_rate))
     }
+    if not curves:
+        what = "its summary.csv has no run of gossip.csv"
+        raise InputError(f"folder = {str(finished.folder)!r}: {what}; {finished.remedy}")
     columns = len(names) + 1
     figure, panels = look.new_figure(max(look.DOUBLE, 1.75 * columns), 4.4, columns, 2)
     accuracy = quantity.endswith("accuracy")

@@ -30,7 +30,7 @@ _COLUMNS = ("workers", "policy", *Phases._fields, "in_vain", "throughput")
 def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw both figures of a folder of results, into the folder."""
     folder = Path(folder)
-    finished = read(folder, "policies")
+    finished = read(folder, "policies", ("workers", "method", "policy", "status", "run_folder"))
     with look.style():
         written = look.save(time_spent(finished), folder / "policies")
         return written + look.save(loss(finished), folder / "loss")

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Trace, methods, problems, study
+from asyncsim.drawing import command
 from asyncsim.errors import InputError
 from asyncsim.runs.run import Run
 from asyncsim.study import load_file, shipped
@@ -171,3 +172,33 @@ def test_methods_without_a_learning_rate(tmp_path):
     own = methods.downpour()._replace(name="own", hyperparameters={"eta": 0.05})
     compare.run(compare.Config(methods=(own,), workers=2, steps=4, seeds=1, out=tmp_path / "out"))
     assert pd.read_csv(tmp_path / "out" / compare.TABLE)["learning_rate"].isna().all()
+
+
+@pytest.mark.full
+def test_a_damaged_summary_is_drawn_or_said_and_made_again(capsys):
+    options = {"workers": 2, "steps": 4, "seeds": 1, "problem": "quadratic", "methods": ("gem", "downpour")}
+    folder, summary = compare.run(compare.Config(**options))
+    path, again = folder / "summary.csv", r"make it again with: python -m asyncsim.study compare .*--resume"
+    whole = path.read_bytes()
+    for content, message in (
+        (whole.splitlines(True)[0], "no run was finished"),
+        (b"hello", "no run was finished"),
+        (summary.drop(columns="method.learning_rate").to_csv().encode(), "summary.csv lacks method.learning_rate"),
+        (summary.iloc[:, :3].to_csv().encode(), "summary.csv lacks .*run_folder"),
+        (whole[:-120], "summary.csv lacks .*run_folder"),
+        (b"", "summary.csv is empty"),
+        (b"\xff\xfe", "summary.csv is damaged"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=f"{message}.*; {again}"):
+            figures.draw(folder)
+    summary[summary["method"] == "gem"].to_csv(path)
+    assert len(figures.draw(folder)) == 2
+    path.unlink()
+    with pytest.raises(InputError, match=f"summary.csv is missing; {again}"):
+        figures.draw(folder)
+    compare.run(compare.Config(**options, resume=folder))
+    assert path.read_bytes() == whole
+    (folder / "config.json").write_bytes((folder / "config.json").read_bytes()[:100])
+    assert command.main([str(folder)]) == 2
+    assert "its config.json is there but damaged" in capsys.readouterr().err

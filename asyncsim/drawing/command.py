@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from asyncsim.errors import InputError, choices_like
-from asyncsim.study import results, shipped
-from asyncsim.study.finished import figures
+from asyncsim.study import shipped
+from asyncsim.study.finished import figures, study_of
 
 #: Papers, whose figures are of several studies, by the names of their modules in ``figures/``.
 PAPERS = {
@@ -46,11 +46,7 @@ def draw_folder(folder: Path) -> list[Path]:
 
     What the folder says chooses among the figures that are shipped, and is never imported itself.
     """
-    study = results.config_of(folder).get("study")
-    if not isinstance(study, str):
-        raise InputError(
-            f"folder = {str(folder)!r}: no results of a study (no {results.CONFIG} that names one); give its folder"
-        )
+    _, study = study_of(folder)
     if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
         return figures(study).draw(folder)
     written = [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.errors import InputError
-from asyncsim.files import read_table
+from asyncsim.files import CHECKSUM, read_table
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.jobs import read_summary
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Commits of each worker from which on a trace is no short one: of 20 workers behind a barrier a bound that is all but
 #: reached is exceeded by some per cent in hundreds of them.
 _LONG_TRACE = 1000
+#: Columns of the summary that name files.
+_FILES = ("trace_file", "run_folder")
 
 
 class Finished(NamedTuple):
@@ -30,9 +32,27 @@ class Finished(NamedTuple):
     config: dict[str, Any]  #: what ``config.json`` holds
     summary: "pd.DataFrame"  #: one row per cell, method and seed
 
+    @property
+    def remedy(self) -> str:
+        """What makes the tables of the folder again."""
+        command = f"python -m asyncsim.study {self.config['study']}"
+        if CHECKSUM not in self.config:  # of a study that cannot go on
+            return f"make it again with: {command} --out FOLDER"
+        options = "" if results.COMMAND in self.config else "the same options and "
+        return f"make it again with: {command} {options}{results.resume_option(self.folder)}"
+
+    def require(self, columns: Sequence[str]) -> None:
+        """Raise InputError unless the summary has some columns, and a value in each row of those that name files."""
+        missing = [name for name in columns if name not in self.summary]
+        missing = missing or [name for name in _FILES if name in columns and self.summary[name].isna().any()]
+        if missing:
+            told = f"folder = {str(self.folder)!r}: its {results.SUMMARY} lacks {', '.join(missing)}"
+            raise InputError(f"{told}; {self.remedy}")
+
     def rows(self, **values: Any) -> "pd.DataFrame":
         """Return the rows of the summary that have these values: ``rows(method="gem", workers=5)``."""
         found = self.summary
+        self.require(tuple(values))
         for name, value in values.items():
             found = found[found[name] == value]
         return found
@@ -68,17 +88,17 @@ class Finished(NamedTuple):
 
     def table(self, name: str, columns: Sequence[str] = ()) -> "pd.DataFrame":
         """Read a table that the study wrote beside its summary."""
-        path = self.folder / name
+        path, remedy = self.folder / name, self.remedy
         try:
             table = read_table(path)
         except FileNotFoundError as error:
-            raise InputError(f"folder = {str(self.folder)!r}: no {name} there") from error
+            raise InputError(f"folder = {str(self.folder)!r}: no {name} there; {remedy}") from error
         except (OSError, ValueError) as error:
-            raise InputError(f"{str(path)!r}: cannot be read ({error}); make it again") from error
+            raise InputError(f"{str(path)!r}: {_damage(error)}; {remedy}") from error
         missing = [column for column in columns if column not in table]
         if missing or table.empty:
-            what = f"lacks {', '.join(missing)}; make it again" if missing else "has no rows"
-            raise InputError(f"{str(path)!r}: {what}")
+            what = f"lacks {', '.join(missing)}" if missing else "has no rows"
+            raise InputError(f"{str(path)!r}: {what}; {remedy}")
         return table
 
     def trace(self, trace_file: str) -> "Trace":
@@ -99,21 +119,56 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
         There are none in that folder, or they are another study's, or have no run or lack a column.
     """
     folder = Path(folder)
-    remedy = f"make some with: python -m asyncsim.study {study} --out FOLDER"
-    try:
-        config = json.loads((folder / results.CONFIG).read_text())
-        summary = read_summary(folder)
-        found = config["study"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"folder = {str(folder)!r}: no results of the study {study} ({error}); {remedy}") from error
+    config, found = study_of(folder)
     if found != study:
-        raise InputError(f"folder = {str(folder)!r}: holds the study {found}, not {study}; {remedy}")
-    if columns is not None and summary.empty:
-        raise InputError(f"folder = {str(folder)!r}: no run was finished; {remedy}")
-    missing = [column for column in columns or () if column not in summary]
-    if missing:
-        raise InputError(f"folder = {str(folder)!r}: its {results.SUMMARY} lacks {', '.join(missing)}; {remedy}")
-    return Finished(folder, config, summary)
+        raise InputError(
+            f"folder = {str(folder)!r}: holds the study {found}, not {study}; make some with: "
+            f"python -m asyncsim.study {study} --out FOLDER"
+        )
+    finished = Finished(folder, config, None)
+    try:
+        finished = finished._replace(summary=read_summary(folder))
+    except (OSError, ValueError) as error:
+        what = f"its {results.SUMMARY} {_damage(error)}; {finished.remedy}"
+        raise InputError(f"folder = {str(folder)!r}: {what}") from error
+    if columns is not None and finished.summary.empty:
+        what = f"no run was finished: its {results.SUMMARY} has no row of one; {finished.remedy}"
+        raise InputError(f"folder = {str(folder)!r}: {what}")
+    finished.require(columns or ())
+    return finished
+
+
+def study_of(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return what the ``config.json`` of a folder of results holds, and the study that it names.
+
+    Raises
+    ------
+    InputError
+        There is none, or it is damaged, or names no study.
+    """
+    told, path = f"folder = {str(folder)!r}", folder / results.CONFIG
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if not isinstance(config, dict):
+            raise ValueError("no table in JSON")
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no JSON, or cut off"
+        raise InputError(
+            f"{told}: its {results.CONFIG} is there but damaged ({why}); restore it, or make the results again "
+            "with --out FOLDER"
+        ) from error
+    if not isinstance(config.get("study"), str):
+        raise InputError(f"{told}: no results of a study (no {results.CONFIG} that names one); give its folder")
+    return config, config["study"]
+
+
+def _damage(error: Exception) -> str:
+    """Say why a table cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return "is missing"
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror})"
+    return "is empty" if type(error).__name__ == "EmptyDataError" else "is damaged: no table of text"
 
 
 def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str], tables: Sequence[str] = ()) -> None:
