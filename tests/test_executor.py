@@ -338,6 +338,10 @@ def test_only_the_same_configuration_is_resumed(told):
     for options, message in [
         (("--steps=3", "--resume=mine"), "resume = 'mine': holds results of another configuration (steps = 2, not 3)"),
         (("--steps=3", "--workers=3", "--problem=quadratic(noise=0.2)", "--seeds=1", "--resume=mine"), "; and in "),
+        (
+            ("--seeds=3", "--resume=mine"),
+            "seeds = 4, not 3: seeds may only be added); give the options, the code and the",
+        ),
         (("--resume=absent",), "resume = 'absent': no results of a study"),
         (("--resume=studies",), "resume = 'studies': its config.json names no study; give the folder of one"),
         (("--resume=mine", "--out=other"), "out = 'other': results that are resumed stay where they are; leave it out"),

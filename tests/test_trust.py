@@ -76,7 +76,7 @@ def test_drawing_imports_only_what_is_shipped(told, name):
         (["--methods", "t/evil.py:f"], "t/evil.py lies inside the results"),
         (["--methods", "gem,t/../t/evil.py:f"], "lies inside the results"),
         (["--problem=t/evil.py:f"], "give --problem again if you trust it"),
-        (["--methods", "studies/evil.py:f"], "studies/evil.py is not the file that it was"),
+        (["--methods", "studies/evil.py:f"], "studies/evil.py has no hash in config.json"),
         (["--executor", "ray", "--address", "evil:1"], "'--executor' among the options, which no study records"),
         (["--address=evil:1"], "no study records"),
         (["--cpus_per_run=9"], "no study records"),
@@ -120,7 +120,7 @@ def test_an_own_file_runs_again_as_it_was_or_where_it_is_typed(told):
     assert told("study", "staleness", "--resume=t")[0] == 0
     Path("mine.py").write_text(MINE.replace("0.01", "0.02"))
     code, err = told("study", "staleness", "--resume=t")
-    assert code == 2 and "mine.py is not the file that it was" in err
+    assert code == 2 and "mine.py is not the file that it was; restore the file, or begin anew with --out" in err
     code, err = told("study", "staleness", "--resume=t", "--methods=mine.py:f")
     assert code == 2 and "another configuration" in err
     # With another comment only it is not the same either.

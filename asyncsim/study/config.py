@@ -273,7 +273,7 @@ waits.
         if unknown and self.resume is not None:
             raise InputError(
                 f"resume = {str(self.resume)!r}: nobody can tell whether the {unknown[0]} is the same as before: it is "
-                "in no file; write it into one and give FILE.py:FUNCTION, or begin anew with out"
+                f"in no file; write it into one and give FILE.py:FUNCTION, or {results.ANEW}"
             )
         return {
             **({} if typed is None else {results.COMMAND: list(typed)}),

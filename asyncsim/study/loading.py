@@ -116,8 +116,11 @@ def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
     for file, (option, found) in files_of(values).items():
         if folder.resolve() in Path(file).resolve().parents:
             why = "lies inside the results"
-        elif not isinstance(recorded, dict) or recorded.get(file) != found:
-            why = "is not the file that it was"
+        elif not isinstance(recorded, dict) or file not in recorded:
+            why = f"has no hash in {results.CONFIG}"
+        elif recorded[file] != found:
+            told = f"resume = {str(folder)!r}: {file} is not the file that it was"
+            raise InputError(f"{told}; restore the file, or {results.ANEW}")
         else:
             continue
         raise InputError(

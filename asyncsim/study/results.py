@@ -21,6 +21,8 @@ CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
 FILES = "files"
 #: What studies of runs write besides: their traces, the runs, and that table.
 RUNS = ("traces", "runs", SUMMARY)
+#: What to do with a folder in which a study cannot go on.
+ANEW = "begin anew with --out FOLDER (in Python out=...)"
 #: Status of a run that ended with an error: a row of the summary without a folder.
 FAILED = "failed"
 #: Status of a recording that is being made, or was broken off.
@@ -79,8 +81,7 @@ def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({why}); give the folder of a study, or begin anew "
-            "with out"
+            f"resume = {str(folder)!r}: its {CONFIG} cannot be used ({why}); give the folder of a study, or {ANEW}"
         ) from error
     if "study" not in found:
         raise InputError(f"resume = {str(folder)!r}: its {CONFIG} names no study; give the folder of one")
@@ -99,7 +100,7 @@ def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
         told += f"; and in {', '.join(differing[3:])}" if differing[3:] else ""
         raise InputError(
             f"resume = {str(folder)!r}: holds results of another configuration ({told}); give the options, the code "
-            "and the versions that it was made with, or begin anew with out"
+            f"and the versions that it was made with, or {ANEW}"
         )
 
 
@@ -144,6 +145,8 @@ def _difference(name: str, found: Any, wanted: Any) -> str:
     if isinstance(found, dict) and isinstance(wanted, dict):
         entries = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         return "; ".join(_difference(f"{name} {key}", found.get(key), wanted.get(key)) for key in entries)
+    if name == "seeds" and isinstance(found, int) and wanted is not None:
+        return f"seeds = {found}, not {wanted}: seeds may only be added"
     if name.startswith("code ") and found is not None and wanted is not None:
         return f"{name} has changed"
     return f"{name} = {found!r}, not {wanted!r}"
