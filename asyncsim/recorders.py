@@ -39,7 +39,8 @@ class Commit(NamedTuple):
     loss : float
         Mean loss of the minibatches that the update comes from.
     read, start : Array
-        What the worker had read, and where its local steps began: the same unless its replica lives on.
+        What the worker had read, and where its local steps began: the same unless its replica lives on. Without a
+        server both are its replica, mixed if it mixes.
     update : Array
         Sum of its local steps.
     message : tree

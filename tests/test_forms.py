@@ -22,7 +22,7 @@ from cases import (
 from event_loop import RECORDED, forced_deviation
 
 import asyncsim.replays.pieces as pieces
-from asyncsim import Cluster, Exponential, Gamma, barrier, methods, recorders, replay_ensemble, simulate
+from asyncsim import Cluster, Exponential, Gamma, InputError, barrier, methods, recorders, replay_ensemble, simulate
 from asyncsim.replays import tuning
 from asyncsim.replays.local import flatten
 from asyncsim.replays.replay import Replay
@@ -203,6 +203,27 @@ def test_each_device_holds_its_workers_rows():
         after = [leaf for leaf in jax.tree.leaves(running.state) if leaf.ndim == 2 and leaf.size]
         shards += [[shard.data.shape[0] for shard in leaf.addressable_shards] for leaf in after]
     assert shards == [[4, 4]] * 6  # of seven
+
+
+def test_rows_beyond_the_workers_are_in_no_mean():
+    """Seven workers on two devices have an eighth row."""
+
+    def ended(method, problem, count):
+        with jax.enable_x64(True):
+            trace = make_trace(commits=120)
+            running = computed(trace, method, problem, "batch", count, stops=None)
+            running.advance(len(trace))
+            return running.evaluate()
+
+    for given in ((make_method("downpour"), stateful_problem()), (make_method("lsgd"), make_problem("quadratic"))):
+        assert ended(*given, 2) == pytest.approx(ended(*given, 1), rel=1e-10)
+
+
+def test_a_run_that_diverged_is_not_evaluated():
+    running = Replay(make_trace(commits=STEPS), methods.downpour(learning_rate=1e9), make_problem("quadratic"))
+    running.advance(STEPS)
+    with pytest.raises(InputError, match="diverged at commit"):
+        running.evaluate()
 
 
 def test_all_accelerators_unless_one_is_chosen_or_there_is_little_to_divide(monkeypatch):

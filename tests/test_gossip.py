@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from asyncsim import Cluster, InputError, methods, problems, recorders, replay, simulate
+from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
 from asyncsim.replays.replay import Replay
 
 CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
@@ -70,9 +70,9 @@ def float64():
         yield
 
 
-def replayed(method, trace, form=None):
+def replayed(method, trace, form=None, **options):
     problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy()]
-    running = Replay(trace, method, problem, precision="float64", form=form, record=record)
+    running = Replay(trace, method, problem, precision="float64", form=form, record=record, **options)
     running.advance(len(trace))
     return running
 
@@ -86,6 +86,18 @@ def test_replays_are_plain_loops(name, form):
     np.testing.assert_allclose(replicas(running), x, rtol=0, atol=1e-12)
     if "sgp" in method.name.replace("dpsgd", "").replace("adpsgd", ""):
         np.testing.assert_allclose(running.state.workers.method.weight, w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["D-PSGD on a ring", "SGP, nobody waits"])
+def test_several_devices_are_plain_loops(name):
+    method, trace = case_of(name)
+    running = replayed(method, trace, devices=jax.devices()[:2])
+    np.testing.assert_allclose(replicas(running)[:9], loop(trace, method.name)[0], rtol=0, atol=1e-12)
+
+
+def test_workers_that_meet_have_one_device():
+    with pytest.raises(InputError, match="adpsgd has one commit at a time"):
+        replayed(*case_of("AD-PSGD"), devices=jax.devices()[:2])
 
 
 @pytest.mark.full
@@ -175,6 +187,43 @@ def test_the_consensus_distance_is_evaluated():
     assert found.iloc[-1] == pytest.approx(np.mean(np.sum((x - x.mean(0)) ** 2, 1)), rel=1e-10)
 
 
+@pytest.mark.parametrize("name", ["AD-PSGD", "SGP, one peer"])
+def test_ensembles_are_single_replays(name):
+    make, *_ = CASES[name]
+    _, trace = case_of(name, commits=120)
+    options = {"learning_rate": [0.02, 0.05], "precision": "float64", "progress": False}
+    problem = problems.quadratic(CURVATURE, start=START)
+    together, apart = (replay_ensemble(trace, make, problem, batched=batched, **options) for batched in (True, False))
+    for one, other in zip(together, apart, strict=True):
+        np.testing.assert_allclose(one.commits["loss"], other.commits["loss"], rtol=1e-10)
+        np.testing.assert_allclose(one.evaluations, other.evaluations, rtol=1e-10)
+
+
+def test_the_step_of_a_commit_is_the_means():
+    """Also of a method whose message is the update as it is, which a server would add."""
+    _, trace = case_of("SGP, one peer")
+    silent = methods.Method(
+        "silent",
+        {},
+        methods.gradient_steps(RATE),
+        init_worker=lambda central: central,
+        mix=lambda worker, inbox, visit: worker,
+        resume=lambda worker, read: worker,
+    )
+    steps = recorders.Recorder(
+        ("moved",), lambda s, commit: (s, [jax.numpy.linalg.norm(commit.central - commit.before)])
+    )
+    problem = problems.quadratic(CURVATURE, start=START)
+    run = replay(trace, silent, problem, precision="float64", record=[steps], progress=False)
+    np.testing.assert_allclose(run.commits["update_norm"], run.commits["moved"], rtol=1e-10)
+
+
+def test_workers_that_meet_are_their_replicas():
+    own = methods.adpsgd(RATE)._replace(init_worker=lambda central: {"x": central})
+    with pytest.raises(InputError, match=r"init_worker\(central\) returned the worker's state"):
+        replay(case_of("AD-PSGD")[1], own, problems.quadratic(CURVATURE))
+
+
 def test_what_is_looked_at_is_what_is_committed():
     method, trace = case_of("overlap SGP")
     problem, record = problems.quadratic(CURVATURE, start=START), [recorders.energy(tensors=5)]
@@ -188,8 +237,9 @@ def test_what_is_looked_at_is_what_is_committed():
     ("method", "name", "message"),
     [
         (methods.downpour(), "AD-PSGD", "'downpour': needs a trace of a cluster with a server"),
-        (methods.sgp(policy=None), "AD-PSGD", "'sgp': its workers do not meet in pairs"),
-        (methods.adpsgd(), "SGP, one peer", "'adpsgd': its workers meet in pairs"),
+        (methods.sgp(policy=None), "AD-PSGD", r"'sgp': its workers send messages, .* policy=asyncsim\.neighbours"),
+        (methods.adpsgd(), "SGP, one peer", r"'adpsgd': its workers meet in pairs, .* policy=asyncsim\.handshake"),
+        (methods.dpsgd(), "AD-PSGD", r"'dpsgd': .* policy=asyncsim\.neighbours\(mix=beside\)"),
         (methods.dpsgd(), "SGP, one peer", r"needs a trace with policy = neighbours\(mix=beside\)"),
     ],
 )

@@ -88,9 +88,11 @@ def require_server(method: Method, trace: Trace) -> None:
     if gossips == (trace.protocol == "gossip"):
         meets = gossips and bool((trace.frame["partner"] >= 0).any())
         if meets != (method.meet is not None) and trace.workers > 1:
-            how = "meet in pairs, Cluster(topology=..., policy=asyncsim.handshake())"
-            do = "" if method.meet else "do not "
-            raise InputError(f"method = {method.name!r}: its workers {do}{how}; this trace's policy is {trace.policy}")
+            do, needed = ("meet in pairs", "handshake()") if method.meet else ("send messages", method.timing.policy)
+            raise InputError(
+                f"method = {method.name!r}: its workers {do}, and this trace's policy is {trace.policy}; simulate one "
+                f"with Cluster(topology=..., policy=asyncsim.{needed or 'neighbours()'})"
+            )
         return
     remedy = "Cluster(topology=asyncsim.topologies.ring()), say" if gossips else "a Cluster without topology"
     has = "no server" if gossips else "a server"
@@ -155,8 +157,10 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
     _check_optimizer(method, params)
-    visit = visit_kinds(method.sees_loss, method.needs_key, gossips=method.mix is not None)
+    visit = visit_kinds(method.sees_loss, method.needs_key, gossips=method.mix is not None or method.meet is not None)
     worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
+    if method.meet is not None:
+        _require_vector(method, "init_worker", worker, central, "the worker's state, ")
     if method.resume is not None:
         read = None if method.mix is not None else central
         _require_vector(method, "resume", _call(method, "resume", worker, read), central)
@@ -303,7 +307,7 @@ def _check_message(method: Method, worker: Any, central: Any, visit: Visit) -> t
 
 def _require_addable(method: Method, message: Any, central: Any) -> None:
     """Raise InputError unless a message can be added to the central variable."""
-    if getattr(message, "shape", None) not in (central.shape, (1,), ()):
+    if getattr(message, "shape", None) not in (central.shape, (1,)):
         raise InputError(
             f"{_named(method, 'message')} returned the message, {tree_text(message)}: must be a vector like the "
             f"central variable, {tree_text(central)}, to be added to it"

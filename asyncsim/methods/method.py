@@ -233,15 +233,16 @@ class Method(NamedTuple):
         ``origin(worker, read)``: the central variable that the worker measures the server's movement from;
         else the one it read.
     proxy : function, optional
-        ``proxy(worker)``: the momentum of the process to be matched, for methods that keep it; for the
-        others the replay keeps one.
+        ``proxy(worker)``: the momentum of the process to be matched, for methods that keep it; for the others
+        `asyncsim.recorders.energy` does, if it is asked for.
     mix : function, optional
         ``mix(worker, inbox, visit) -> worker``, for workers that send each other messages: the worker's state before
         its gradient. ``inbox`` is the sum of the messages that it takes up, each times its weight; ``visit.kept`` its
         share of its own state. ``message`` is what it sends to its neighbours, a tree of floating-point arrays.
     meet : function, optional
-        ``meet(own, other, visit) -> (own, other)``, for workers that meet in pairs: the states of both, at once, when
-        the first commits, before its ``message``. What it reads for its next gradient is its message.
+        ``meet(own, other, visit) -> (own, other)``, for workers that meet in pairs: the states of both, which are their
+        replicas, vectors, at once, when the first commits, before its ``message``. What it reads for its next gradient
+        is its message.
     timing : Timing
         What the trace must provide.
     sees_loss : bool

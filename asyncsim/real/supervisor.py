@@ -143,6 +143,8 @@ def require_timing(method: Any, processes: Processes) -> None:
                 f"method = {method.name!r}: needs {name} = {needed}, and these processes have "
                 f"{'none' if has is None else repr(has)}"
             )
+    if method.mix is not None or method.meet is not None:
+        raise InputError(f"method = {method.name!r}: has no server, and real processes have one; choose another")
     if method.sees_loss or method.sees_memories:
         raise InputError(
             f"method = {method.name!r}: sees losses or the memories of all workers, which the server of real processes "

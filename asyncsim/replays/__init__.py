@@ -1,16 +1,11 @@
-"""Replay: the gradients of a trace, in batches that give exactly what a loop over its events gives.
+"""The replay: the real gradients of a trace, in batches that give exactly what a loop over its events gives.
 
-From the outside in: `replay` (and `ensemble`) checks what it is given and chooses a way to compute it (`ways`);
-`running` is the loop on the host, which takes pieces from the `plan` (cut by `waves`), starts them, and hands what
-they recorded to the `recording`, of which a `run` is made. What is started is a program of one of three ways
-(`programs`):
+From the outside in: `replay` and `ensemble` check their arguments; `tuning` says in which form to compute. `running`
+is the loop on the host: it takes chunks of pieces from the `plan` (cut by `waves`), starts them, and hands their
+numbers to the `recording`. Commits are computed by `pieces` (forms "batch" and "single", rows in one array) or by
+`dispatched` (rows apart, gradients in `groups`). Both take gradients from `local`, and make commits by `commit`.
 
-==============  ====================================================================================================
-`kernel`        one compiled loop over `piece`s: the gradients of each, then its commits; on any number of devices
-`halves`        two threads of a CPU, each with half of every vector
-`dispatched`    a few commits a call: long vectors on a CPU
-==============  ====================================================================================================
-
-All three compute gradients by `local` and commit by `commits`, on the `replay_state`; `tuning` has the sizes that only
-affect speed.
+A *wave* is a run of commits that do not depend on each other; a *piece* is as much of it as is computed together; a
+*chunk* is the pieces that one call of a compiled program runs; a *group* is the gradients that one call computes where
+commits are dispatched.
 """

@@ -25,8 +25,8 @@ def build_commit(method: Method, reads: str) -> Callable[..., tuple[Commit, Any]
     next computation (``()`` if ``reads`` are "separate", or "none").
     """
     # A server that adds the update makes a step of just that: to form it anew, the central variable would be copied.
-    adds_update = method.message is send_update and method.apply is add
     gossips = method.mix is not None or method.meet is not None
+    adds_update = not gossips and method.message is send_update and method.apply is add
 
     def commit(central, server, row, read, start, update, loss, pulled, visit, *memories):
         if method.sees_loss:

@@ -12,7 +12,7 @@ from asyncsim.recorders import Recorder
 from asyncsim.replays.commit import build_commit, looked
 from asyncsim.replays.local import Flat, LocalResult
 from asyncsim.replays.members import over_members
-from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow
+from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, of_workers
 
 
 class Met(NamedTuple):
@@ -38,7 +38,7 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
         row = jax.tree.map(lambda leaf: leaf[pieces.visit.worker[0, 0]], state.workers)
         memories: tuple[Memories, ...] = ()
         if method.sees_memories:
-            rows = state.workers.memory
+            rows = of_workers(state.workers.memory, layout.workers)
             newer = jax.tree.map(lambda leaf: leaf[:1], rows)
             nobody = jax.tree.leaves(rows)[0].shape[0]
             memories = (Memories(rows, newer, jnp.full(1, nobody, jnp.int32)),)
@@ -46,7 +46,9 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
         other: Any = ()
         gossip = jax.tree.map(lambda leaf: leaf[0, 0], pieces.gossip)
         if method.mix is not None:
-            other = jax.tree.map(lambda leaf: jnp.tensordot(gossip.weights, leaf[gossip.sources], 1), state.messages)
+            other = jax.tree.map(
+                lambda leaf: jnp.tensordot(gossip.weights.astype(leaf.dtype), leaf[gossip.sources], 1), state.messages
+            )
         elif method.meet is not None:
             partner = jnp.where(gossip.partner < 0, pieces.visit.worker[0, 0], gossip.partner)
             other = jax.tree.map(lambda leaf: leaf[partner], state.workers.method)

@@ -2,8 +2,8 @@
 
 A piece has room for ``piece_size`` commits. Its rows are gathered, its gradients are one batch, its commits, each of
 which depends on the one before, an unrolled loop, what is recorded of them is taken of all, and its rows are scattered.
-On an accelerator the commits of a method that works element by element are then one kernel. What a piece has room for
-and does not make is computed too, by the method's functions as well, and dropped.
+For an accelerator XLA fuses the commits of a method that works element by element into one kernel. What a piece has
+room for and does not make is computed too, by the method's functions as well, and dropped.
 
 On a CPU, vectors of more than a few parameters have pieces of one commit (the form "single"), whose rows are moved by
 dynamic slices; gathers and scatters copy all of the state there. So does XLA wherever it fuses the read of a row with
@@ -27,7 +27,7 @@ from asyncsim.recorders import Commit, Recorder
 from asyncsim.replays.commit import build_commit, columns, observe, row_after
 from asyncsim.replays.local import LocalResult
 from asyncsim.replays.members import over_members
-from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow
+from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow, of_workers
 
 
 class InPieces:
@@ -47,7 +47,7 @@ class InPieces:
         devices: tuple[Any, ...],
         make: Callable[..., ReplayState],
     ):
-        self._devices, self._make = devices, make
+        self._devices, self._make, self._workers = devices, make, layout.workers
         self._divided = _Divided(devices)
         run_piece = _build_piece(method, recorders, local, layout, self._divided)
         members = () if layout.members is None else (layout.members,)
@@ -86,7 +86,7 @@ class InPieces:
 
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
-        return state.workers.learner.problem
+        return of_workers(state.workers.learner.problem, self._workers)
 
 
 class _Divided:
@@ -216,7 +216,7 @@ def _build_piece(
             memories: tuple[Memories, ...] = ()
             if method.sees_memories:
                 newer = jnp.where(jnp.arange(size, dtype=place.dtype) < place, piece.visit.worker, visit.workers)
-                memories = (Memories(state.workers.memory, before.memory, newer),)
+                memories = (Memories(of_workers(state.workers.memory, layout.workers), before.memory, newer),)
             made, seen = commit(before.central, before.server, row, *brought, seen_at_push, visit, *memories)
             central, server = made.central, made.server
             if size > 1:
@@ -316,13 +316,17 @@ def _take(tree: Any, index: Array, single: bool) -> Any:
 def _inbox(messages: Any, gossip: GossipOfPiece, single: bool) -> Any:
     """Return the sums of the messages that commits take up, each times its weight."""
     if not single:
-        return jax.tree.map(lambda leaf: jnp.einsum("ij,ij...->i...", gossip.weights, leaf[gossip.sources]), messages)
+        return jax.tree.map(
+            lambda leaf: jnp.einsum("ij,ij...->i...", gossip.weights.astype(leaf.dtype), leaf[gossip.sources]), messages
+        )
 
     def add(j: Array, total: Any) -> Any:
         slot, weight = gossip.sources[0, j], gossip.weights[0, j]
-        return jax.tree.map(
-            lambda own, leaf: own + weight * jax.lax.dynamic_slice_in_dim(leaf, slot, 1), total, messages
-        )
+
+        def added(own: Array, leaf: Array) -> Array:
+            return own + weight.astype(leaf.dtype) * jax.lax.dynamic_slice_in_dim(leaf, slot, 1)
+
+        return jax.tree.map(added, total, messages)
 
     nothing = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), messages)
     return jax.lax.fori_loop(0, gossip.taken[0], add, nothing)

@@ -104,6 +104,7 @@ class Plan:
         return Layout(
             form=self._form,
             piece_size=self.piece_size,
+            workers=self._workers,
             reads="none" if method.mix is not None else self.waves.reads,
             reads_size=self._room(self._reads),
             push_reads_size=self._room(self._push_reads),

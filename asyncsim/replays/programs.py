@@ -18,7 +18,7 @@ from asyncsim.replays.local import Flat, build_local, flatten, from_vector
 from asyncsim.replays.look import Met, build_first, build_look
 from asyncsim.replays.members import Members, batched_local, batched_method, batched_state
 from asyncsim.replays.pieces import InPieces
-from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state
+from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state, of_workers
 from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
 from asyncsim.threads import cached
 
@@ -35,8 +35,7 @@ class Program(NamedTuple):
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     spread : function or None
-        Without a server, from the state and the number of workers to the replicas' mean squared distance from the
-        central variable.
+        Without a server, from the state to the replicas' mean squared distance from the central variable.
     flat : Flat
     devices : tuple of jax.Device
     """
@@ -45,7 +44,7 @@ class Program(NamedTuple):
     first: Callable[[Any, Pieces], Met]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
-    spread: Callable[[ReplayState, int], Any] | None
+    spread: Callable[[ReplayState], Any] | None
     flat: Flat
     devices: tuple[Any, ...]
 
@@ -89,7 +88,9 @@ def compiled_ensemble(
         method, recorders, local, layout, (device,), functools.partial(batched_state, members, recorders, flat)
     )
     look = build_look(method, recorders, local, every, layout)
-    return Program(engine, build_first(method, layout), look, jax.jit(evaluate_all), None, flat, (device,))
+    return Program(
+        engine, build_first(method, layout), look, jax.jit(evaluate_all), _build_spread(method, layout), flat, (device,)
+    )
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -158,16 +159,25 @@ def _build(
         make = functools.partial(initial_state, method, recorders, flat)
         engine, first = InPieces(method, recorders, of_vector, layout, devices, make), build_first(method, layout)
     look = build_look(method, recorders, of_vector, flat, layout)
-    spread = jax.jit(functools.partial(_spread, method), static_argnums=1) if layout.gossip else None
-    return Program(engine, first, look, jax.jit(_evaluation(problem, flat)), spread, flat, devices)
+    return Program(
+        engine, first, look, jax.jit(_evaluation(problem, flat)), _build_spread(method, layout), flat, devices
+    )
 
 
-def _spread(method: Method, state: ReplayState, workers: int) -> Any:
-    """Return the mean squared distance of the workers' replicas from the central variable."""
-    replicas, resume = state.workers.method, method.resume
-    if resume is not None:
-        replicas = jax.vmap(lambda own: resume(own, None))(replicas)
-    return jnp.mean(jnp.sum((replicas[:workers] - state.central) ** 2, 1))
+def _build_spread(method: Method, layout: Layout) -> Callable[[ReplayState], Any] | None:
+    """Return `Program.spread`."""
+    if not layout.gossip:
+        return None
+
+    @jax.jit
+    def spread(state: ReplayState) -> Any:
+        replicas, resume = state.workers.method, method.resume
+        if method.mix is not None and resume is not None:
+            replicas = jax.vmap(lambda own: resume(own, None))(replicas)
+        apart = of_workers(replicas, layout.workers) - state.central
+        return jnp.mean(jnp.sum(apart**2, -1), 0)
+
+    return spread
 
 
 def _require_held(what: str, numbers: np.ndarray) -> None:

@@ -124,7 +124,7 @@ def diagnostic_rows(
     """
     given = {name: [np.asarray(leaf).reshape(-1) for leaf in leaves] for name, leaves in diagnostics.items()}
     rows = []
-    if ENERGIES[0] in given:
+    if set(ENERGIES) <= given.keys():
         central, proxy = energies = [given.pop(name) for name in ENERGIES]
         for quantity, values in zip(ENERGIES, energies, strict=True):
             rows += [(commit, quantity, name, np.nan, float(v.sum())) for name, v in zip(tensors, values, strict=True)]

@@ -158,7 +158,13 @@ class Replay:
         trace = self.trace
         self._config = {"seed": seed, "precision": precision}
         dtype = jnp.dtype(precision)
-        devices = default_devices(problem.parameter_count) if devices is None else require_devices(devices)
+        if devices is None:
+            devices = default_devices(problem.parameter_count)[: 1 if method.meet else None]
+        elif len(require_devices(devices)) > 1 and method.meet:
+            raise InputError(
+                f"devices: {method.name} has one commit at a time, which touches two workers; give one device"
+            )
+        devices = tuple(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         form = form or form_of(trace, method, problem, devices)
         plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.needs_key)
@@ -206,7 +212,10 @@ class Replay:
 
         A loss that is not finite means that the run has diverged by the last commit.
         """
-        return self.running.evaluate()[0]
+        rows = self.running.evaluate()
+        if not rows:
+            raise InputError(f"replay: diverged at commit {self.diverged_at}, and is not evaluated any more")
+        return rows[0]
 
     def result(self) -> Run:
         """Return what has been replayed so far as a Run."""

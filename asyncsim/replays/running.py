@@ -112,7 +112,7 @@ class Running:
         )
         values = self._program.evaluate(central, state, train, test)
         if self._program.spread is not None:
-            values["consensus_distance"] = self._program.spread(self._held, self.trace.workers)
+            values = {"consensus_distance": self._program.spread(self._held), **values}
         return [
             recording.evaluated({name: float(value) for name, value in own.items()})
             for recording, own in zip(self.recordings, self._of_members(values), strict=True)

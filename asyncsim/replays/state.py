@@ -21,6 +21,8 @@ class Layout(NamedTuple):
         How commits are computed, see `asyncsim.replays.tuning`.
     piece_size : int
         Commits that a piece has room for; a multiple of the number of devices.
+    workers : int
+        Of the trace; on several devices there are rows beyond them, as padding.
     reads : {"after", "before", "separate", "message", "none"}
         When a worker reads for its next computation, see `asyncsim.replays.waves`.
     reads_size, push_reads_size : int
@@ -44,6 +46,7 @@ class Layout(NamedTuple):
 
     form: str
     piece_size: int
+    workers: int
     reads: str
     reads_size: int = 0
     push_reads_size: int = 0
@@ -85,9 +88,11 @@ class ReplayState(NamedTuple):
     push_read : Float[Array, "push_slots parameters"]
         What messages will be formed with, if that is read apart.
     workers : WorkerRow
-        Leaves with leading axis ``workers`` (on several devices a multiple of their number).
+        Leaves with leading axis ``workers``. On several devices the rows beyond the trace's workers are padding: cut
+        them before any mean (`of_workers`).
     messages : tree
-        Those that wait to be taken up by other workers, leaves ``[slots + 1, ...]``; what nobody takes up is the last.
+        Those that wait to be taken up by other workers, with at least one row more than slots: there the form "single"
+        writes what nobody takes up.
     """
 
     central: Array
@@ -97,6 +102,11 @@ class ReplayState(NamedTuple):
     push_read: Array
     workers: WorkerRow
     messages: Any = ()
+
+
+def of_workers(rows: Any, workers: int) -> Any:
+    """Return rows without those that fill up several devices."""
+    return jax.tree.map(lambda leaf: leaf if leaf.shape[0] == workers else leaf[:workers], rows)
 
 
 class ReadsOfPiece(NamedTuple):

@@ -10,7 +10,7 @@ Reads come in three kinds. After each commit, atomic with it (the exchange); bef
 until the last commit that uses it: the worker's own for the atomic kinds, else any that is free then.
 
 Without a server a commit depends on its worker's commit before and on the commits whose messages it takes up, and on
-nothing else. Where workers meet in pairs, a worker reads its own message; else it reads nothing.
+nothing else. A worker reads its own message, of methods that mix nothing (`asyncsim.replays.plan.Plan.layout`).
 """
 
 import heapq
@@ -39,6 +39,8 @@ class Waves(NamedTuple):
         Running maximum of the first position at which the commit can be computed; never decreases.
     blocks : int array, shape ``[commits, blocks]``, or None
         Positions of the blocks of reads that are torn; the last of each is ``read``.
+    gossip : Gossip or None
+        Without a server, what commits take up of each other.
     """
 
     read: np.ndarray
