@@ -8,6 +8,7 @@ tables and a figure.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from asyncsim.wording import each_note_once, note, number_text, table_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asyncsim.methods.method import Method
+    from asyncsim.problems.problem import Problem
     from asyncsim.study.cell import Cell
 
 #: The table of each method on each topology at its best learning rate, beside the summary of all runs.
@@ -57,19 +60,28 @@ class Config(StudyConfig):
     """How many times as long as it would worker 0 takes for a local step: 5, say."""
     tune: tuple[float, ...] = (0.025, 0.1, 0.2, 0.4, 0.8)
     """Learning rates to try for every method; the table shows each method on each topology at its best one."""
-    target: float = 0.95
-    """Accuracy that is to be reached, or loss."""
-    target_of: str = "test_accuracy"
+    target: float | None = None
+    """Accuracy that is to be reached, or loss. None: an accuracy of 0.95, or a loss of 0.3."""
+    target_of: str | None = None
     """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
-    below, if the problem has it."""
+    below, if the problem has it. None: test_accuracy if the problem has it, otherwise train_loss."""
     evaluate_every: int | None = 2
     """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
     the logarithm of the loss or the error."""
 
-    @property
-    def goal(self) -> Target:
-        """What is to be reached."""
-        return Target(self.target, self.target_of)
+    def goal(self, problem: "Problem") -> Target:
+        """Return what is to be reached."""
+        from asyncsim.problems.problem import measures
+
+        goal = Target(
+            0.95, self.target_of or ("test_accuracy" if "test_accuracy" in measures(problem) else "train_loss")
+        )
+        return goal._replace(value=self.target if self.target is not None else 0.95 if goal.from_below else 0.3)
+
+    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
+        """Return what the results depend on, with the target that there is by default."""
+        goal = self.goal(problem)
+        return {**super().record(methods, problem), "target": goal.value, "target_of": goal.of}
 
     @property
     def topologies(self) -> tuple[str, ...]:
@@ -80,7 +92,6 @@ class Config(StudyConfig):
         """Check the options; see `StudyOptions.check`."""
         require_positive("slow", self.slow)
         super().check()
-        self.goal.check()
         for name in ("topology", "tune"):
             values = getattr(self, name)
             if isinstance(values, str) or not hasattr(values, "__iter__"):
@@ -136,8 +147,10 @@ def run(config: Config) -> Result:
     config.say_ignored(("learning_rate",), "beside --tune")
     with config.computing_device():
         cells = _cells(config)
-        config.goal.check_of(cells[0].problem)
-        return run_cells("gossip", config, cells, functools.partial(_conclude, config))
+        goal = config.goal(cells[0].problem)
+        goal.check_of(cells[0].problem)
+        goal.check()
+        return run_cells("gossip", config, cells, functools.partial(_conclude, config, goal))
 
 
 @each_note_once()
@@ -169,7 +182,7 @@ def _cells(config: Config) -> "list[Cell]":
     return cells
 
 
-def results_table(config: Config, folder: Path) -> "pd.DataFrame":
+def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     """Return a row per topology and method at its best learning rate, in the order of the study.
 
     The best rate is the one of the fewest seeds that diverged, then of the least time to the target, and where the
@@ -184,7 +197,7 @@ def results_table(config: Config, folder: Path) -> "pd.DataFrame":
 
     from asyncsim.theory import spectral_gap
 
-    finished, goal = read(folder, "gossip"), config.goal
+    finished = read(folder, "gossip")
     gaps = {topology: spectral_gap(topology, config.workers) for topology in config.topologies}
     rows = []
     for (place, method, rate), group in finished.summary.groupby(["topology", "method", "learning_rate"], sort=False):
@@ -241,25 +254,25 @@ def verdict(table: "pd.DataFrame", goal: Target) -> str:
     return text
 
 
-def _conclude(config: Config, folder: Path, summary: "pd.DataFrame") -> None:
-    table = results_table(config, folder)
+def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame") -> None:
+    table = results_table(config, goal, folder)
     write_csv(folder / TABLE, table)
     drawn = figures("gossip").draw(folder)
     shown = table.drop(columns=["seeds", "diverged"])
     shown["reached"] = [f"{met} of {seeds}" for met, seeds in zip(table["reached"], table["seeds"], strict=True)]
     titles = {
-        "learning_rate": "rate",
+        "learning_rate": "learning_rate",
         "time_to_target": "time (s)",
         "gradients_to_target": "gradients",
         "simulated_seconds": "in all (s)",
-        "consensus_distance": "apart",
+        "consensus_distance": "consensus_distance",
         "spectral_gap": "gap",
     }
     shown = shown.rename(columns={**{name: name.replace("_", " ") for name in shown}, **titles})
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     print(
-        f"{config.workers} workers{slow}; time and gradients until {config.goal}; apart: mean squared distance of the "
-        f"replicas from their mean; gap: spectral\n{table_text(shown)}\n{verdict(table, config.goal)}"
+        f"{config.workers} workers{slow}; time and gradients until {goal}; consensus_distance: mean squared "
+        f"distance of the replicas from their mean; gap: spectral\n{table_text(shown)}\n{verdict(table, goal)}"
     )
     edge = [row for row in table.itertuples() if row.learning_rate in (min(config.tune), max(config.tune))]
     if len(config.tune) > 2 and edge:

@@ -130,6 +130,7 @@ compare --tune 0.1 -1.0 | tune =
 compare --tune 0.1 0.1 | tune =
 compare --measure test_loss --problem quadratic | measure =
 compare --measure accuracy | measure =
+compare --methods dpsgd | or run the study gossip
 compare --seeds 0 | seeds =
 staleness --address auto | address = 'auto': is an option of --executor ray; add that
 staleness --cpus-per-run 2 | cpus_per_run = 2: is an option of --executor ray; add that

@@ -4,6 +4,7 @@ import pytest
 
 from asyncsim import InputError, study, theory
 from asyncsim.study.finished import read
+from asyncsim.study.target import Target
 
 gossip = study.load("gossip")
 SMALL = {"workers": 4, "steps": 12, "tune": (0.1, 0.4), "target": 0.3, "slow": 5.0, "problem": "digits(hidden=[8])"}
@@ -26,7 +27,7 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     for row in table.itertuples():
         rows = finished.rows(topology=row.topology, method=row.method, learning_rate=row.learning_rate)
         (run,) = (finished.run(name) for name in rows["run_folder"])
-        assert row.time_to_target == pytest.approx(config.goal.time(run.evaluations))
+        assert row.time_to_target == pytest.approx(Target(0.3, "test_accuracy").time(run.evaluations))
         (trace,) = (finished.trace(name) for name in rows["trace_file"])
         assert [law.mean for law in trace.cluster.compute_laws] == [5, 1, 1, 1]
     files = {path: path.read_bytes() for path in (out / "gossip.png", out / gossip.TABLE)}
@@ -37,6 +38,16 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     assert {path: path.read_bytes() for path in files} == files
 
 
+@pytest.mark.full
+def test_of_a_problem_without_accuracy_the_target_is_of_the_loss(tmp_path, capsys):
+    options = {"workers": 3, "steps": 6, "tune": (0.1,), "problem": "quadratic", "topology": ("ring()",)}
+    out, _ = gossip.run(gossip.Config(**options, methods=("dpsgd",), out=tmp_path / "out"))
+    config = read(out, "gossip").config
+    assert (config["target"], config["target_of"]) == (0.3, "train_loss")
+    said = capsys.readouterr().out
+    assert "until a train loss of 0.3" in said and "learning_rate" in said and "consensus_distance" in said
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -45,6 +56,7 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
         ({"topology": ()}, "topology: none given"),
         ({"topology": ("ring", "ring()")}, "one comes twice"),
         ({"tune": (0.1, -1.0)}, "tune = -1"),
+        ({"target": 1.5}, "target = 1.5: an accuracy is at most 1"),
         ({"slow": 0.0}, "slow = 0"),
         ({"discipline": "random"}, "there is no server; leave discipline out"),
         ({"methods": ("downpour",)}, "none can be run on topology"),

@@ -264,7 +264,7 @@ def _check_policy(cluster: Cluster) -> None:
     if policy.name in WITHOUT_SERVER[1:] and cluster.topology is None:
         raise InputError(
             f"policy = {policy}: is for clusters without a server; give a topology, such as "
-            "asyncsim.topologies.ring(), or another policy"
+            "asyncsim.topologies.ring(), or another policy, or run the study gossip"
         )
     if cluster.protocol == "read_then_write" and policy.chooses_when_to_reply:
         raise InputError(
