@@ -86,7 +86,23 @@ WRONG = {
     ),
     "its own error": (
         {"apply": lambda s, c, m, k, v: Applied(c + jnp.ones(3))},
-        rf"{APPLY}: failed: TypeError: add got incompatible shapes",
+        rf"{APPLY}: failed: TypeError: add got incompatible shapes [^;]*$",
+    ),
+    "a server without init_server": (
+        {"apply": lambda s, c, m, k, v: Applied(c + 0.9 * s, s, k)},
+        rf"{APPLY}: failed: TypeError: .*; server is \(\), as the method has no init_server",
+    ),
+    "a memory without init_memory": (
+        {"apply": lambda s, c, m, k, v: Applied(c + k["sum"], s, k)},
+        rf"{APPLY}: failed: TypeError: .*; memory is \(\), as the method has no init_memory",
+    ),
+    "a worker without init_worker": (
+        {"message": lambda w, u, s, c, v: (w.sum(), w, {})},
+        rf"{MESSAGE}: failed: AttributeError: .*; worker is \(\), as the method has no init_worker",
+    ),
+    "an error beside a worker without state": (
+        {"message": lambda w, u, s, c, v: (u, (), {}), "apply": lambda s, c, m, k, v: Applied(c + jnp.ones(3))},
+        rf"{APPLY}: failed: TypeError: add got incompatible shapes [^;]*$",
     ),
     "update alone": (
         {"message": lambda w, u, s, c, v: u},

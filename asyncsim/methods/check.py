@@ -36,6 +36,7 @@ _CALLS = {
     "mix": "mix(worker, inbox, visit)",
     "meet": "meet(own, other, visit)",
 }
+_STATES = ("init_worker", "init_server", "init_memory")
 _OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet")
 
 
@@ -69,6 +70,15 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
                     f"{method.name}.{switch} = False: its functions look at visit.{told_then}, which is told only to "
                     f"methods made with {switch}=True; add that"
                 ) from None
+        # A state that is () is to blame if the function ends otherwise with another one in its place.
+        call, failed, _ = str(error).partition(": failed: ")
+        for name in _STATES if failed else ():
+            state: Any = {name: lambda central: central}
+            if getattr(method, name) is Method._field_defaults[name]:
+                other = _fault(_check_functions, method._replace(**state), params)
+                if other != str(error) and (not other or other.startswith(call)):
+                    what = f"{name.removeprefix('init_')} is (), as the method has no {name}"
+                    raise InputError(f"{error}; {what}; give that") from error
         raise
 
 
@@ -158,7 +168,7 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
     _check_optimizer(method, params)
     visit = visit_kinds(method.sees_loss, method.needs_key, gossips=method.mix is not None or method.meet is not None)
-    worker, server, memory = (_call(method, name, central) for name in ("init_worker", "init_server", "init_memory"))
+    worker, server, memory = (_call(method, name, central) for name in _STATES)
     if method.meet is not None:
         _require_vector(method, "init_worker", worker, central, "the worker's state, ")
     if method.resume is not None:
