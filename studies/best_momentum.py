@@ -22,7 +22,7 @@ from asyncsim.errors import InputError, require_count, require_positive
 from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
-from asyncsim.study.finished import draw, say_written
+from asyncsim.study.finished import draw
 from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
 from asyncsim.wording import counted, over_seeds, table_text
@@ -119,7 +119,7 @@ def run(config: Config) -> Result:
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
             gradients = counted(config.gradients, "gradient")
             print(f"{record['problem']}, the least loss after {gradients}; {seeds}\n{table_text(best)}")
-            say_written(folder, "parts", results.SUMMARY, TABLE, *draw("best_momentum", folder, "momentum"))
+            draw("best_momentum", folder, "momentum")
 
         return run_jobs("best_momentum", config, record, jobs, executor, conclude)
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.errors import InputError, require_choice, require_positive
 from asyncsim.files import write_csv
-from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import figures, read, say_written
+from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, until_target
 from asyncsim.wording import note, table_text
@@ -90,10 +89,9 @@ def run(config: Config) -> Result:
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             table = results_table(config, cells[0], folder)
             write_csv(folder / TABLE, table)
-            drawn = figures("compare").draw(folder)
+            figures("compare").draw(folder)
             print(report(config, cells[0], table))
             _say_at_the_edge(summary, table)
-            say_written(folder, *results.RUNS, TABLE, *drawn)
 
         return run_cells("compare", config, cells, conclude)
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.files import write_csv
-from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read, say_written
+from asyncsim.study.finished import draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.wording import table_text
 
@@ -180,7 +179,7 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
         write_csv(folder / name, table)
     print(_LEGEND)
     print(report(finished.summary, *tables[:2]))
-    say_written(folder, *results.RUNS, *TABLES, *draw("energy", folder))
+    draw("energy", folder)
 
 
 def _tables(run: "Run") -> "list[pd.DataFrame]":

@@ -18,7 +18,7 @@ from asyncsim.calls import split
 from asyncsim.errors import InputError
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import figures, say_written
+from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import sweep
@@ -72,11 +72,10 @@ def run(config: Config) -> Result:
         ]
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
-            drawn = figures("ensembles").draw(folder)
+            figures("ensembles").draw(folder)
             seeds = over_seeds(summary["seed"].nunique(), "means over")
             print(f"{cell.problem.name}, {seeds}; of the first so many models, without those that diverged")
             print(report(summary))
-            say_written(folder, "parts", results.SUMMARY, *drawn)
 
         return run_jobs("ensembles", config, record, jobs, opened(config, [(cell.problem, config.workers)]), conclude)
 

@@ -19,7 +19,7 @@ from asyncsim.files import plain
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import Discipline, LawLike, MethodLike
-from asyncsim.study.finished import figures, say_written
+from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
 from asyncsim.wording import note, table_text
 
@@ -156,7 +156,7 @@ def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulati
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     from asyncsim.real import load
 
-    drawn = figures("fairness").draw(folder)
+    figures("fairness").draw(folder)
     for one in summary["discipline"].unique():
         numbers = load(folder / _RECORDINGS / one).trace.summary()
         print(f"{one}: {numbers['throughput']:.3g} commits/s, server busy {numbers['utilisation']:.3f} of the time")
@@ -165,4 +165,3 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     shown = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
     shown += ["mean_wait", "simulated_wait"]
     print(f"\n{table_text(summary[shown])}")
-    say_written(folder, _RECORDINGS, results.SUMMARY, *drawn)

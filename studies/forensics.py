@@ -142,7 +142,7 @@ def run(config: Config) -> Result:
             write_csv(folder / "fit.csv", table)
             sought = None if published else config.hidden[:2]
             print(f"deviation from the curves to be fitted ({source})\n{_told(table)}\n\n{verdict(table, sought)}\n")
-            report("forensics", folder, summary, ("method", *_POINT, "workers"), _TABLES)
+            report("forensics", folder, summary, ("method", *_POINT, "workers"))
 
         def follow(folder: Path, summary: "pd.DataFrame") -> "list[Cell]":
             found = choose(fit(read(folder, "forensics"), targets, config.fitted))

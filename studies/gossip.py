@@ -17,9 +17,8 @@ from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.laws import Constant, Law, scaled
 from asyncsim.errors import InputError, require_positive
 from asyncsim.files import write_csv
-from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import figures, read, say_written
+from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, until_target
 from asyncsim.topologies import as_topology
@@ -257,7 +256,7 @@ def verdict(table: "pd.DataFrame", goal: Target) -> str:
 def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame") -> None:
     table = results_table(config, goal, folder)
     write_csv(folder / TABLE, table)
-    drawn = figures("gossip").draw(folder)
+    figures("gossip").draw(folder)
     shown = table.drop(columns=["seeds", "diverged"])
     shown["reached"] = [f"{met} of {seeds}" for met, seeds in zip(table["reached"], table["seeds"], strict=True)]
     titles = {
@@ -278,4 +277,3 @@ def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame
     if len(config.tune) > 2 and edge:
         names = ", ".join(f"{row.method} on {row.topology} ({row.learning_rate:g})" for row in edge)
         note(f"best at the least or the largest rate of --tune, and one beyond it may be better: {names}")
-    say_written(folder, *results.RUNS, TABLE, *drawn)

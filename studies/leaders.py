@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
 from asyncsim.files import write_csv
-from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import Finished, draw, read, say_written
+from asyncsim.study.finished import Finished, draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.wording import each_note_once, note, table_text
 
@@ -121,7 +120,7 @@ def run(config: Config) -> Result:
             table = results_table(read(folder, "leaders"), config.target)
             write_csv(folder / TABLE, table)
             print(report(cells[0].problem.name, table))
-            say_written(folder, *results.RUNS, TABLE, *draw("leaders", folder, "lsgd"))
+            draw("leaders", folder, "lsgd")
 
         return run_cells("leaders", config, cells, conclude)
 

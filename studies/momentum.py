@@ -20,7 +20,7 @@ from asyncsim.errors import InputError, require_positive
 from asyncsim.files import read_table
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
-from asyncsim.study.finished import draw, say_written
+from asyncsim.study.finished import draw
 from asyncsim.study.jobs import Job, Result, Tables, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
 from asyncsim.wording import counted
@@ -140,7 +140,7 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
             print(report(read_table(folder / TABLES[0])))
-            say_written(folder, "parts", results.SUMMARY, *TABLES, *draw("momentum", folder))
+            draw("momentum", folder)
 
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError
 from asyncsim.files import write_csv
-from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
-from asyncsim.study.finished import Finished, Known, beside, figures, read, say_written, trace_means
+from asyncsim.study.finished import Finished, Known, beside, figures, read, trace_means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target, until_target
 from asyncsim.wording import LEAST_SHARE, counted, table_text
@@ -191,10 +190,9 @@ def _conclude(
     times = times_table(read(folder, "policies"), target)
     write_csv(folder / POLICIES, policies)
     write_csv(folder / TIMES, times)
-    drawn = figures("policies").draw(folder)
+    figures("policies").draw(folder)
     print(_policies_text(policies, summary["seed"].nunique()))
     print(_times_text(times, target))
-    say_written(folder, *results.RUNS, POLICIES, TIMES, *drawn)
 
 
 def _policies_text(policies: "pd.DataFrame", traces: int) -> str:

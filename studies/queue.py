@@ -87,4 +87,4 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     means = sums[list(_COLUMNS.values())].div(sums["share"], axis=0)
     shown = means.join(sums[["share", "never_commit"]] / table["seed"].nunique())
     print(f"means over commits; never_commit: workers without any\n{table_text(shown.reset_index())}\n")
-    report("queue", folder, summary, ("workers", "discipline", "method"), (_RANKS,))
+    report("queue", folder, summary, ("workers", "discipline", "method"))

@@ -179,7 +179,7 @@ def _conclude(target: float, divided: bool, folder: Path, summary: "pd.DataFrame
     if divided and table["batch_size"].nunique() > 1:
         print("a share of the batch steps as far as all of it does: n workers take up to n\u00b2 as many steps")
     print()
-    report("speedup", folder, summary, ("workers", "batch_size", "method"), (TABLE,))
+    report("speedup", folder, summary, ("workers", "batch_size", "method"))
 
 
 def _long_enough(cell: "Cell", seconds: float) -> "Cell":

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncsim.clusters.cluster_text import describe
-from asyncsim.study import results
 from asyncsim.study.config import StudyConfig
-from asyncsim.study.finished import Known, beside, figures, say_written, trace_means
+from asyncsim.study.finished import Known, beside, figures, trace_means
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.wording import LEAST_SHARE, counted
 
@@ -59,9 +58,8 @@ def report(cluster: "Cluster", methods: "list[Method]", problem: str, summary: "
 
 def _conclude(cluster: "Cluster", methods: "list[Method]", problem: str, folder: Path, summary: "pd.DataFrame") -> None:
     """Draw the figures and print the tables of the runs that there are."""
-    drawn = figures("staleness").draw(folder)
+    figures("staleness").draw(folder)
     print(report(cluster, methods, problem, summary))
-    say_written(folder, *results.RUNS, *drawn)
 
 
 def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, str]]:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim.errors import InputError, require_count
 from asyncsim.files import write_csv
-from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read, say_written
+from asyncsim.study.finished import draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.wording import tensor_label
 
@@ -123,4 +122,4 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
     write_csv(folder / TABLE, table)
     print(f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")
-    say_written(folder, *results.RUNS, TABLE, *draw("tensors", folder))
+    draw("tensors", folder)

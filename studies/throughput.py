@@ -17,7 +17,7 @@ from asyncsim.calls import split
 from asyncsim.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.files import write_csv, write_json
 from asyncsim.study import results
-from asyncsim.study.finished import figures, say_written
+from asyncsim.study.finished import figures
 from asyncsim.wording import note, number_text, table_text, tell
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def run(config: Config) -> "pd.DataFrame":
             parts.append(part)
             summary = pd.concat(parts, ignore_index=True)
             write_csv(folder / results.SUMMARY, summary)
-        drawn = figures("throughput").draw(folder)
+        figures("throughput").draw(folder)
     shown = summary.rename(columns={"per_second": "per second", "per_second_min": "least", "per_second_max": "most"})
     print("ratio: the rate of the first of a case over this one's, in the same turn; medians, least and most")
     print(f"{table_text(shown.drop(columns='amount'))}\n\n{verdict(summary)}")
-    say_written(folder, results.SUMMARY, *drawn)
+    results.say_written(folder)
     return summary
 
 

@@ -22,7 +22,7 @@ from asyncsim.files import plain, write_csv
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import figures, say_written
+from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
 from asyncsim.wording import note
 
@@ -168,7 +168,6 @@ def table(summary: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
-    drawn = figures("validate").draw(folder)
+    figures("validate").draw(folder)
     shown = table(summary).to_string(index=False, float_format="{:.1e}".format)
     print(f"replays of the recorded order: largest difference of losses and parameters\n{shown}")
-    say_written(folder, _RECORDINGS, results.SUMMARY, *drawn)

@@ -27,9 +27,8 @@ import numpy as np
 
 from asyncsim.errors import InputError, require_positive
 from asyncsim.files import read_table, write_csv
-from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import Finished, draw, read, say_written
+from asyncsim.study.finished import Finished, draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
 from asyncsim.wording import counted, note
 
@@ -178,7 +177,7 @@ def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
     write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY))
     write_csv(folder / TABLES[2], pd.DataFrame(_staleness(summary, counts)))
     print(report(finished))
-    say_written(folder, *results.RUNS, *TABLES, *draw("windows", folder, "agn"))
+    draw("windows", folder, "agn")
 
 
 def report(finished: Finished) -> str:

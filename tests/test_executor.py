@@ -111,6 +111,11 @@ def files(folder: str) -> dict[str, bytes]:
 # Several at once
 
 
+def test_an_own_study_says_what_it_wrote(capsys):
+    assert study.main([*STUDY, "--out=mine"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "wrote mine: config.json, runs, traces, summary.csv"
+
+
 def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
     together, running, most = threading.Barrier(2), [], []
 

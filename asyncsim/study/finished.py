@@ -171,22 +171,16 @@ def _damage(error: Exception) -> str:
     return "is empty" if type(error).__name__ == "EmptyDataError" else "is damaged: no table of text"
 
 
-def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str], tables: Sequence[str] = ()) -> None:
-    """Print how the runs of each cell ended on which problem, draw the study's figures, and say what was written.
+def report(study: str, folder: Path, summary: "pd.DataFrame", by: Sequence[str]) -> None:
+    """Print how the runs of each cell ended on which problem, and draw the study's figures.
 
-    ``by``: columns that set the lines of the table apart. ``tables``: names of the study's own files in the folder.
+    ``by``: columns that set the lines of the table apart.
     """
     from asyncsim.study.outcome import averaged, outcome_table
 
     problem = read(folder, study).config["problem"]
     print(f"{problem}, {averaged(summary, by)}\n{outcome_table(summary, by)}")
-    files = [name for name in tables if (folder / name).exists()]
-    say_written(folder, *results.RUNS, *files, *draw(study, folder))
-
-
-def say_written(folder: Path, *names: str | Path) -> None:
-    """Say what a study has written into its folder: the options, and files and folders by name, or by their paths."""
-    print(f"\nwrote {folder}: {', '.join([results.CONFIG, *(Path(name).name for name in names)])}")
+    draw(study, folder)
 
 
 def draw(study: str, folder: Path, paper: str = "gem") -> list[Path]:

@@ -180,7 +180,7 @@ def run_jobs(
     ``study``: its name. ``record``: what the results depend on, for ``config.json``. ``executor``: that gives what
     computes them, `opened` say. ``conclude``: from the folder and the summary, without what has failed: draws the
     figures and prints the tables of what there is. ``follow``: from the folder and the summary of these jobs to more of
-    them, chosen by it, which are run then.
+    them, chosen by it, which are run then. After ``conclude`` it is said what the folder holds.
 
     A KeyboardInterrupt, or InputError, is passed on; tables and figures of what ended are there then, and
     ``config.json`` names what is missing.
@@ -188,6 +188,11 @@ def run_jobs(
     place = results.new_folder(config.out, study, resumable=True)
     if config.resume is not None:
         place = results.old_folder(config.resume, record)
+
+    def ends(folder: Path, ended: "pd.DataFrame") -> None:
+        conclude(folder, ended)
+        results.say_written(folder)
+
     with place as folder, executor as computing:
         runner = Runner(folder, computing)
         # Whatever ends the process, what it leaves does not look complete.
@@ -202,7 +207,7 @@ def run_jobs(
                 if len(ended := _ended(folder)):
                     there, count = len(runner.jobs) - len(runner.missing), counted(len(runner.jobs), "run")
                     tell(f"tables and figures are of what ended, {there} of {count}")
-                    conclude(folder, ended)
+                    ends(folder, ended)
             raise
         results.write_config(folder, record, runner.missing)
         summary = runner.tables()[results.SUMMARY]
@@ -210,7 +215,7 @@ def run_jobs(
         ended = _ended(folder)
         if ended.empty:
             raise InputError(f"all {failed} runs failed, the first with {summary['error'].iloc[0]}")
-        conclude(folder, ended)
+        ends(folder, ended)
         if failed:
             note(
                 f"{failed} of {len(runner.jobs)} runs failed; {' and '.join(tables)} has their errors, and "

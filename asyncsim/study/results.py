@@ -19,8 +19,6 @@ SUMMARY = "summary.csv"
 CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
 #: In it, too: the paths of the user's own files, and their hashes.
 FILES = "files"
-#: What studies of runs write besides: their traces, the runs, and that table.
-RUNS = ("traces", "runs", SUMMARY)
 #: What to do with a folder in which a study cannot go on.
 ANEW = "begin anew with --out FOLDER (in Python out=...)"
 #: Status of a run that ended with an error: a row of the summary without a folder.
@@ -178,6 +176,13 @@ def telling(folder: Path, held: Held, resumable: bool = True, instead: str = "")
         if isinstance(error, InputError) and finished:
             raise InputError(f"{error}; what was finished before is in {folder}") from error
         raise
+
+
+def say_written(folder: Path) -> None:
+    """Print what a study has written into its folder: the options, folders, tables, then figures."""
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    paths.sort(key=lambda path: (path.name != CONFIG, not path.is_dir(), path.name != SUMMARY, path.suffix != ".csv"))
+    print(f"\nwrote {folder}: {', '.join(path.name for path in paths)}")
 
 
 def lacks_runs(folder: Path | None) -> bool:
