@@ -67,9 +67,8 @@ def test_order_and_configuration():
     have = [(run.config["seed"], run.config["hyperparameters"]["learning_rate"]) for run in runs]
     assert have == [(2, 0.1), (2, 0.2), (0, 0.1), (0, 0.2)]
     assert {run.config["hyperparameters"]["kappa"] for run in runs} == {3.0}
-    one = replay(
-        make_trace(commits=60), methods.gem(0.2, kappa=3.0), make_problem("quadratic"), seed=2, precision="float64"
-    )
+    options = {"precision": "float64", "record": [recorders.energy(tensors=5), recorders.diagnostics()]}
+    one = replay(make_trace(commits=60), methods.gem(0.2, kappa=3.0), make_problem("quadratic"), seed=2, **options)
     assert_same(runs[1], one)
     assert_same(singles[1], one)
 
@@ -79,7 +78,8 @@ def test_order_and_configuration():
 def test_own_factories(case, lenient):
     make, protocol, window = OWN[case]
     trace = make_trace(protocol, window, commits=120)
-    for found, expected in zip(*both(trace, make, make_problem("quadratic"), rate=[0.02, 0.05]), strict=True):
+    rates = {"rate" if case == "server state" else "learning_rate": [0.02, 0.05]}
+    for found, expected in zip(*both(trace, make, make_problem("quadratic"), **rates), strict=True):
         assert_same(found, expected)
 
 
