@@ -52,7 +52,6 @@ _PANELS = {"gem": "1a", "downpour": "1b", "adaptive_staleness": "1c"}
 #: What sets the cells apart besides the workers.
 _POINT = ["service", "cv", "learning_rate"]
 _CLUSTER = ["service", "cv"]
-_TABLES = ("fit.csv", "target.csv")
 #: The most that a curve may deviate that was held out, for a good fit.
 HELD_OUT_BAR = 0.15
 
