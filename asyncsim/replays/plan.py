@@ -67,7 +67,7 @@ class Plan:
         kinds = tuple(kind for kind in (self._reads, self._push_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
         platform = devices[0].platform
-        self._tuning = tuning(platform)
+        self._tuning = tuning(platform, problem.parameter_count)
         # Where workers meet, a commit touches the rows of two: one at a time.
         meets = waves.gossip is not None and bool((waves.gossip.partner >= 0).any())
         sizes = self._tuning.piece_sizes if form == "batch" and not meets else (1,)
