@@ -306,7 +306,7 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
     ]
     assert of_results[0] == of_results[1]
     for fewer, message in [
-        (("--seeds=1",), "(seeds = 3, not 1)"),
+        (("--seeds=1",), "(seeds = 3, not 1"),
         (("--methods=sgd",), "(methods = ['downpour', 'sgd'], not ['sgd']; "),
     ]:
         code, err = told("toy", *fewer, "--resume=mine")

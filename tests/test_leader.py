@@ -10,7 +10,7 @@ from cases import EVERY, FORCED, make_problem, make_trace
 from event_loop import forced_deviation
 from test_catalogue import with_versions
 
-from asyncsim import Cluster, InputError, methods, prescribed, problems, simulate
+from asyncsim import Cluster, InputError, methods, prescribed, problems, recorders, simulate
 from asyncsim.methods import Applied, Method, gradient_steps
 from asyncsim.replays.replay import Replay, replay
 
@@ -90,7 +90,8 @@ def test_own_methods_that_see_losses_and_memories_are_the_loop(count):
     with jax.enable_x64(True):
         devices = jax.devices()[:count]
         problem = make_problem("quadratic")
-        running = Replay(trace, best_of_all(), problem, precision="float64", stops=stops, devices=devices)
+        options = {"stops": stops, "devices": devices, "record": [recorders.energy()]}
+        running = Replay(trace, best_of_all(), problem, precision="float64", **options)
         assert max(forced_deviation(running, EVERY).values()) < FORCED
 
 

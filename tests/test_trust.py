@@ -244,7 +244,7 @@ def test_all_that_is_shipped_is_told_apart_in_every_process():
         (["study", *TOY, "--policy", "x" * 9_000], "unknown; choose from asynchronous()"),
         (["study", *TOY, "--methods", "x" * 9_000], "unknown; choose from adag"),
         (["study", "staleness", "--resume", "deep"], "nested too deeply"),
-        (["figures", "deep"], "no results of a study"),
+        (["figures", "deep"], "its config.json is there but damaged"),
     ],
 )
 def test_each_mistake_is_one_line(told, arguments, message):

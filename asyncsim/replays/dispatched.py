@@ -221,7 +221,8 @@ class Numbers:
         self._of_calls = of_calls
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.concatenate([np.asarray(of_call) for of_call in self._of_calls])[:, None].astype(dtype)
+        numbers = np.concatenate([np.asarray(of_call) for of_call in self._of_calls])[:, None]
+        return numbers if dtype is None else numbers.astype(dtype)
 
 
 def _calls(group: Group, most: int) -> Iterator[range]:
