@@ -150,9 +150,11 @@ def test_docstring_examples(name, tmp_path, monkeypatch):
 
 
 def reachable(path: str) -> bool:
-    """Whether a dotted name is a module, or an attribute of something that is reachable."""
+    """Whether a dotted name is a module, or an attribute of something that is there."""
     try:
-        pkgutil.resolve_name(path)
-    except (ImportError, AttributeError) as error:
-        return error.name in ("ray", "torch")  # which only some of the project needs
+        importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name not in ("ray", "torch"):  # which only some of the project needs
+            parent, _, name = path.rpartition(".")
+            return hasattr(pkgutil.resolve_name(parent), name)
     return True
