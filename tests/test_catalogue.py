@@ -237,7 +237,7 @@ def runs(draw):
 
 
 @pytest.mark.full
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(run=runs())
 def test_methods_are_their_formulas_on_random_clusters(run):
     name, cluster, seed = run
