@@ -67,7 +67,9 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
     columns = len(names) + 1
     figure, panels = look.new_figure(max(look.DOUBLE, 1.75 * columns), 4.4, columns, 2)
     accuracy = quantity.endswith("accuracy")
-    low = max(0.0, 1 - 6 * (1 - config["target"])) if accuracy else None
+    # Around the target, and no curve is left out.
+    best = min(float(np.nan_to_num(curve.mean).max()) for curve in curves.values())
+    low = max(0.0, min(1 - 6 * (1 - config["target"]), best - 0.1)) if accuracy else None
     for row, (against, said) in enumerate((("time", "simulated time (s)"), ("step", "gradients"))):
         # As far as the slowest needs, if it gets there: what comes after is flat.
         until = _until(table, curves, against)
