@@ -34,6 +34,7 @@ from event_loop import RECORDED, EventLoop, deviation, forced_deviation
 from asyncsim import (
     barrier,
     bounded_staleness,
+    buckets,
     buffered,
     cancel_stale,
     discard_stale,
@@ -58,6 +59,7 @@ POLICIES = [
     cancel_stale(2),
     cancel_stale(3, 2),
     rounds(),
+    buckets(3),
 ]
 SEPARATE = "read_then_write, two visits"
 

@@ -19,6 +19,7 @@ from asyncsim import (
     asynchronous,
     barrier,
     bounded_staleness,
+    buckets,
     buffered,
     cancel_stale,
     discard_stale,
@@ -41,7 +42,11 @@ TIMES = ["arrive_time", "serve_time", "commit_time"]
 
 counts, limits = st.integers(1, 4), st.integers(1, 5)
 admitting = st.one_of(
-    st.builds(buffered, counts), st.builds(discard_stale, limits, counts), st.just(rounds()), st.just(asynchronous())
+    st.builds(buffered, counts),
+    st.builds(discard_stale, limits, counts),
+    st.just(rounds()),
+    st.builds(buckets, counts),
+    st.just(asynchronous()),
 )
 holding = st.one_of(
     st.builds(bounded_staleness, st.integers(0, 3)),
@@ -145,7 +150,10 @@ def test_invariants(cluster, commits, seed):
         lost = frame[~frame.index.isin(taken.index)]
         assert (taken["staleness"] < policy.staleness_limit).all()
         assert (np.r_[0, frame["version"]][lost.index] - lost["read_version"] >= policy.staleness_limit).all()
-    if policy.name != "rounds":
+    if policy.name == "buckets":
+        for _, one in [*(taken["worker"] % policy.count).groupby(version_before(taken))][: taken["version"].iloc[-1]]:
+            assert one.nunique() == policy.count and one.iloc[:-1].nunique() == policy.count - 1
+    elif policy.name != "rounds":
         np.testing.assert_array_equal(taken["version"], np.arange(1, commits + 1) // policy.per_version(n))
     if policy.waits_for_version:
         contributors = taken.groupby(version_before(taken))["worker"]
@@ -353,6 +361,7 @@ ALL = [
     "discard_stale(limit=4, count=1)",
     "cancel_stale(limit=4, count=2)",
     "rounds()",
+    "buckets(count=2)",
 ]
 
 

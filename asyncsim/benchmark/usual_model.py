@@ -146,6 +146,10 @@ class UsualModel:
         self.clock[i] += 1
         if self.policy.name == "rounds":
             complete = self._round(i)
+        elif self.policy.name == "buckets":
+            self.contributed.add(i % self.batch)
+            complete = len(self.contributed) == self.batch
+            self.contributed -= self.contributed if complete else set()
         else:
             self.buffered += 1
             complete = self.buffered == self.batch

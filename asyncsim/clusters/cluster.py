@@ -271,9 +271,11 @@ def _check_policy(cluster: Cluster) -> None:
             f"policy = {policy}: the server chooses when to answer a read, but with protocol 'read_then_write' a "
             "worker reads before the server has its message; choose the protocol 'exchange' or 'write_then_read'"
         )
-    if policy.waits_for_version and policy.per_version(cluster.workers) > cluster.workers:
+    is_filled = policy.waits_for_version or policy.name == "buckets"
+    if is_filled and policy.per_version(cluster.workers) > cluster.workers:
+        needs = "its workers wait until so many have delivered" if policy.waits_for_version else "some of its buckets would have no worker"
         raise InputError(
-            f"policy = {policy}: its workers wait until so many have delivered, and there are {cluster.workers}; "
+            f"policy = {policy}: {needs}, and there are {cluster.workers}; "
             f"write {form_of(POLICIES[policy.name])} with a count of at most {cluster.workers}"
         )
 

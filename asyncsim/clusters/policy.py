@@ -28,6 +28,7 @@ _PARAMETERS: dict[str, dict[str, int]] = {
     "discard_stale": {"limit": 1, "count": 1},
     "cancel_stale": {"limit": 1, "count": 1},
     "rounds": {},
+    "buckets": {"count": 1},
     "neighbours": {},
     "overlap": {"steps": 1},
     "handshake": {},
@@ -48,7 +49,8 @@ class Policy:
     bound : int or None
         Most commits that a worker may be ahead of the slowest.
     count : int or None
-        Messages per version; None for one, and with a barrier for one of each worker.
+        Messages per version; None for one, and with a barrier for one of each worker. With `buckets`, how many of these
+        there are.
     limit : int or None
         Staleness (versions) from which on nothing is taken up.
     steps : int or None
@@ -231,6 +233,19 @@ def rounds() -> Policy:
     return Policy("rounds")
 
 
+def buckets(count: int) -> Policy:
+    """Return BASGD's buckets: a version is made once there is a message in each, and workers go on at once.
+
+    Worker ``s`` puts its messages into bucket ``s mod count``. The message that comes into the last empty bucket makes
+    a version, of all that are there, and the buckets are emptied. ``count``: at most the workers.
+
+    References
+    ----------
+    Yang and Li 2021, "BASGD: buffered asynchronous SGD for Byzantine learning", arXiv 2003.00937, algorithm 2.
+    """
+    return Policy("buckets", count=count)
+
+
 def neighbours(mix: str = "before") -> Policy:
     """Return the barrier among neighbours, on clusters without a server: round by round, all with those next to them.
 
@@ -294,6 +309,7 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
         discard_stale,
         cancel_stale,
         rounds,
+        buckets,
         neighbours,
         overlap,
         handshake,

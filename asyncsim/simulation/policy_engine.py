@@ -31,7 +31,12 @@ class Admission(Generic[Member]):
     def __init__(self, policy: Policy, workers: int):
         self.version = 0
         self._limit = policy.staleness_limit
-        self._completes = rounds_of(workers) if policy.name == "rounds" else batches_of(policy.per_version(workers))
+        if policy.name == "rounds":
+            self._completes = rounds_of(workers)
+        elif policy.name == "buckets":
+            self._completes = buckets_of(policy.per_version(workers))
+        else:
+            self._completes = batches_of(policy.per_version(workers))
         self._waits_for_version = policy.waits_for_version
         self._bound = policy.bound
         self._clocks = [0] * workers
@@ -113,6 +118,20 @@ def rounds_of(workers: int) -> Callable[[int], bool]:
             return False
         if not due:
             missing, ahead = set(range(workers)) - ahead, set()
+        return True
+
+    return completes
+
+
+def buckets_of(count: int) -> Callable[[int], bool]:
+    """Return a function that says whether a message comes into the last empty bucket; see `asyncsim.buckets`."""
+    filled = set[int]()
+
+    def completes(index: int) -> bool:
+        filled.add(index % count)
+        if len(filled) < count:
+            return False
+        filled.clear()
         return True
 
     return completes

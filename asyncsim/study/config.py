@@ -75,7 +75,7 @@ the workers' clocks, not of the staleness in versions); buffered(count), so many
 first_of(count), and their workers wait for it; barrier(count), and the others are stopped, all workers without a count;
 discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit, count=1), and computations
 that become so are stopped; rounds, a version by every worker in turn, while further messages are buffered and nobody
-waits.
+waits; buckets(count), a version once each of so many, among which the workers are divided, has a message.
 """
 
     #: What was typed on the command line, but for options on which no result depends; in Python nothing was.
