@@ -114,7 +114,7 @@ policies --policy | policy: none given
 policies --policy barrier barrier | policy = barrier, barrier: one comes twice
 policies --policy barrier(3) barrier(count=3) | policy = barrier(3), barrier(count=3): one comes twice
 policies --policy barrier(5) --workers 4 | policy
-policies --policy buckets(5) --workers 4 | buckets(count=5): some of its buckets would have no worker, and there are 4
+policies --policy buckets(5) --workers 4 | buckets(count=5): some buckets would have no worker, and there are 4
 policies --policy bariers | policy = 'bariers': unknown; did you mean
 policies --target 0.0 | target = 0.0: must be above zero
 policies --problem quadratic --target-of test_accuracy | target_of = 'test_accuracy': unknown; choose

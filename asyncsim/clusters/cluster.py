@@ -273,7 +273,11 @@ def _check_policy(cluster: Cluster) -> None:
         )
     is_filled = policy.waits_for_version or policy.name == "buckets"
     if is_filled and policy.per_version(cluster.workers) > cluster.workers:
-        needs = "its workers wait until so many have delivered" if policy.waits_for_version else "some of its buckets would have no worker"
+        needs = (
+            "its workers wait until so many have delivered"
+            if policy.waits_for_version
+            else "some buckets would have no worker"
+        )
         raise InputError(
             f"policy = {policy}: {needs}, and there are {cluster.workers}; "
             f"write {form_of(POLICIES[policy.name])} with a count of at most {cluster.workers}"
