@@ -49,6 +49,8 @@ staleness --no-exclusive | exclusive = False: an exchange is always one atomic v
 staleness --batch-size 0 | batch_size = 0: must be at least 1
 staleness --batch-size 100000 | batch_size = 100000: train has only 1437 examples
 staleness --workers 1500 --steps 1 --problem digits(1,sharded=True) | the smallest of 1500 shards
+staleness --workers 1500 --steps 1 --problem digits(1,dirichlet=1) | 1500 shards of 1437 examples has 0; use
+staleness --problem digits(dirichlet=-1) | dirichlet = -1: must be above zero
 staleness --problem quadratic(curvature=[-1]) | curvature = [-1]: must be a list of eigenvalues above
 staleness --problem quadratic(noise=-1) | noise = -1: must be zero or above
 staleness --problem mnist(dropout=1) | dropout = 1: must be below one

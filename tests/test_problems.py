@@ -16,7 +16,7 @@ from asyncsim import Cluster, InputError, methods, prescribed, replay, simulate
 from asyncsim.problems import Problem, characters, custom, digits, least_squares, logistic, mnist, quadratic
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.problems.mnist import mnist_from_arrays
-from asyncsim.problems.problem import BatchIndices, mean_in_pieces
+from asyncsim.problems.problem import BatchIndices, dirichlet_shards, mean_in_pieces
 from asyncsim.replays.running import problem_state
 
 KEY = jax.random.key(3)
@@ -385,6 +385,40 @@ def test_shards_are_disjoint_and_complete():
     assert sum(map(len, seen)) == len(set().union(*seen)) == 100
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 12),
+    concentration=st.sampled_from([1e-12, 0.01, 0.1, 1.0, 1e9]),
+    label=st.lists(st.integers(0, 4), min_size=12, max_size=60),
+)
+def test_dirichlet_shards_are_disjoint_complete_and_of_one_size(seed, workers, concentration, label):
+    shards = dirichlet_shards(np.array(label), workers, concentration, seed)
+    assert sorted(np.concatenate(shards).tolist()) == list(range(len(label)))
+    assert [len(shard) for shard in shards] == [len(range(i, len(label), workers)) for i in range(workers)]
+
+
+def test_the_smaller_the_more_unlike():
+    """By the mean distance in total variation of a worker's classes from all: 0.9 for a class each of ten."""
+    label = digits().train["label"]
+    apart = []
+    for concentration in (0.001, 0.1, 1.0, 1e6):
+        shards = dirichlet_shards(label, 16, concentration, 0)
+        shares = np.array([np.bincount(label[shard], minlength=10) / len(shard) for shard in shards])
+        apart.append(np.abs(shares - np.bincount(label) / len(label)).sum(1).mean() / 2)
+    assert apart[0] > 0.75 and apart[0] > apart[1] > 0.5 > apart[2] > 0.15 > apart[3]
+
+
+def test_workers_draw_from_their_dirichlet_shards():
+    problem = digits(dirichlet=0.1, batch_size=8)
+    shards = dirichlet_shards(problem.train["label"], 5, 0.1, 3)
+    rows = problem.batch_indices(3, 5).rows(np.repeat(np.arange(5), 35), np.tile(np.arange(35), 5)).reshape(5, -1)
+    for shard, drawn in zip(shards, rows, strict=True):
+        assert set(drawn.tolist()) <= set(shard.tolist()) and len(set(drawn.tolist())) == 35 * 8
+    assert problem.config["dirichlet"] == 0.1 and "dirichlet" not in digits().config
+    assert not np.array_equal(shards[0], dirichlet_shards(problem.train["label"], 5, 0.1, 4)[0])
+
+
 # Bad input
 
 
@@ -442,6 +476,12 @@ BAD = {
     "batch_size = 9: the smallest of 2 shards.*has 8; use .* or more examples a worker, with examples=": lambda: (
         least_squares(2, 9, examples=8).batch_indices(0, 2)
     ),
+    "dirichlet = 0: must be above zero": lambda: digits(dirichlet=0),
+    "dirichlet = inf: must be finite": lambda: digits(dirichlet=np.inf),
+    "dirichlet = 0.1: quadratic has no label": lambda: dataclasses.replace(quadratic([1.0]), dirichlet=0.1),
+    "batch_size = 1: the smallest of 1500 shards.*has 0; use .* or dirichlet=None": lambda: digits(
+        1, dirichlet=0.1
+    ).batch_indices(0, 1500),
     "sharded = 'no': must be True or False": lambda: digits(sharded="no"),
     "sharded = 0: must be True or False": lambda: own(sharded=0),
     "shards = 0: must be at least 1": lambda: dataclasses.replace(digits(sharded=True), shards=0),

@@ -44,7 +44,11 @@ _BLOCKS = 3  # a stage, of two convolutions each
 
 
 def cifar10(
-    batch_size: int = 64, sharded: bool = False, data_dir: str | os.PathLike | None = None, network: str = "small"
+    batch_size: int = 64,
+    sharded: bool = False,
+    data_dir: str | os.PathLike | None = None,
+    network: str = "small",
+    dirichlet: float | None = None,
 ) -> Problem:
     """Return CIFAR-10 and a convolutional network with rectifiers and cross-entropy.
 
@@ -75,10 +79,15 @@ def cifar10(
     ----------
     data_dir : path, optional
         Folder that holds ``cifar10/``; default the one named by ``ASYNCSIM_DATA``, then a download.
+    dirichlet : float, optional
+        Each worker draws from a shard of its own whose classes are mixed by a Dirichlet distribution: 0.1 gives it few
+        of them, 100 all alike. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
     """
     require_choice("network", network, NETWORKS)
     *train, test = load_cifar10(data_dir).values()
-    return cifar10_from_arrays(_examples(np.concatenate(train)), _examples(test), batch_size, sharded, network)
+    return cifar10_from_arrays(
+        _examples(np.concatenate(train)), _examples(test), batch_size, sharded, network, dirichlet
+    )
 
 
 def cifar10_from_arrays(
@@ -87,6 +96,7 @@ def cifar10_from_arrays(
     batch_size: int = 64,
     sharded: bool = False,
     network: str = "small",
+    dirichlet: float | None = None,
 ) -> Problem:
     """Return the problem of `cifar10` on examples that are there already.
 
@@ -100,7 +110,7 @@ def cifar10_from_arrays(
         lambda params, images, key: logits(params, _standardised(images, params)),
         as_images("train", train, (3, 32, 32)),
         as_images("test", test, (3, 32, 32)),
-        {"batch_size": batch_size, "sharded": sharded, "network": network},
+        {"batch_size": batch_size, "sharded": sharded, "dirichlet": dirichlet, "network": network},
         _EVALUATION_PIECE,
         _EVALUATED,
     )

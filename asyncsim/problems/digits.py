@@ -22,7 +22,12 @@ _CLASSES = 10
 _TEST_EVERY = 5
 
 
-def digits(batch_size: int = 32, hidden: Sequence[int] = (128, 64), sharded: bool = False) -> Problem:
+def digits(
+    batch_size: int = 32,
+    hidden: Sequence[int] = (128, 64),
+    sharded: bool = False,
+    dirichlet: float | None = None,
+) -> Problem:
     """Return the digits and a multilayer perceptron with rectifiers, 17,226 parameters as it comes.
 
     1,797 images of 8x8 pixels, scaled to [0, 1]; every fifth of each class is held out for the test
@@ -34,6 +39,9 @@ def digits(batch_size: int = 32, hidden: Sequence[int] = (128, 64), sharded: boo
     ----------
     hidden : sequence of int
         Units of each hidden layer; none gives multinomial logistic regression.
+    dirichlet : float, optional
+        Each worker draws from a shard of its own whose classes are mixed by a Dirichlet distribution: 0.1 gives it few
+        of them, 100 all alike. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
     """
     if not isinstance(hidden, Sequence):
         raise InputError(f"hidden = {hidden!r}: must be a list with the units of each hidden layer")
@@ -54,9 +62,19 @@ def digits(batch_size: int = 32, hidden: Sequence[int] = (128, 64), sharded: boo
     def predict(params: Any, data: Any) -> jax.Array:
         return _logits(params, data["image"])
 
-    config = {"batch_size": batch_size, "hidden": units, "sharded": sharded}
+    config: dict[str, Any] = {"batch_size": batch_size, "hidden": units, "sharded": sharded}
     return Problem(
-        "digits", init, loss, evaluate, train, test, batch_size, sharded=sharded, predict=predict, config=config
+        "digits",
+        init,
+        loss,
+        evaluate,
+        train,
+        test,
+        batch_size,
+        sharded=sharded,
+        dirichlet=dirichlet,
+        predict=predict,
+        config=config if dirichlet is None else config | {"dirichlet": dirichlet},
     )
 
 

@@ -119,8 +119,8 @@ def classifier(
     """Return the problem of a network's cross-entropy on labelled images.
 
     ``scores``: ``scores(params, images, key)``, the logits, shape ``[classes, examples]``; the key of what is random in
-    training, and None elsewhere. ``config``: with ``batch_size`` and ``sharded``. ``piece``: examples evaluated at a
-    time. ``evaluated``: examples that are evaluated, the first ones; by default all.
+    training, and None elsewhere. ``config``: with ``batch_size``, ``sharded`` and ``dirichlet``. ``piece``: examples
+    evaluated at a time. ``evaluated``: examples that are evaluated, the first ones; by default all.
     """
 
     def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
@@ -142,6 +142,7 @@ def classifier(
         test,
         config["batch_size"],
         sharded=config["sharded"],
+        dirichlet=config["dirichlet"],
         predict=lambda params, data: scores(params, data["image"], None).T,
-        config=config,
+        config={name: value for name, value in config.items() if name != "dirichlet" or value is not None},
     )

@@ -36,6 +36,7 @@ def mnist(
     sharded: bool = False,
     data_dir: str | os.PathLike | None = None,
     network: str = "cnn",
+    dirichlet: float | None = None,
 ) -> Problem:
     """Return MNIST with the GEM paper's network, 163,790 parameters, or the thesis', 4,798,010.
 
@@ -58,6 +59,9 @@ def mnist(
         drops none.
     data_dir : path, optional
         Folder that holds ``mnist/``; default the one named by ``ASYNCSIM_DATA``, then a download.
+    dirichlet : float, optional
+        Each worker draws from a shard of its own whose classes are mixed by a Dirichlet distribution: 0.1 gives it few
+        of them, 100 all alike. See `asyncsim.problems.problem.dirichlet_shards`. None: see ``sharded``.
 
     References
     ----------
@@ -67,7 +71,7 @@ def mnist(
     _checked_dropout(dropout, network)
     arrays = load_mnist(data_dir)
     train, test = (_examples(arrays, part, standardised=network == "cnn") for part in ("train", "t10k"))
-    return mnist_from_arrays(train, test, batch_size, dropout, sharded, network)
+    return mnist_from_arrays(train, test, batch_size, dropout, sharded, network, dirichlet)
 
 
 def mnist_from_arrays(
@@ -77,6 +81,7 @@ def mnist_from_arrays(
     dropout: float | None = None,
     sharded: bool = False,
     network: str = "cnn",
+    dirichlet: float | None = None,
 ) -> Problem:
     """Return the problem of `mnist` on examples that are there already.
 
@@ -90,7 +95,7 @@ def mnist_from_arrays(
             return _mlp_logits(params, images)
         return _cnn_logits(params, images, 0.0 if key is None else probability, key)
 
-    config = {"batch_size": batch_size, "sharded": sharded, "network": network}
+    config = {"batch_size": batch_size, "sharded": sharded, "dirichlet": dirichlet, "network": network}
     return classifier(
         "mnist",
         _init_mlp if network == "mlp" else _init_cnn,

@@ -1,6 +1,6 @@
 """What is being learnt: initial parameters, loss, data and evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from asyncsim.errors import InputError, require_count, require_name, require_switch
+from asyncsim.errors import InputError, require_count, require_name, require_positive, require_switch
 from asyncsim.streams import Streams
 from asyncsim.tracing import require_threads
 from asyncsim.wording import counted
@@ -53,6 +53,9 @@ class Problem:
     shards : int or None
         How many shards ``train`` was laid out for, with ``sharded``: example ``k`` belongs to shard ``k % shards``.
         The number of workers must divide it, so that no worker's examples come from parts of shards.
+    dirichlet : float or None
+        Workers draw from disjoint shards of ``train`` whose classes differ, the more the smaller it is: see
+        `dirichlet_shards`. ``train`` must be a dict with a ``"label"``. A run's seed draws the shards.
     predict : callable or None
         ``predict(params, data)`` returns the scores of the classes before the softmax, shape ``[examples, classes]``,
         of some examples with a ``"label"``; deterministic. None where there are no classes to predict, or they are not
@@ -69,6 +72,7 @@ class Problem:
     init_state: Callable[[], Tree] | None = None
     sharded: bool = False
     shards: int | None = None
+    dirichlet: float | None = None
     predict: Callable[[Tree, Tree], jax.Array] | None = None
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -80,6 +84,11 @@ class Problem:
             require_count("shards", self.shards)
         if self.test is not None:
             count_examples("test", self.test)
+        if self.dirichlet is not None:
+            require_positive("dirichlet", self.dirichlet)
+            label = self.train.get("label") if isinstance(self.train, dict) else None
+            if label is None or np.ndim(label) != 1:
+                raise InputError(f"dirichlet = {self.dirichlet}: {self.name} has no label of each example to split by")
         if self.train is None:
             if self.batch_size is not None or self.sharded:
                 raise InputError(f"batch_size = {self.batch_size!r}, sharded = {self.sharded}: need train data")
@@ -116,6 +125,9 @@ class Problem:
                 f"workers = {workers}: {self.name} was made for {self.shards} workers, one shard each; make it "
                 f"with workers={workers}, or run a number of workers that divides {self.shards}"
             )
+        if self.dirichlet is not None:
+            shards = dirichlet_shards(self.train["label"], workers, self.dirichlet, seed)
+            return BatchIndices(seed, workers, self.examples, self.batch_size, shards, "dirichlet=None")
         # What was laid out for shards is made with an option for the examples of each, and cannot do without shards.
         own = {} if self.shards is None else {"remedy": "more examples a worker, with examples="}
         return BatchIndices(seed, workers, self.examples, self.batch_size, self.sharded, **own)
@@ -184,7 +196,7 @@ class BatchIndices:
     A worker goes through its examples in epochs. Epoch ``e`` is a permutation from the named stream
     (seed, "batches", worker, block ``e``), cut into full batches; the examples that do not fill a last
     batch wait for the next epoch. So one seed gives a worker the same batches under every method and
-    trace and, unless ``sharded``, next to any number of other workers.
+    trace and, unless they are ``sharded``, next to any number of other workers.
 
     Parameters
     ----------
@@ -194,9 +206,10 @@ class BatchIndices:
         Number of workers.
     examples : int
         Number of training examples.
-    sharded : bool
+    sharded : bool, or list of int array
         False: every worker shuffles the whole set. True: worker ``i`` shuffles its own shard, the
-        examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one example.
+        examples ``i, i + workers, i + 2 workers, ...``: disjoint, and equal in size up to one example. A list: the
+        examples of each worker.
     remedy : str
         What else helps where shards are too small, for the message.
     """
@@ -207,17 +220,18 @@ class BatchIndices:
         workers: int,
         examples: int,
         batch_size: int,
-        sharded: bool = False,
+        sharded: bool | Sequence[np.ndarray] = False,
         remedy: str = "sharded=False",
     ):
         self._streams = Streams(require_count("seed", seed, minimum=0), "batches")
         require_count("workers", workers)
-        self._stride = workers if sharded else 1
-        self._examples = examples
+        if isinstance(sharded, bool):
+            stride = workers if sharded else 1
+            everything = np.arange(examples)
+            sharded = [everything[i % stride :: stride] for i in range(workers)]
+        self._shards = sharded
         self._batch_size = batch_size
-        # Worker i holds examples i, i + stride, ...; all hold every example when the stride is one.
-        first = np.arange(workers) if sharded else np.zeros(workers, np.int64)
-        self._shard_size = -(-(examples - first) // self._stride)
+        self._shard_size = np.array([len(shard) for shard in self._shards])
         if self._shard_size.min() < batch_size:
             raise InputError(
                 f"batch_size = {batch_size}: the smallest of {workers} shards of {examples} examples has "
@@ -261,7 +275,51 @@ class BatchIndices:
             permutation = generator.permutation(int(self._shard_size[worker]))
             batches = int(self._batches[worker])
             order = permutation[: batches * self._batch_size].reshape(batches, self._batch_size)
-            if self._stride > 1:
-                order = worker + self._stride * order
-            self._order[worker, :batches] = order
+            self._order[worker, :batches] = self._shards[worker][order]
             self._epoch[worker] = epoch
+
+
+def dirichlet_shards(label: np.ndarray, workers: int, concentration: float, seed: int) -> list[np.ndarray]:
+    """Split examples among workers whose mixtures of classes are drawn from a Dirichlet distribution.
+
+    Each worker has shares of the classes, ``q_i ~ Dirichlet(concentration, ..., concentration)``: near one class with
+    0.01, some of them with 0.1, all of them alike with 100. The workers, in random order, draw their examples by these
+    shares and put none back; the share of a class of which none is left goes to the others in proportion. Workers
+    have the same number of examples up to one, so that the mean of their losses is the loss of all examples.
+
+    All is drawn from the stream (seed, "dirichlet").
+
+    Parameters
+    ----------
+    label : int array, shape ``[examples]``
+    workers : int
+    concentration : float
+        Above zero.
+    seed : int
+
+    Returns
+    -------
+    list of int array
+        The examples of each worker in increasing order. Each example belongs to one worker.
+
+    References
+    ----------
+    Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution for federated visual
+    classification", arXiv 1909.06335: there the concentration of a class is also times its share of all examples.
+    """
+    generator = Streams(require_count("seed", seed, minimum=0), "dirichlet").generator(0)
+    pools = [generator.permutation(np.flatnonzero(label == one)) for one in np.unique(label)]
+    shares = generator.dirichlet(np.full(len(pools), concentration), require_count("workers", workers))
+    left = np.array([len(pool) for pool in pools])
+    shards = [np.empty(0, int)] * workers
+    for worker in generator.permutation(workers).tolist():
+        size, drawn = -(-(len(label) - worker) // workers), np.zeros_like(left)
+        while missing := size - int(drawn.sum()):
+            odds = np.where(drawn < left, shares[worker], 0)
+            if not odds.sum() > 0:  # its own classes are all gone
+                odds = (left - drawn).astype(float)
+            drawn = np.minimum(drawn + generator.multinomial(missing, odds / odds.sum()), left)
+        left -= drawn
+        own = [pool[end : end + count] for pool, end, count in zip(pools, left, drawn, strict=True)]
+        shards[worker] = np.sort(np.concatenate(own))
+    return shards
