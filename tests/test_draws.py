@@ -109,7 +109,7 @@ def test_who_draws_without_saying_so_is_told_to(lenient):
 
 
 def test_of_the_catalogue_qsgd_draws():
-    assert [name for name, make in METHODS.items() if make().needs_key] == ["qsgd"]
+    assert [name for name, make in METHODS.items() if make().needs_key] == ["entropy_sgd", "qsgd"]
     assert methods.Visit._field_defaults["key"] == ()
 
 

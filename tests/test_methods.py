@@ -151,7 +151,7 @@ BAD = {
     "pi_max": [0, -1, math.nan, "none"],
     "variant": ["printed", "", None, 1],
     "form": ["practical", None, 1],
-    "gamma": [0, -1e-4, math.nan, math.inf, "small", None],
+    "gamma": [0, -1e-4, math.nan, math.inf, "small"],
     "averaged": ["yes", None, 1],
     "modulated": ["yes", None, 1],
     "adaptive": ["yes", None, 1],
@@ -176,6 +176,11 @@ BAD = {
     "groups": [0, -1, 2.5, "many", None],
     "global_every": [0, -1, 2.5, "often", None],
     "policy": ["buffred(10)", "buffered(0)", 3],
+    "scoping": [-0.1, 1, math.nan, "slow", None],
+    "noise": [-0.1, math.nan, math.inf, "loud", None],
+    "outer_rate": [0, -1, math.nan, "slow", None],
+    "gamma_least": [0, -1, math.nan, "small", None],
+    "rho_least": [0, -1, math.nan, "small", None],
 }
 
 
@@ -341,7 +346,8 @@ def test_methods_are_their_papers_formulas(name):
 
 
 def test_every_method_has_a_formula():
-    assert {name.partition(",")[0] for name in RULES} | CATALOGUE | GOSSIP == {*METHODS}
+    elsewhere = {"entropy_sgd", "parle"}
+    assert {name.partition(",")[0] for name in RULES} | CATALOGUE | GOSSIP | elsewhere == {*METHODS}
 
 
 @pytest.mark.parametrize(("variant", "sign"), [("program", 1), ("program", -1), ("paper", 1), ("paper", -1)])

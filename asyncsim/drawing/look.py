@@ -105,6 +105,8 @@ METHOD_LOOKS = {
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
+    "parle": Look(GREEN, (0, (6, 1, 2, 1)), "Parle"),
+    "entropy_sgd": Look(GREEN, (0, (1, 1)), "Entropy-SGD"),
     "dpsgd": Look(BLUE, (0, (5, 1, 1, 1)), "D-PSGD"),
     "sgp": Look(GREEN, (0, (4, 1)), "SGP"),
     "osgp": Look(ORANGE, (0, (4, 1, 1, 1)), "overlap SGP"),

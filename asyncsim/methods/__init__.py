@@ -29,6 +29,7 @@ from asyncsim.methods.dana import dana_slim, dana_zero
 from asyncsim.methods.dc_asgd import dc_asgd
 from asyncsim.methods.downpour import downpour, hogwild
 from asyncsim.methods.elastic import aeasgd, eamsgd, easgd
+from asyncsim.methods.entropy import entropy_sgd, parle
 from asyncsim.methods.fedasync import fedasync
 from asyncsim.methods.fedbuff import fedbuff
 from asyncsim.methods.gap_aware import gap_aware
@@ -65,6 +66,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         dynsgd,
         eamsgd,
         easgd,
+        entropy_sgd,
         fedasync,
         fedbuff,
         gap_aware,
@@ -74,6 +76,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         lsgd,
         mem_sgd,
         osgp,
+        parle,
         qsgd,
         rennala,
         ringleader,

@@ -1,0 +1,265 @@
+"""Entropy-SGD and Parle: each step goes to the mean of an inner loop that explores around a replica."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from asyncsim.clusters.policy import Policy, asynchronous
+from asyncsim.errors import require_fraction, require_nonnegative, require_positive
+from asyncsim.methods.buffer import collect, empty_buffer
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Array,
+    Method,
+    Schedule,
+    Timing,
+    Visit,
+    rate_at,
+    require_policy,
+    require_rate,
+)
+
+
+class InnerLoop(NamedTuple):
+    """State of the inner loop, trees like the parameters, which are the average ``z``."""
+
+    ahead: Any  #: ``y - z``: how far the iterate is from the average
+    velocity: Any  #: Nesterov's momentum; ``()`` without
+    step: Array  #: inner steps since the loop began
+
+
+def entropy_sgd(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    gamma: float | None = 100.0,
+    scoping: float = 0.001,
+    noise: float = 1e-4,
+    decay: float = 0.75,
+    momentum: float = 0.9,
+    outer_rate: float = 1.0,
+    gamma_least: float = 1.0,
+) -> Method:
+    """Return Entropy-SGD on one worker; the window of the trace has the inner steps, 20 in the paper's runs.
+
+    An inner loop of stochastic gradient Langevin dynamics begins at the parameters ``x``, ``y = z = x``, and takes
+    ``window`` steps, with ``N`` a standard normal of each weight::
+
+        d <- gradient(y) + (y - x) / gamma
+        y <- y - learning_rate * d + noise * sqrt(2 * learning_rate) * N       (d with Nesterov momentum)
+        z <- decay z + (1 - decay) y
+
+    Then the parameters go to its average, ``x <- x - outer_rate (x - z)``, and the loop begins anew.
+
+    Parameters
+    ----------
+    gamma : float, optional
+        How far the inner loop reaches: the inverse of the paper's. None: nothing pulls ``y`` to ``x``.
+    scoping : float
+        In [0, 1). At the ``t``-th outer step the length is ``max(gamma (1 - scoping)**t, gamma_least)``, or ``gamma``
+        where that is the smaller.
+    noise : float
+        Root of the temperature; zero for none.
+    decay : float
+        Of the average, in [0, 1): the paper's alpha. With 0 it is the last iterate.
+    momentum : float
+        Nesterov's, of the inner loop, in [0, 1): ``v <- momentum v + d``, and ``d + momentum v`` in the place of ``d``.
+    outer_rate : float
+        Above zero. The paper's outer step has a factor ``1 / gamma``, which its authors' program leaves out, as this.
+
+    Notes
+    -----
+    With ``window`` 1, ``decay`` 0 and neither ``gamma``, ``noise`` nor ``momentum`` this is SGD, and with
+    ``window`` 1 and ``decay`` .75 SGD of a quarter of the rate.
+
+    The authors' program gives momentum to the gradient alone, not to the pull, begins each inner loop with a velocity
+    of the gradient at ``x`` (here it is kept), and lets ``1 / gamma`` grow without bound, by ``1 + scoping`` each time;
+    its ``gamma`` is 1e-4 on MNIST, so 10,000 here, and 0.03 on CIFAR-10, 33. Weight decay and outer momentum, which it
+    has besides, are left out.
+
+    References
+    ----------
+    Chaudhari et al. 2017, "Entropy-SGD: biasing gradient descent into wide valleys", arXiv 1611.01838, algorithm 1, and
+    its authors' program.
+    """
+    optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
+    require_positive("outer_rate", outer_rate)
+
+    def message(worker, update, start, central, visit):
+        return outer_rate * update, worker, {}
+
+    return Method(
+        name="entropy_sgd",
+        hyperparameters=dict(
+            learning_rate=learning_rate,
+            gamma=gamma,
+            scoping=scoping,
+            noise=noise,
+            decay=decay,
+            momentum=momentum,
+            outer_rate=outer_rate,
+            gamma_least=gamma_least,
+        ),
+        optimizer=optimizer,
+        message=message,
+        look_ahead=lambda loop: loop.ahead,
+        timing=Timing(workers=1, protocol="exchange", policy=asynchronous()),
+        needs_key=_is_noisy(noise),
+    )
+
+
+def parle(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    gamma: float | None = 100.0,
+    rho: float | None = 10.0,
+    scoping: float = 0.01,
+    noise: float = 0.0,
+    decay: float = 0.75,
+    momentum: float = 0.9,
+    outer_rate: float = 1.0,
+    gamma_least: float = 1.0,
+    rho_least: float = 1.0,
+    policy: Policy | str | None = "barrier()",
+) -> Method:
+    """Return Parle: replicas that each run Entropy-SGD and are pulled to their mean, once in a window of the trace.
+
+    A worker's replica is ``x``. Its inner loop is that of `entropy_sgd`, from ``y = z = x``, ``window`` steps long, 25
+    in the paper's runs. Then, with the mean of all replicas as it was a round before, the central variable::
+
+        x       <- x - outer_rate (x - z) - outer_rate / rho * (x - central)
+        central <- mean of all x         (once they are complete)
+
+    Parameters
+    ----------
+    gamma, noise, decay, momentum : see `entropy_sgd`
+    rho : float, optional
+        How far replicas may be apart. None: nothing pulls them to their mean.
+    scoping : float
+        In [0, 1): ``1 / (2 B)`` in the paper, with ``B`` minibatches in an epoch. In a worker's ``t``-th round the
+        lengths are ``max(gamma (1 - scoping)**t, gamma_least)`` and ``max(rho (1 - scoping)**t, rho_least)``, or
+        ``gamma`` and ``rho`` where these are the smaller.
+    outer_rate : float
+        Above zero; twice ``rho`` and more let the replicas' distances grow.
+
+    Notes
+    -----
+    The replicas' mean is all that is communicated, so that a gradient costs a ``window``-th of what it does in
+    data-parallel SGD. With one worker and without ``rho`` this is `entropy_sgd`. With a window of one, ``decay`` 0,
+    ``momentum`` 0 and without ``gamma`` it is elastic averaging whose center is the mean of the new replicas, where
+    `easgd` has a moving average of the old ones.
+
+    The paper's rule is known from memory, as are its constants. The authors' program differs: the outer step begins at
+    the last ``y`` instead of ``x``, with an average ``z`` of all replicas, and has a momentum of its own; ``gamma`` and
+    ``rho`` are the inverses of the paper's and of this, 0.01 and ``0.01 window workers`` at first, and grow to at most
+    1 and 10 at an outer rate of 0.1: an ``outer_rate / rho`` of 1, the end of the scoping here. Its counter runs once
+    for each tensor, so that its scoping is too fast by their number. On a trace without a barrier the central variable
+    is the mean of a version's replicas alone.
+
+    References
+    ----------
+    Chaudhari et al. 2017, "Parle: parallelizing stochastic gradient descent", arXiv 1707.00424.
+    """
+    optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
+    pull = _shrinking("rho", rho, rho_least, scoping)
+    require_positive("outer_rate", outer_rate)
+    needed = require_policy(policy)
+
+    def message(worker, update, start, central, visit):
+        x = start + outer_rate * update
+        if rho is not None:
+            x = x - outer_rate / pull(visit, x) * (start - central)
+        return x, x, {}
+
+    def apply(server, central, message, memory, visit):
+        mean, server = collect(server, message, visit)
+        return Applied(jnp.where(visit.completes, mean, central), server, memory)
+
+    return Method(
+        name="parle",
+        hyperparameters=dict(
+            learning_rate=learning_rate,
+            gamma=gamma,
+            rho=rho,
+            scoping=scoping,
+            noise=noise,
+            decay=decay,
+            momentum=momentum,
+            outer_rate=outer_rate,
+            gamma_least=gamma_least,
+            rho_least=rho_least,
+            policy=None if needed is None else str(needed),
+        ),
+        optimizer=optimizer,
+        message=message,
+        apply=apply,
+        init_worker=lambda central: central,
+        init_server=empty_buffer,
+        resume=lambda worker, read: worker,
+        look_ahead=lambda loop: loop.ahead,
+        timing=Timing(policy=needed),
+        needs_key=_is_noisy(noise),
+    )
+
+
+def _inner_loop(
+    learning_rate: Any, gamma: Any, gamma_least: Any, scoping: Any, noise: Any, decay: Any, momentum: Any
+) -> optax.GradientTransformationExtraArgs:
+    """Return the inner loop as an optimizer of the average ``z``, whose gradients are those at ``y``."""
+    require_rate("learning_rate", learning_rate)
+    length = _shrinking("gamma", gamma, gamma_least, scoping)
+    require_nonnegative("noise", noise)
+    require_fraction("decay", decay)
+    require_fraction("momentum", momentum)
+    keeps = not (isinstance(momentum, int | float) and momentum == 0)
+
+    def init(params: Any) -> InnerLoop:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return InnerLoop(zeros, zeros if keeps else (), jnp.int32(0))
+
+    def update(gradients, state, params, *, visit, start, **_):
+        d = gradients
+        if gamma is not None:
+            d = jax.tree.map(lambda g, z, x, y: g + (z - x + y) / length(visit, g), d, params, start, state.ahead)
+        velocity: Any = ()
+        if keeps:
+            velocity = jax.tree.map(lambda v, d: momentum * v + d, state.velocity, d)
+            d = jax.tree.map(lambda v, d: d + momentum * v, velocity, d)
+        move = jax.tree.map(lambda d: -rate_at(learning_rate, visit, d) * d, d)
+        if _is_noisy(noise):
+            leaves, tree = jax.tree.flatten(move)
+            keys = [jax.random.fold_in(visit.key, place) for place in range(len(leaves))]
+            drawn = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+            size = [noise * jnp.sqrt(2 * jnp.asarray(rate_at(learning_rate, visit, d), d.dtype)) for d in leaves]
+            parts = zip(leaves, size, drawn, strict=True)
+            move = jax.tree.unflatten(tree, [leaf + width * normal for leaf, width, normal in parts])
+        # How far y is from z before z follows it: no sum with z itself, so that one step of decay 0 is exactly SGD's.
+        ahead = jax.tree.map(jnp.add, state.ahead, move)
+        step = state.step + 1
+        is_last = step >= jnp.asarray(visit.local_steps, step.dtype)
+        # The next loop begins with y = z.
+        left = jax.tree.map(lambda y: jnp.where(is_last, 0, decay * y), ahead)
+        taken = jax.tree.map(lambda y: (1 - decay) * y, ahead)
+        return taken, InnerLoop(left, velocity, jnp.where(is_last, 0, step))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _shrinking(name: str, first: Any, least: Any, scoping: Any) -> Callable[[Visit, Array], Array]:
+    """Return a length at a visit, of the type of an array: ``first``, shrinking with the worker's rounds."""
+    if first is not None:
+        require_positive(name, first)
+    require_positive(f"{name}_least", least)
+    require_fraction("scoping", scoping)
+
+    def length(visit: Visit, like: Array) -> Array:
+        rounds = jnp.asarray(visit.worker_step, like.dtype)
+        return jnp.maximum(first * (1 - scoping) ** rounds, jnp.minimum(first, least)).astype(like.dtype)
+
+    return length
+
+
+def _is_noisy(noise: Any) -> bool:
+    """Return whether there is noise: also where it varies in an ensemble."""
+    return not (isinstance(noise, int | float) and noise == 0)
