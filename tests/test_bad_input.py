@@ -118,6 +118,10 @@ policies --policy barrier(3) barrier(count=3) | policy = barrier(3), barrier(cou
 policies --policy barrier(5) --workers 4 | policy
 policies --policy buckets(5) --workers 4 | buckets(count=5): some buckets would have no worker, and there are 4
 policies --policy bariers | policy = 'bariers': unknown; did you mean
+policies --policy barrier(3,collective=ring) | count = 3: an all-reduce has the messages of all workers
+policies --policy barrier(collective=ring) --service 1 | an all-reduce has no server; leave service out
+policies --policy barrier(collective=tre) | collective = 'tre': unknown; did you mean 'tree'?
+policies --policy barrier(collective=halving_doubling) --workers 20 | nodes = 20: halving_doubling needs a power of two
 policies --target 0.0 | target = 0.0: must be above zero
 policies --problem quadratic --target-of test_accuracy | target_of = 'test_accuracy': unknown; choose
 best_momentum --methods gem | methods =

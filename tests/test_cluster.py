@@ -49,7 +49,7 @@ REFUSED = [
     ({"read_blocks": 0}, "read_blocks = 0"),
     ({"read_blocks": 4, "protocol": "write_then_read"}, "read_blocks = 4: nobody commits while a read is made"),
     ({"read_blocks": 4, "discipline": "lock_free"}, "read_blocks = 4: nobody commits while a read is made"),
-    ({"policy": "barier(2)"}, r"policy = 'barier\(2\)': .*did you mean 'barrier\(count\)'"),
+    ({"policy": "barier(2)"}, r"policy = 'barier\(2\)': .*did you mean 'barrier\(count, "),
     ({"compute": "foo(1)"}, r"compute: 'foo': unknown law"),
     ({"latency": "[1, foo(2)]"}, r"latency: 'foo': unknown law"),
     ({"policy": None}, r"policy = None: must be a policy; write asyncsim.asynchronous\(\)"),
@@ -63,7 +63,7 @@ def test_refused(given, message):
 
 
 def test_a_policy_that_was_not_called():
-    with pytest.raises(InputError, match=r"must be a policy; call it, as in asyncsim.barrier\(count\)"):
+    with pytest.raises(InputError, match=r"must be a policy; call it, as in asyncsim.barrier\(count, "):
         Cluster(3, 1.0, policy=barrier)
 
 

@@ -1,5 +1,6 @@
 """The cluster: how long things take, who queues where, and what the server admits."""
 
+import functools
 import itertools
 import math
 import numbers
@@ -11,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.calls import form_of
+from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_time
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, parse
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, asynchronous, parse_policy
-from asyncsim.errors import InputError, require_choice, require_count, require_list, require_positive, require_switch
+from asyncsim.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_list,
+    require_number,
+    require_positive,
+    require_switch,
+)
 from asyncsim.topologies import Topology, as_topology, is_symmetric
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
@@ -178,14 +188,35 @@ class Cluster:
         commits = sum(1 / (time * window) for time, window in zip(step_times, self.window, strict=True))
         return sum(1 / time for time in step_times) / commits
 
+    @functools.cached_property
+    def collective_time(self) -> float:
+        """Seconds that the all-reduce of a round takes after the barrier; 0 without one."""
+        policy = self.policy
+        if policy.collective is None:
+            return 0.0
+        size = 0.0 if self.message_bytes is None else self.message_bytes
+        assert isinstance(size, float) and isinstance(self.latency, Constant)  # as `_check_policy` has seen
+        bandwidth = math.inf if self.bandwidth is None else self.bandwidth
+        seconds = functools.partial(
+            collective_time, policy.collective, nodes=self.workers, bandwidth=bandwidth, latency=self.latency.value
+        )
+        if policy.layers is None:
+            return seconds(size)
+        step = max(law.mean for law in self.compute_laws)
+        return exposed_time(NETWORKS[policy.layers], step, size, seconds, policy.bucket_bytes)
+
     @property
     def latency_up(self) -> Law:
         """Seconds from a worker to the server."""
+        if self.policy.collective is not None:
+            return _NO_TIME
         return self.latency if isinstance(self.latency, Law) else self.latency[0]
 
     @property
     def latency_down(self) -> Law:
-        """Seconds from the server to a worker."""
+        """Seconds from the server to a worker; of an all-reduce, until it is done."""
+        if self.policy.collective is not None:
+            return Constant(self.collective_time)
         return self.latency if isinstance(self.latency, Law) else self.latency[1]
 
     @property
@@ -199,7 +230,7 @@ class Cluster:
         return self._transfer(1)
 
     def _transfer(self, way: int) -> float:
-        if self.bandwidth is None or self.message_bytes is None:
+        if self.bandwidth is None or self.message_bytes is None or self.policy.collective is not None:
             return 0.0
         size = self.message_bytes[way] if isinstance(self.message_bytes, tuple) else self.message_bytes
         return size / self.bandwidth
@@ -271,6 +302,8 @@ def _check_policy(cluster: Cluster) -> None:
             f"policy = {policy}: the server chooses when to answer a read, but with protocol 'read_then_write' a "
             "worker reads before the server has its message; choose the protocol 'exchange' or 'write_then_read'"
         )
+    if policy.collective is not None:
+        _check_collective(cluster)
     is_filled = policy.waits_for_version or policy.name == "buckets"
     if is_filled and policy.per_version(cluster.workers) > cluster.workers:
         needs = (
@@ -282,6 +315,28 @@ def _check_policy(cluster: Cluster) -> None:
             f"policy = {policy}: {needs}, and there are {cluster.workers}; "
             f"write {form_of(POLICIES[policy.name])} with a count of at most {cluster.workers}"
         )
+
+
+def _check_collective(cluster: Cluster) -> None:
+    """Raise InputError for what an all-reduce does not have: a server, and ways up and down."""
+    told = f"policy = {cluster.policy}"
+    for entry in fields(Cluster):
+        if entry.name in ("service", "shared_bandwidth", "protocol", "discipline"):
+            value = getattr(cluster, entry.name)
+            if value != entry.default:
+                why = "an all-reduce has no server"
+                raise InputError(f"{entry.name} = {_shown(value)}: {told}: {why}; leave {entry.name} out")
+    if isinstance(cluster.message_bytes, tuple):
+        raise InputError(
+            f"message_bytes = {_shown(cluster.message_bytes)}: {told}: the sum is as large as each message; give one "
+            "size (sums of compressed messages are not compressed)"
+        )
+    if not isinstance(cluster.latency, Constant):
+        raise InputError(
+            f"latency = {_as_text(cluster.latency)}: {told}: the time of an all-reduce is known for one constant "
+            "latency; give a number of seconds"
+        )
+    require_number("collective_time", cluster.collective_time)  # raises an error where the nodes do not fit
 
 
 def _check_topology(cluster: Cluster, topology: Topology) -> None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncsim.calls import Call, bind, form_of, read
-from asyncsim.errors import InputError, choices_like, require_choice, require_count, shown
+from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
+from asyncsim.errors import InputError, choices_like, require_choice, require_count, require_positive, shown
 
 #: The parameters of each policy and the least value that each may have.
 _PARAMETERS: dict[str, dict[str, int]] = {
@@ -57,6 +58,8 @@ class Policy:
         Computations that a worker may begin before it needs a message.
     mix : str or None
         Whether messages are mixed in ``"before"`` the gradient or ``"beside"`` it.
+    collective, layers, bucket_bytes : str, str and float, or None
+        The all-reduce of a barrier, the network whose layers are sent one by one, and the size of buckets of these.
     """
 
     name: str = "asynchronous"
@@ -65,6 +68,9 @@ class Policy:
     limit: int | None = None
     steps: int | None = None
     mix: str | None = None
+    collective: str | None = None
+    layers: str | None = None
+    bucket_bytes: float | None = None
 
     def __post_init__(self) -> None:
         least = _PARAMETERS[require_choice("policy", self.name, _PARAMETERS)]
@@ -80,6 +86,31 @@ class Policy:
             elif value is not None or (self.name, parameter) != ("barrier", "count"):
                 checked = require_count(f"policy {self.name}: {parameter}", value, least[parameter])
                 object.__setattr__(self, parameter, checked)
+        self._check_collective()
+
+    def _check_collective(self) -> None:
+        """Raise InputError for an all-reduce that is none, or not of all workers at a barrier."""
+        for parameter in ("collective", "layers", "bucket_bytes"):
+            value, told = getattr(self, parameter), f"policy {self.name}: {parameter}"
+            if value is not None and self.name != "barrier":
+                raise InputError(f"{told} = {value!r}: it has no such parameter")
+        if self.collective is not None:
+            require_choice("policy barrier: collective", self.collective, COLLECTIVES)
+            if self.count is not None:
+                raise InputError(
+                    f"policy barrier: count = {self.count}: an all-reduce has the messages of all workers; leave out "
+                    "count or collective"
+                )
+        if self.layers is not None:
+            require_choice("policy barrier: layers", self.layers, NETWORKS)
+            if self.collective is None:
+                raise InputError(
+                    f"policy barrier: layers = {self.layers!r}: are those of an all-reduce; give collective"
+                )
+        if self.bucket_bytes is not None:
+            require_positive("policy barrier: bucket_bytes", self.bucket_bytes, "bytes")
+            if self.layers is None:
+                raise InputError(f"policy barrier: bucket_bytes = {self.bucket_bytes!r}: hold layers; give layers")
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{parameter}={value}' for parameter, value in self._given().items())})"
@@ -113,7 +144,8 @@ class Policy:
         return {"name": self.name, **self._given()}
 
     def _given(self) -> dict[str, Any]:
-        values = {parameter: getattr(self, parameter) for parameter in (*_PARAMETERS[self.name], "mix")}
+        names = (*_PARAMETERS[self.name], "mix", "collective", "layers", "bucket_bytes")
+        values = {parameter: getattr(self, parameter) for parameter in names}
         return {parameter: value for parameter, value in values.items() if value is not None}
 
 
@@ -171,7 +203,12 @@ def first_of(count: int) -> Policy:
     return Policy("first_of", count=count)
 
 
-def barrier(count: int | None = None) -> Policy:
+def barrier(
+    count: int | None = None,
+    collective: str | None = None,
+    layers: str | None = None,
+    bucket_bytes: float | None = None,
+) -> Policy:
     """Return K-sync: all start from one version, the first ``count`` make the next, the others are stopped.
 
     Without a count the server waits for all workers: synchronous SGD. With one this is also synchronous SGD with
@@ -180,15 +217,31 @@ def barrier(count: int | None = None) -> Policy:
     computation that would start from an outdated version because its reply travelled for long is stopped at its
     start. A message that is already on its way, queued or in service is served and "discarded".
 
+    Parameters
+    ----------
+    count : int, optional
+        Messages that make a version; by default one of each worker.
+    collective : str, optional
+        There is no server: an all-reduce of all workers follows the barrier, one of
+        `asyncsim.clusters.collectives.COLLECTIVES`. A round lasts until the slowest has computed, and then as long as
+        `asyncsim.clusters.collectives.collective_time` of the cluster's message, bandwidth and latency.
+    layers : str, optional
+        ``"vgg_a"`` or ``"resnet50"``: the message has the layers of that network, which are sent as their gradients are
+        there, and only what the mean computation does not hide is left; see
+        `asyncsim.clusters.collectives.exposed_time`.
+    bucket_bytes : float, optional
+        The layers are sent in buckets of so many bytes, as in PyTorch's DistributedDataParallel.
+
     Notes
     -----
-    The order to stop takes no time; the new version that follows it takes the way down like every reply.
+    The order to stop takes no time; the new version that follows it takes the way down like every reply. In the trace
+    an all-reduce is the way down: its messages have no way up, and none waits.
 
     References
     ----------
     Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv 1604.00981; Dutta et al. 2018, arXiv 1803.01113.
     """
-    return Policy("barrier", count=count)
+    return Policy("barrier", count=count, collective=collective, layers=layers, bucket_bytes=bucket_bytes)
 
 
 def discard_stale(limit: int, count: int = 1) -> Policy:

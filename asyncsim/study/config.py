@@ -73,6 +73,7 @@ its own update is applied; write_then_read, two visits, between which others are
 Policies: asynchronous; bounded_staleness(bound), nobody is more than so many commits ahead of the slowest (a bound of
 the workers' clocks, not of the staleness in versions); buffered(count), so many messages make a version;
 first_of(count), and their workers wait for it; barrier(count), and the others are stopped, all workers without a count;
+barrier(collective=ring), an all-reduce and no server (also tree, halving_doubling, shared_link, two_level);
 discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit, count=1), and computations
 that become so are stopped; rounds, a version by every worker in turn, while further messages are buffered and nobody
 waits; buckets(count), a version once each of so many, among which the workers are divided, has a message.
@@ -345,10 +346,13 @@ class StudyConfig(StudyOptions):
         window: int | tuple[int, ...] = self.window
         if self.dynamic_window and isinstance(compute, list | tuple):  # else all are equally fast
             window = proportional_windows(compute, self.window)
+        policy = parse_policy(self.policy) if isinstance(self.policy, str) else self.policy
+        # An all-reduce has no server; a service that was asked for is refused by name.
+        serverless = policy.collective is not None and not self.changed("service")
         return Cluster(
             workers=self.workers,
             compute=compute,
-            service=self._law("service"),
+            service=0.0 if serverless else self._law("service"),
             latency=self._law("latency"),
             bandwidth=self.bandwidth,
             message_bytes=message_bytes if self.bandwidth is not None else None,
@@ -358,7 +362,7 @@ class StudyConfig(StudyOptions):
             exclusive=self.exclusive,
             discipline=self.discipline,
             read_blocks=self.read_blocks,
-            policy=parse_policy(self.policy) if isinstance(self.policy, str) else self.policy,
+            policy=policy,
         )
 
     def _law(self, option: str) -> Any:

@@ -1,0 +1,351 @@
+"""How long an all-reduce takes, what it sends, and how much of it hides behind computing.
+
+An all-reduce gives all nodes the sum of their messages, without a server. `asyncsim.barrier` takes one by its name,
+``barrier(collective=ring)``: the round then lasts until the slowest has computed, and the all-reduce after that. With
+``layers`` it is cut into messages of layers or of buckets, and only what computing does not hide is left.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from asyncsim.errors import InputError, require_choice, require_count, require_list, require_nonnegative
+
+#: The all-reduces by their names.
+COLLECTIVES = ("ring", "tree", "halving_doubling", "shared_link", "two_level")
+#: All-reduces whose time is known between sites, too.
+BETWEEN_SITES = ("ring", "two_level")
+#: Limit of the first bucket of PyTorch's DistributedDataParallel, bytes; the others have one of 25 MiB by default.
+FIRST_BUCKET = 1024 * 1024
+#: Of the three passes through a layer, as expensive as each other, two are backward: by inputs and by weights.
+_FORWARD = 1 / 3
+
+
+def collective_time(
+    kind: str,
+    message_bytes: float,
+    nodes: int,
+    bandwidth: float = math.inf,
+    latency: float = 0.0,
+    *,
+    sites: Sequence[int] | None = None,
+    far_bandwidth: float | None = None,
+    far_latency: float | None = None,
+) -> float:
+    """Return how long (s) an all-reduce takes that all nodes begin at once.
+
+    With ``P`` nodes, ``M`` bytes, ``B`` bytes per second and ``L`` seconds of latency:
+
+    - ``"ring"``: ``2 (P - 1) (M / (P B) + L)``.
+    - ``"tree"``, not pipelined: ``2 ceil(log2 P) (M / B + L)``.
+    - ``"halving_doubling"``, recursive: ``2 (P - 1) / P M / B + 2 log2(P) L``; ``P`` must be a power of two.
+    - ``"shared_link"``, a server whose link carries one message at a time: ``P M / B`` up, as much down, and ``2 L``.
+    - ``"two_level"``: a ring inside each site, a ring of one leader from each, and a broadcast inside each site,
+      ``ceil(log2 p) (M / B + L)`` in one of ``p`` nodes. The largest site sets the time of the first and the last.
+
+    Parameters
+    ----------
+    kind : str
+        One of `COLLECTIVES`.
+    message_bytes : float
+        Bytes of each node's message, which are those of the sum.
+    nodes : int
+        All of them; 1 takes no time, except with a server.
+    bandwidth : float
+        Bytes per second of each node's link, the same each way.
+    latency : float
+        Seconds of each message.
+    sites : sequence of int, optional
+        Nodes of each site, at least 1. With ``"two_level"`` required; a ``"ring"`` then passes from each site to the
+        next once, and a node sends on when it has sent before and has received.
+    far_bandwidth, far_latency : float, optional
+        Between two sites; by default as inside.
+
+    References
+    ----------
+    Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH".
+    """
+    require_choice("collective", kind, COLLECTIVES)
+    size = require_nonnegative("message_bytes", message_bytes, "bytes")
+    nodes = require_count("nodes", nodes)
+    near = size / _rate("bandwidth", bandwidth), require_nonnegative("latency", latency, "seconds")
+    if sites is None:
+        if kind == "two_level":
+            raise InputError("collective = 'two_level': needs the nodes of each site; give sites")
+        return _at_one_site(kind, nodes, *near)
+    counts = _sites(kind, sites, nodes)
+    far = (
+        near[0] if far_bandwidth is None else size / _rate("far_bandwidth", far_bandwidth),
+        near[1] if far_latency is None else require_nonnegative("far_latency", far_latency, "seconds"),
+    )
+    if len(counts) == 1:
+        return _at_one_site("ring", nodes, *near) if kind == "two_level" else _at_one_site(kind, nodes, *near)
+    if kind == "two_level":
+        inside = max(_at_one_site("ring", count, *near) + _doublings(count) * sum(near) for count in counts)
+        return inside + _at_one_site("ring", len(counts), *far)
+    last = np.cumsum(counts) - 1  # from which the ring passes on to another site
+    sends, travels = np.full(nodes, near[0] / nodes), np.full(nodes, near[1])
+    sends[last], travels[last] = far[0] / nodes, far[1]
+    begin = np.zeros(nodes)
+    for _ in range(2 * (nodes - 1)):
+        arrive = np.roll(begin + sends + travels, 1)
+        begin = np.maximum(begin + sends, arrive)
+    return float(arrive.max())
+
+
+def _at_one_site(kind: str, nodes: int, transfer: float, latency: float) -> float:
+    """Return the time (s) of an all-reduce over equal links, on which a whole message needs ``transfer`` seconds."""
+    share = (nodes - 1) / nodes
+    if kind == "ring":
+        return 2 * share * transfer + 2 * (nodes - 1) * latency
+    if kind == "tree":
+        return 2 * _doublings(nodes) * (transfer + latency)
+    if kind == "halving_doubling":
+        _require_power_of_two(nodes)
+        return 2 * share * transfer + 2 * _doublings(nodes) * latency
+    return 2 * nodes * transfer + 2 * latency
+
+
+class Traffic(NamedTuple):
+    """Bytes that one all-reduce sends."""
+
+    total: float  #: by all nodes, and the server if there is one
+    most: float  #: by the node, or the server, that sends the most
+    far: float  #: between sites
+
+
+def collective_bytes(kind: str, message_bytes: float, nodes: int, sites: Sequence[int] | None = None) -> Traffic:
+    """Return how many bytes an all-reduce sends; arguments as in `collective_time`.
+
+    Ring and halving-doubling send ``2 (P - 1) / P M`` from each node, which is the least possible.
+    """
+    require_choice("collective", kind, COLLECTIVES)
+    size, nodes = require_nonnegative("message_bytes", message_bytes, "bytes"), require_count("nodes", nodes)
+    counts = [nodes] if sites is None else _sites(kind, sites, nodes)
+    places = len(counts)
+    each = 2 * (nodes - 1) / nodes * size
+    if kind == "two_level":
+        most = max(2 * (count - 1) / count + _doublings(count) for count in counts) + 2 * (places - 1) / places
+        total = 3 * (nodes - places) + 2 * (places - 1)
+        return Traffic(total * size, most * size, 2 * (places - 1) * size)
+    if kind == "shared_link":
+        return Traffic(2 * nodes * size, nodes * size, 0.0)
+    if kind == "tree":
+        return Traffic(2 * (nodes - 1) * size, _doublings(nodes) * size, 0.0)
+    if kind == "halving_doubling":
+        _require_power_of_two(nodes)
+    return Traffic(nodes * each, each, places * each if places > 1 else 0.0)
+
+
+def _doublings(nodes: int) -> int:
+    """Return the least number of doublings from 1 that reach so many nodes."""
+    return (nodes - 1).bit_length()
+
+
+def _require_power_of_two(nodes: int) -> None:
+    if nodes & (nodes - 1):
+        raise InputError(
+            f"nodes = {nodes}: halving_doubling needs a power of two; give {2 ** (nodes.bit_length() - 1)} or "
+            f"{2 ** nodes.bit_length()}, or choose 'ring'"
+        )
+
+
+def _rate(argument: str, value: float) -> float:
+    if not (isinstance(value, int | float) and value > 0):  # infinite: messages take no time
+        raise InputError(f"{argument} = {value!r}: must be above zero (bytes/s)")
+    return float(value)
+
+
+def _sites(kind: str, sites: Sequence[int], nodes: int) -> list[int]:
+    counts = [require_count(f"sites[{i}]", count) for i, count in enumerate(require_list("sites", sites))]
+    if sum(counts) != nodes:
+        raise InputError(f"sites = {counts}: have {sum(counts)} nodes together, and there are {nodes}; give as many")
+    if len(counts) > 1 and kind not in BETWEEN_SITES:
+        raise InputError(
+            f"collective = {kind!r}: its time between {len(counts)} sites is not known; choose "
+            f"{' or '.join(map(repr, BETWEEN_SITES))}"
+        )
+    return counts
+
+
+class Layer(NamedTuple):
+    """A layer of a network; the layers of one come in the order of its forward pass."""
+
+    name: str
+    parameters: float  #: weights and all else that is learnt
+    operations: float  #: floating-point operations of the forward pass of one example; a product and its sum are two
+    activations: float = 0.0  #: values that enter it, of one example
+
+
+def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[float]) -> np.ndarray:
+    """Return how long (s) computing waits for each layer's communication, ``[layers]``.
+
+    ::
+
+        bubble = max(0, communication - computation available)
+
+    Available to a layer are the backward passes of the layers below it and their forward passes in the next iteration:
+    they come between its gradient and the next use of its weights. So the first layer has nothing to hide behind. Each
+    layer is taken to have the network to itself, but all together are not quicker than one after the other: if they
+    would be, the first layer's bubble is longer by the difference.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        In the order of the forward pass.
+    computing : float
+        Seconds of forward and backward pass of a node's minibatch; each layer has its part by its operations.
+    communicating : sequence of float
+        Seconds of each layer's communication.
+
+    References
+    ----------
+    Das et al. 2016, "Distributed deep learning using synchronous stochastic gradient descent", arXiv 1602.06709. That
+    communication cannot be quicker than the network is added here.
+    """
+    below = np.cumsum([0.0, *(layer.operations for layer in layers)])[:-1]
+    available = computing * below / max(sum(layer.operations for layer in layers), 1e-300)
+    spent = np.asarray(communicating, float)
+    waiting = np.maximum(0.0, spent - available)
+    waiting[0] += max(0.0, spent.sum() - computing - waiting.sum())
+    return waiting
+
+
+def exposed_time(
+    layers: Sequence[Layer],
+    computing: float,
+    message_bytes: float,
+    seconds_of: Callable[[float], float],
+    bucket_bytes: float | None = None,
+) -> float:
+    """Return the time (s) of an iteration's communication that computing does not hide.
+
+    Without buckets each layer is a message, which may take until the layer's next use: the sum of `bubbles`. With them
+    as PyTorch's DistributedDataParallel has it: gradients fill buckets from the last layer to the first; a bucket is
+    full once it has its limit, of which the first one's is 1 MiB; it is sent when its last gradient is there and the
+    bucket before has been sent; and the next forward pass begins when all have been.
+
+    Parameters
+    ----------
+    layers, computing
+        As in `bubbles`.
+    message_bytes : float
+        Of all layers; each has its part by its parameters.
+    seconds_of : function
+        From the bytes of a message to the seconds of its all-reduce.
+    bucket_bytes : float, optional
+        Limit of the buckets; PyTorch's default is 25 MiB.
+
+    References
+    ----------
+    Li et al. 2020, "PyTorch distributed: experiences on accelerating data parallel training", arXiv 2006.15704.
+    """
+    parameters, operations = (
+        math.fsum(getattr(layer, what) for layer in layers) for what in ("parameters", "operations")
+    )
+    sizes = [message_bytes * layer.parameters / parameters for layer in layers]
+    if bucket_bytes is None:
+        return float(bubbles(layers, computing, [seconds_of(size) for size in sizes]).sum())
+    time, sent, size, limit = _FORWARD * computing, 0.0, 0.0, min(FIRST_BUCKET, bucket_bytes)
+    for place in reversed(range(len(layers))):
+        time += (1 - _FORWARD) * computing * layers[place].operations / operations
+        size += sizes[place]
+        if size >= limit or place == 0:
+            sent = max(sent, time) + seconds_of(size)
+            size, limit = 0.0, bucket_bytes
+    return max(0.0, sent - computing)
+
+
+def hybrid_bytes(
+    layer: Layer, nodes: int, groups: float, minibatch: int, overlap: float = 0.0, width: int = 4
+) -> float:
+    """Return the bytes of a layer that each node moves in an iteration, its nodes being in groups.
+
+    Inside a group the layer is divided (model parallel) and activations are exchanged; between the groups the gradients
+    of each part (data parallel)::
+
+        2 width activations minibatch / groups + width (2 - overlap) parameters groups / nodes
+
+    As many groups as nodes are data parallel: no activations. Without the second term: one group.
+
+    Parameters
+    ----------
+    layer : Layer
+    nodes, groups : int
+    minibatch : int
+        Examples of all nodes.
+    overlap : float
+        Part of the sending that goes on while the sum is received, 0 to 1.
+    width : int
+        Bytes of a value.
+    """
+    inside = 2 * width * layer.activations * minibatch / groups if groups < nodes else 0.0
+    between = width * (2 - overlap) * layer.parameters * groups / nodes if groups > 1 else 0.0
+    return inside + between
+
+
+def hybrid_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> float:
+    """Return the number of groups that minimises the two terms of `hybrid_bytes`, a real number.
+
+    ``sqrt(2 activations minibatch nodes / ((2 - overlap) parameters))``: of a fully connected layer without overlap
+    ``sqrt(nodes minibatch / outputs)``, Das et al. 2016, arXiv 1602.06709.
+    """
+    return math.sqrt(2 * layer.activations * minibatch * nodes / ((2 - overlap) * layer.parameters))
+
+
+def best_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> int:
+    """Return the number of equal groups in which the nodes move the fewest bytes; data parallel if it is a tie."""
+    counts = [count for count in range(nodes, 0, -1) if nodes % count == 0]
+    return min(counts, key=lambda count: hybrid_bytes(layer, nodes, count, minibatch, overlap))
+
+
+def _convolution(
+    name: str, inputs: int, outputs: int, kernel: int, size: int, stride: int = 1, others: int = 0
+) -> Layer:
+    """Return a square convolution of ``size`` pixels a side that keeps the size, divided by the stride.
+
+    ``others``: parameters beside its weights: biases, or scales and shifts of a batch normalization.
+    """
+    weights, positions = kernel * kernel * inputs * outputs, math.ceil(size / stride) ** 2
+    return Layer(name, weights + others, 2.0 * weights * positions, float(inputs * size * size))
+
+
+def _dense(name: str, inputs: int, outputs: int) -> Layer:
+    return Layer(name, (inputs + 1) * outputs, 2.0 * inputs * outputs, float(inputs))
+
+
+def _vgg_a() -> tuple[Layer, ...]:
+    """Simonyan and Zisserman 2014, arXiv 1409.1556, table 1, configuration A: 224 x 224 pixels, 3 x 3 kernels."""
+    layers: list[Layer] = []
+    inputs, size = 3, 224
+    for block in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+        for outputs in block:
+            layers.append(_convolution(f"conv{len(layers) + 1}", inputs, outputs, 3, size, others=outputs))
+            inputs = outputs
+        size //= 2  # the largest of 2 x 2
+    sizes = (inputs * size * size, 4096, 4096, 1000)
+    return (*layers, *(_dense(f"fc{i + 1}", *pair) for i, pair in enumerate(itertools.pairwise(sizes))))
+
+
+def _resnet50() -> tuple[Layer, ...]:
+    """He, Zhang, Ren and Sun 2015, arXiv 1512.03385, table 1: the first convolution of a block has its stride."""
+    layers, inputs, size = [_convolution("conv1", 3, 64, 7, 224, stride=2, others=128)], 64, 56
+    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=2):
+        for block in range(1, blocks + 1):
+            stride = 2 if block == 1 and stage > 2 else 1
+            name, outputs = f"conv{stage}_{block}", 4 * width
+            if block == 1:
+                layers.append(_convolution(f"{name}.skip", inputs, outputs, 1, size, stride, 2 * outputs))
+            layers.append(_convolution(f"{name}.1", inputs, width, 1, size, stride, 2 * width))
+            size //= stride
+            layers.append(_convolution(f"{name}.2", width, width, 3, size, others=2 * width))
+            layers.append(_convolution(f"{name}.3", width, outputs, 1, size, others=2 * outputs))
+            inputs = outputs
+    return (*layers, _dense("fc", inputs, 1000))
+
+
+#: The layers of networks by their names, from their published architectures.
+NETWORKS: dict[str, tuple[Layer, ...]] = {"vgg_a": _vgg_a(), "resnet50": _resnet50()}

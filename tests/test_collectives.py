@@ -1,0 +1,232 @@
+"""All-reduces: their times and bytes against messages passed one by one, behind a barrier, and hidden by computing."""
+
+import numpy as np
+import pytest
+
+from asyncsim import Cluster, InputError, barrier, simulate, theory
+from asyncsim.clusters.collectives import (
+    NETWORKS,
+    Layer,
+    best_groups,
+    bubbles,
+    collective_bytes,
+    collective_time,
+    exposed_time,
+    hybrid_bytes,
+    hybrid_groups,
+)
+
+BANDWIDTH, LATENCY, SIZE = 40.0, 0.3, 240.0
+
+
+class Network:
+    """Passes messages between nodes step by step; a step lasts as long as its longest message."""
+
+    def __init__(self, nodes):
+        self.values = np.random.default_rng(nodes).normal(size=(nodes, 240))
+        self.sum = self.values.sum(axis=0)
+        self.sent, self.time = np.zeros(nodes), 0.0
+
+    def step(self, messages):
+        """Each of (from, to, slice, add): what is sent is what was there before the step."""
+        values = [self.values[source, part].copy() for source, _, part, _ in messages]
+        for (source, to, part, add), value in zip(messages, values, strict=True):
+            self.values[to, part] = self.values[to, part] + value if add else value
+            self.sent[source] += len(value)
+        self.time += max(map(len, values)) / BANDWIDTH + LATENCY
+
+
+def ring(network, members):
+    count = len(members)
+    parts = [slice(240 * k // count, 240 * (k + 1) // count) for k in range(count)]
+    for step in range(2 * (count - 1)):
+        add, ahead = step < count - 1, step if step < count - 1 else step - count
+        network.step([(m, members[(i + 1) % count], parts[(i - ahead) % count], add) for i, m in enumerate(members)])
+
+
+def broadcast(network, members):
+    have = 1
+    while have < len(members):
+        pairs = zip(members[:have], members[have : 2 * have], strict=False)
+        network.step([(source, to, slice(None), False) for source, to in pairs])
+        have *= 2
+
+
+def tree(network, members):
+    have = 1 << (len(members) - 1).bit_length()
+    while have > 1:
+        have //= 2
+        pairs = zip(members[have : 2 * have], members[:have], strict=False)
+        network.step([(source, to, slice(None), True) for source, to in pairs])
+    broadcast(network, members)
+
+
+def halving_doubling(network, members):
+    low, length, cuts = np.zeros(len(members), int), 240, []
+    distance = len(members) // 2
+    while distance:
+        length //= 2
+        upper = np.array([bool(m & distance) for m in members])
+        network.step(
+            [
+                (m, m ^ distance, slice(k := low[m] + length * (not u), k + length), True)
+                for m, u in zip(members, upper, strict=True)
+            ]
+        )
+        low += length * upper
+        cuts.append(distance)
+        distance //= 2
+    for distance in reversed(cuts):
+        network.step([(m, m ^ distance, slice(low[m], low[m] + length), False) for m in members])
+        low = np.minimum(low, low[np.array(members) ^ distance])
+        length *= 2
+
+
+def two_level(network, members):
+    halves = [members[: len(members) // 2], members[len(members) // 2 :]]
+    before = network.time
+    for half in halves:  # at the same time
+        network.time = before
+        ring(network, half)
+    ring(network, [half[0] for half in halves])
+    before = network.time
+    for half in halves:
+        network.time = before
+        broadcast(network, half)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"),
+    [
+        (ring, 2),
+        (ring, 6),
+        (tree, 2),
+        (tree, 5),
+        (tree, 8),
+        (halving_doubling, 2),
+        (halving_doubling, 8),
+        (two_level, 8),
+    ],
+)
+def test_times_and_bytes_are_those_of_passed_messages(kind, nodes):
+    network, sites = Network(nodes), [nodes // 2] * 2 if kind is two_level else None
+    kind(network, list(range(nodes)))
+    np.testing.assert_allclose(network.values, np.tile(network.sum, (nodes, 1)))  # it is an all-reduce
+    time = collective_time(kind.__name__, SIZE, nodes, BANDWIDTH, LATENCY, sites=sites)
+    assert time == pytest.approx(network.time, rel=1e-12)
+    traffic = collective_bytes(kind.__name__, SIZE, nodes, sites)
+    assert traffic.total == pytest.approx(network.sent.sum()) and traffic.most == pytest.approx(network.sent.max())
+    if kind is ring:
+        assert traffic.most == pytest.approx(2 * SIZE * (nodes - 1) / nodes)
+
+
+def test_between_sites_the_ring_is_as_quick_as_its_slowest_link_and_two_levels_pass_it_twice():
+    near = collective_time("ring", SIZE, 8, BANDWIDTH, LATENCY)
+    same = collective_time("ring", SIZE, 8, BANDWIDTH, LATENCY, sites=[3, 5])
+    assert same == pytest.approx(near, rel=1e-12)
+    narrow = collective_time("ring", SIZE, 8, BANDWIDTH, 0.0, sites=[4, 4], far_bandwidth=BANDWIDTH / 50)
+    # All 14 pieces pass the narrow link, and the nodes after it wait for them; the last goes round to them.
+    assert 14 * 50 * SIZE / 8 / BANDWIDTH <= narrow <= 14 * 50 * SIZE / 8 / BANDWIDTH + 8 * SIZE / 8 / BANDWIDTH
+    far = {"far_bandwidth": BANDWIDTH / 50, "far_latency": 2.0}
+    levels = collective_time("two_level", SIZE, 8, BANDWIDTH, LATENCY, sites=[4, 4], **far)
+    inside = collective_time("ring", SIZE, 4, BANDWIDTH, LATENCY) + 2 * (SIZE / BANDWIDTH + LATENCY)
+    assert levels == pytest.approx(inside + SIZE / BANDWIDTH * 50 + 2 * 2.0)
+    assert collective_bytes("two_level", SIZE, 8, [4, 4]).far == 2 * SIZE
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: collective_time("halving_doubling", 1, 6),
+            "nodes = 6: halving_doubling needs a power of two; give 4 or 8",
+        ),
+        (lambda: collective_time("rng", 1, 6), "did you mean 'ring'"),
+        (lambda: collective_time("two_level", 1, 6), "give sites"),
+        (lambda: collective_time("ring", 1, 6, sites=[2, 2]), "have 4 nodes together, and there are 6"),
+        (
+            lambda: collective_time("tree", 1, 4, sites=[2, 2]),
+            "between 2 sites is not known; choose 'ring' or 'two_level'",
+        ),
+        (lambda: collective_time("ring", 1, 4, bandwidth=0), "bandwidth = 0: must be above zero"),
+        (lambda: barrier(3, collective="ring"), "count = 3: an all-reduce has the messages of all workers"),
+        (lambda: barrier(layers="vgg_a"), "give collective"),
+        (lambda: barrier(collective="ring", layers="alexnet"), "choose from vgg_a, resnet50"),
+        (lambda: barrier(collective="ring", bucket_bytes=9), "give layers"),
+        (
+            lambda: Cluster(4, 1, service=1, policy="barrier(collective=ring)"),
+            "an all-reduce has no server; leave service",
+        ),
+        (lambda: Cluster(4, 1, latency=[1, 2], policy="barrier(collective=ring)"), "one constant latency"),
+        (lambda: Cluster(4, 1, bandwidth=1, message_bytes=(1, 2), policy="barrier(collective=ring)"), "one size"),
+        (lambda: Cluster(4, 1, policy="buffered(2, collective=ring)"), "collective"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, said):
+    with pytest.raises(InputError) as error:
+        call()
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("compute", ["1", "exponential(1)"])
+def test_a_round_is_the_slowest_computation_and_the_all_reduce(compute):
+    """Of 32 exponential workers and .7 s: 4.759 s in theory."""
+    size = 0.7 * 1e8 * 32 / 62
+    cluster = Cluster(32, compute, bandwidth=1e8, message_bytes=size, policy="barrier(collective=ring)")
+    assert Cluster.from_dict(cluster.to_dict()) == cluster and str(cluster.policy) == "barrier(collective=ring)"
+    known = theory.throughput_theory(cluster)
+    expected = theory.barrier_time(compute, 32) + 0.7
+    assert known.exact and 32 / known.commits == pytest.approx(expected)
+    rounds = 3000 if "exp" in compute else 30
+    found = simulate(cluster, 32 * rounds, seed=0).summary()
+    spread = np.sqrt((1 / np.arange(1, 33) ** 2).sum() / rounds) if "exp" in compute else 1e-9
+    assert abs(found["duration"] / found["versions"] - expected) < 4 * spread
+    assert found["staleness_max"] == 0
+    assert found["returning_share"] == pytest.approx(0.7 / (found["duration"] / found["versions"]), rel=1e-3)
+
+
+def test_the_bundled_networks_are_those_of_their_papers():
+    vgg, resnet = NETWORKS["vgg_a"], NETWORKS["resnet50"]
+    assert sum(layer.parameters for layer in vgg) == 132_863_336
+    assert sum(layer.operations for layer in vgg) / 2 == pytest.approx(7.61e9, rel=1e-3)
+    assert sum(layer.parameters for layer in resnet) == 25_557_032
+    assert sum(layer.operations for layer in resnet) / 2 == pytest.approx(3.86e9, rel=1e-3)
+    assert len([one for one in resnet if "skip" not in one.name]) == 50
+
+
+def test_hybrid_groups():
+    dense = Layer("fc", 4096 * 4096, 2 * 4096**2, 4096)
+    assert hybrid_groups(dense, 64, 256) == pytest.approx(2.0)
+    assert hybrid_groups(dense, 64, 256, overlap=1) == pytest.approx(2 * np.sqrt(2))
+    first = next(layer for layer in NETWORKS["vgg_a"] if layer.name == "fc1")
+    volumes = [hybrid_bytes(first, 128, groups, 512) / 1e6 for groups in (4, 128)]
+    assert best_groups(first, 128, 512) == 4 and volumes == pytest.approx([51.4, 822], rel=1e-3)
+    convolution = NETWORKS["vgg_a"][3]
+    assert best_groups(convolution, 64, 256) == 64  # data parallel
+    # Operations over bytes with full overlap: 1.5 minibatch positions, whatever the maps and the kernel.
+    for maps, kernel in ((64, 9), (256, 1)):
+        layer = Layer("conv", maps * maps * kernel, 2.0 * maps * maps * kernel * 56**2)
+        assert 3 * layer.operations * 4 / (4 * layer.parameters) == 1.5 * 4 * 56**2
+
+
+def test_what_computing_hides():
+    layers = [Layer("a", 100, 10), Layer("b", 100, 30), Layer("c", 200, 20)]
+    # Available: nothing, a's 10 of 60 and a's and b's 40 of 60 operations, of 6 s.
+    assert bubbles(layers, 6.0, [0.5, 1.5, 3.0]) == pytest.approx([0.5, 0.5, 0])
+    assert bubbles(layers, 6.0, [0.0, 0.0, 100.0]) == pytest.approx([0, 0, 96])
+    assert bubbles(layers, 6.0, [0.0, 1.0, 8.0]) == pytest.approx([0.0, 0, 4])
+    assert bubbles(layers, 6.0, [0.1, 1.0, 3.9]) == pytest.approx([0.1, 0, 0])
+
+    def seconds(size):
+        return size / 100
+
+    # Backward from 2 to 6 s: c is there at 3.333, b at 5.333, a at 6; one bucket each.
+    assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=1) == pytest.approx(3 + 1 / 3 + 4 - 6)
+    assert exposed_time(layers, 6.0, 4000.0, seconds, bucket_bytes=1) == pytest.approx(3 + 1 / 3 + 40 - 6)
+    assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=1e9) == pytest.approx(4.0)  # one for all
+    # The first bucket ends with c's 200 bytes, the second with a.
+    assert exposed_time(layers, 6.0, 400.0, seconds, bucket_bytes=200) == pytest.approx(2.0)
+    assert exposed_time(layers, 6.0, 400.0, seconds) == pytest.approx(bubbles(layers, 6.0, [1, 1, 2]).sum())
+    hidden = Cluster(8, "1", bandwidth=1e9, message_bytes=1e8, policy="barrier(collective=ring, layers=resnet50)")
+    whole = Cluster(8, "1", bandwidth=1e9, message_bytes=1e8, policy="barrier(collective=ring)")
+    assert 0 < hidden.collective_time < 0.01 * whole.collective_time
