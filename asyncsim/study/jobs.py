@@ -193,10 +193,13 @@ def run_jobs(
         conclude(folder, ended)
         results.say_written(folder)
 
+    started = time.perf_counter()
     with place as folder, executor as computing:
         runner = Runner(folder, computing)
         # Whatever ends the process, what it leaves does not look complete.
         results.write_config(folder, record, [job.place for job in jobs])
+        results.write_made(folder)
+        results.remember(folder)
         try:
             runner.run(jobs)
             if follow is not None and len(ended := _ended(folder)):
@@ -204,12 +207,14 @@ def run_jobs(
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
                 results.write_config(folder, record, runner.missing, interrupted=True)
+                results.write_made(folder, time.perf_counter() - started)
                 if len(ended := _ended(folder)):
                     there, count = len(runner.jobs) - len(runner.missing), counted(len(runner.jobs), "run")
                     tell(f"tables and figures are of what ended, {there} of {count}")
                     ends(folder, ended)
             raise
         results.write_config(folder, record, runner.missing)
+        results.write_made(folder, time.perf_counter() - started)
         summary = runner.tables()[results.SUMMARY]
         failed, tables = len(runner.failed), dict.fromkeys(name for rows in runner.failed.values() for name in rows)
         ended = _ended(folder)

@@ -5,13 +5,19 @@ import errno
 import itertools
 import json
 import os
+import platform
+import secrets
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from asyncsim.errors import InputError, require_path
-from asyncsim.files import Held, alone_in, unsealed, write_sealed
+from asyncsim.files import Held, alone_in, unsealed, write_json, write_sealed
 
 #: The table that makes a folder of results one; a folder without it holds nothing that was finished.
 SUMMARY = "summary.csv"
@@ -19,6 +25,10 @@ SUMMARY = "summary.csv"
 CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
 #: In it, too: the paths of the user's own files, and their hashes.
 FILES = "files"
+#: When, where and how long a study ran: the only file of which the same configuration does not give the same bytes.
+MADE = "made.json"
+#: In the folder of the index, the paths of results and of folders that hold some: a line each.
+KNOWN = "folders"
 #: What to do with a folder in which a study cannot go on.
 ANEW = "begin anew with --out FOLDER (in Python out=...)"
 #: Status of a run that ended with an error: a row of the summary without a folder.
@@ -110,6 +120,48 @@ def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
 def write_config(folder: Path, record: Mapping[str, Any], absent: Sequence[str], interrupted: bool = False) -> None:
     """Write what the results depend on, and the names of what is missing, into a study's folder."""
     write_sealed(folder / CONFIG, {**record, **({INCOMPLETE: list(absent)} if absent or interrupted else {})})
+
+
+def write_made(folder: Path, seconds: float | None = None) -> None:
+    """Write when a study was begun, on what, and how many seconds it has run by now, those of earlier attempts too."""
+    try:
+        made = dict(json.loads((folder / MADE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        made = {"id": secrets.token_hex(8), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    jax = sys.modules.get("jax")  # studies without gradients load none
+    device = jax.devices()[0].device_kind if jax is not None and seconds is not None else made.get("device")
+    made |= {"device": device, "cores": os.cpu_count(), "system": platform.platform()}
+    if seconds is not None:
+        earlier = made.get("wall_time")
+        made["wall_time"] = round(seconds + (earlier if isinstance(earlier, int | float) else 0), 3)
+    write_json(folder / MADE, made)
+
+
+def index_folder() -> Path:
+    """Return the folder of the index of results: that of ASYNCSIM_INDEX, else in the user's data folder."""
+    given = os.environ.get("ASYNCSIM_INDEX")
+    return Path(given) if given else platformdirs.user_data_path("asyncsim")
+
+
+def remember(folder: Path, strict: bool = False) -> None:
+    """Let the index find a folder of results, or the folders inside one; ``strict``: an InputError if it cannot.
+
+    A line that is appended is whole, however many processes append.
+    """
+    path = folder.absolute()
+    path = path.parent if path.parent.name == "results" else path
+    file = index_folder() / KNOWN
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        known = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        if str(path) not in known and str(path).isprintable():
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(f"{path}\n")
+    except (OSError, ValueError) as error:
+        if strict:
+            raise InputError(
+                f"index = {str(file)!r}: cannot be written: {error}; set ASYNCSIM_INDEX to a folder that can"
+            ) from error
 
 
 def _with_more_runs(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""The commands that find finished studies again: ``asyncsim runs``, ``tag``, ``warp``, ``show`` and ``diff``."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+from asyncsim.errors import InputError, choices_like
+from asyncsim.runs import index
+from asyncsim.wording import counted, note
+
+#: Folders that a table shows unless all are asked for.
+_SHOWN = 40
+#: The page of a finished study.
+PAGE = "report.html"
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads options; raises InputError where argparse would end the program."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise InputError with argparse's own words, and where the options are listed."""
+        raise InputError(f"{message}; {self.prog} --help lists what there is")
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run one of the commands; return the exit code: 2 for bad input."""
+    try:
+        return COMMANDS[command](arguments)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def runs(arguments: Sequence[str]) -> int:
+    """List finished studies, the newest first."""
+    parser = Parser(prog="asyncsim runs", description="List finished studies, the newest first.")
+    parser.add_argument("--study", help="those of one study only")
+    parser.add_argument("--method", help="those with a method only")
+    parser.add_argument("--tag", help="those with a tag that has this in its name")
+    parser.add_argument("--all", action="store_true", help=f"all, not only the newest {_SHOWN}")
+    parser.add_argument("--root", help="from now on look for results in this folder, too")
+    parser.add_argument("--forget", action="store_true", help="take what is gone from the list")
+    given = parser.parse_args(arguments)
+    if given.root is not None:
+        index.add_root(given.root)
+    if given.forget:
+        print(f"forgot {counted(index.forget(), 'folder')}")
+    found = index.entries()
+    there = [entry for entry in found if not entry.gone]
+    for name, names in (("study", {entry.study for entry in there}), ("method", _methods(there))):
+        value = getattr(given, name)
+        if value is not None and value not in names:
+            raise InputError(f"--{name} {value!r}: no results; {choices_like(value, sorted(names))}")
+    kept = [
+        entry
+        for entry in there
+        if given.study in (None, entry.study)
+        and (given.method is None or given.method in _methods([entry]))
+        and (given.tag is None or any(given.tag in tag.name for tag in entry.tags))
+    ]
+    shown = kept if given.all else kept[:_SHOWN]
+    if not kept:
+        print("no results are known here; asyncsim runs --root FOLDER looks for some in a folder")
+    else:
+        print(_table(shown))
+    if len(shown) < len(kept):
+        print(f"and {counted(len(kept) - len(shown), 'older folder')}: asyncsim runs --all")
+    for entry in found:
+        if entry.gone:
+            tags = f" ({', '.join(tag.name for tag in entry.tags)})" if entry.tags else ""
+            note(f"{entry.folder}{tags} is gone; was it moved? asyncsim runs --root FOLDER, else --forget")
+    return 0
+
+
+def tag(arguments: Sequence[str]) -> int:
+    """Give a folder of results a name, or a place in one of its runs."""
+    parser = Parser(prog="asyncsim tag", description="Give a folder of results, or a place in a run, a name.")
+    parser.add_argument("folder", nargs="?", help="the folder of results, or its name, or a tag that it has")
+    parser.add_argument("name", nargs="?", help="letters, digits, '.', '_' and '-'")
+    parser.add_argument("--note", default="", help="a line that says why")
+    parser.add_argument("--run", help="the place is in this run: downpour-seed0, say")
+    parser.add_argument("--commit", type=int, help="at this commit of the run")
+    parser.add_argument("--remove", metavar="NAME", help="take a tag away")
+    given = parser.parse_args(arguments)
+    if given.remove is not None:
+        if given.folder is not None:
+            raise InputError(f"--remove {given.remove!r}: takes no folder; leave {given.folder!r} out")
+        print(f"removed {given.remove} from {index.untag(given.remove).folder}")
+        return 0
+    if given.folder is None or given.name is None:
+        raise InputError("give a folder and a name: asyncsim tag results/compare baseline")
+    folder = Path(given.folder)
+    folder = folder if folder.is_dir() else index.find(given.folder).folder
+    made = index.tag(folder, given.name, given.note, given.run, given.commit)
+    print(f"{made.name}: {made.folder}")
+    return 0
+
+
+def warp(arguments: Sequence[str]) -> int:
+    """Print the folder of a tag."""
+    parser = Parser(prog="asyncsim warp", description="Print the folder that a tag names; cd $(asyncsim warp NAME)")
+    parser.add_argument("name", help="a tag, or the name of a folder of results")
+    parser.add_argument("--open", action="store_true", help="show its page as well")
+    given = parser.parse_args(arguments)
+    found = index.find(given.name)
+    print(found.folder)
+    if found.run:
+        at = "" if found.commit is None else f", commit {found.commit}"
+        note(f"the place is runs/{found.run}{at}{f': {found.note}' if found.note else ''}")
+    if given.open:
+        _show(found.folder)
+    return 0
+
+
+def show(arguments: Sequence[str]) -> int:
+    """Open the page of a finished study."""
+    parser = Parser(prog="asyncsim show", description="Open the page of a finished study in the browser.")
+    parser.add_argument("name", help="a tag, or a folder of results")
+    _show(index.find(parser.parse_args(arguments).name).folder)
+    return 0
+
+
+def diff(arguments: Sequence[str]) -> int:
+    """Print which options of two finished studies differ, and draw both on the same axes."""
+    parser = Parser(
+        prog="asyncsim diff", description="Print which options of two studies differ; draw both on the same axes."
+    )
+    parser.add_argument("first", help="a tag, or a folder of results")
+    parser.add_argument("second", help="another")
+    parser.add_argument("--measure", help="what is drawn: train_loss, test_accuracy, ...")
+    parser.add_argument("--out", help="where the figure is written; a PNG and a PDF of the tags' names otherwise")
+    given = parser.parse_args(arguments)
+    from asyncsim.runs.difference import differences, draw
+    from asyncsim.runs.opened import open
+
+    pair = open(given.first), open(given.second)
+    found = differences(*(one.config for one in pair))
+    print(f"{given.first} ({pair[0].config['study']}) and {given.second} ({pair[1].config['study']})")
+    width = max((len(name) for name, _, _ in found), default=0)
+    for name, *values in found:
+        print(f"  {name:<{width}}  {values[0]}  |  {values[1]}")
+    if not found:
+        print("  the options are the same")
+    for path in draw(pair, given.measure, given.out):
+        print(path)
+    return 0
+
+
+def _show(folder: Path) -> None:
+    import webbrowser
+
+    page = folder / PAGE
+    if not page.exists():
+        raise InputError(f"{str(folder)!r}: has no {PAGE}; make it with: asyncsim figures {folder}")
+    print(page)
+    if not webbrowser.open(page.absolute().as_uri()):
+        note("no browser could be opened; open that file in one")
+
+
+def _methods(entries: Sequence[index.Entry]) -> set[str]:
+    return {method for entry in entries for method in entry.methods.split(", ") if method}
+
+
+def _table(entries: Sequence[index.Entry]) -> str:
+    """Return the entries as a table that fits the terminal: long cells are cut, the folder never."""
+    now = datetime.now(UTC)
+    rows = [["tag", "study", "cluster", "methods", "best", "age", "folder"]]
+    for one in entries:
+        tags = ", ".join(tag.name for tag in one.tags) or "-"
+        rows.append([tags, one.study, one.cluster, one.methods, one.headline, _age(one.date, now), _short(one.folder)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    room = shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else 10_000
+    while sum(widths) + 2 * len(widths) > room and max(widths[:5]) > 12:
+        widths[widths.index(max(widths[:5]))] -= 1
+    cut = [[_cut(cell, width) for cell, width in zip(row, widths[:-1], strict=False)] + row[-1:] for row in rows]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cut
+    )
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 2]}.."
+
+
+def _age(date: str, now: datetime) -> str:
+    """Return how long ago something was, in the largest unit that counts."""
+    try:
+        seconds = (now - datetime.fromisoformat(date).astimezone(UTC)).total_seconds()
+    except ValueError:
+        return "?"
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"
+
+
+def _short(folder: Path) -> str:
+    """Return a path as it is shortest: from the working folder, or from the user's own."""
+    for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+        if folder.is_relative_to(base):
+            return f"{prefix}{folder.relative_to(base)}"
+    return str(folder)
+
+
+#: The commands, by name, and what they say of themselves.
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "runs": runs,
+    "tag": tag,
+    "warp": warp,
+    "show": show,
+    "diff": diff,
+}

@@ -1,0 +1,447 @@
+"""The index of finished studies: a SQLite database, made anew at any time from the folders, which are the truth.
+
+A tag is a file ``tags/NAME.json`` inside the folder that it names, so that it travels with it. The index only remembers
+what lies where: `refresh` looks at every folder that is known, and at every folder of the roots, and reads again what
+has changed. Neither pandas nor JAX is imported here: a shell waits for the answer.
+"""
+
+import contextlib
+import csv
+import difflib
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncsim.study.results as results
+from asyncsim.errors import InputError, require_count, require_path, shown
+from asyncsim.files import write_json
+from asyncsim.wording import counted, number_text
+
+#: Raised whenever an older asyncsim could not read the database: it is made anew then.
+_VERSION = 1
+_SCHEMA = """
+create table folders (path text primary key, stamp text, id text, study text, date text, cluster text, methods text,
+                      headline text, runs integer);
+create table tags (name text, path text, run text, commit_ integer, note text, date text, primary key (name, path));
+"""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: Folders below a root in which studies are looked for.
+_DEPTH = 3
+#: Bytes of a file that is read for the index: what a stranger's folder holds may be anything.
+_LARGEST = 50_000_000
+_LONGEST_TEXT = 100
+
+
+class Tag(NamedTuple):
+    """A name for a folder of results, or for a place in one of its runs."""
+
+    name: str
+    folder: Path
+    run: str | None = None  #: the name of its folder in ``runs``
+    commit: int | None = None
+    note: str = ""
+    date: str = ""
+
+
+class Entry(NamedTuple):
+    """What the index says of a folder of results."""
+
+    folder: Path
+    study: str
+    date: str  #: when it was begun, in UTC
+    cluster: str
+    methods: str
+    headline: str  #: the best mean over seeds
+    runs: int  #: rows of its summary
+    tags: tuple[Tag, ...]
+    gone: bool  #: nothing is there any more, and it was not found elsewhere
+
+
+def entries() -> list[Entry]:
+    """Return all folders of results that are known, the newest first."""
+    with _database() as database:
+        gone = refresh(database)
+        tags: dict[str, list[Tag]] = {}
+        for tag in _tags(database):
+            tags.setdefault(str(tag.folder), []).append(tag)
+        columns = "path, study, date, cluster, methods, headline, runs"
+        rows = database.execute(f"select {columns} from folders order by date desc, path").fetchall()
+    return [Entry(Path(row[0]), *row[1:], tuple(tags.get(row[0], ())), row[0] in gone) for row in rows]
+
+
+def tag(
+    folder: str | os.PathLike, name: str, note: str = "", run: str | None = None, commit: int | None = None
+) -> Tag:
+    """Give a folder of results, or a place in one of its runs, a name; it is kept inside the folder.
+
+    Raises
+    ------
+    InputError
+        The folder has no results, the run or the commit does not exist, or the name is malformed or taken.
+    """
+    place = require_path("folder", folder).absolute()
+    if not isinstance(results.config_of(place).get("study"), str):
+        raise InputError(f"folder = {str(folder)!r}: holds no results of a study; give a folder that a study wrote")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(
+            f"name = {name!r}: must be of letters, digits, '.', '_' and '-', begin with a letter or a digit, and have "
+            "at most 64 of them"
+        )
+    if not isinstance(note, str) or not note.isprintable():
+        raise InputError(f"note = {note!r}: must be a text of one line")
+    if run is not None:
+        run = _require_run(place, run, commit)
+    elif commit is not None:
+        raise InputError(f"commit = {commit}: of which run? give --run too (in Python run=...)")
+    made = Tag(name, place, run, commit, note, datetime.now(UTC).isoformat(timespec="seconds"))
+    results.remember(place)
+    with _database() as database:
+        refresh(database)
+        with _writing(database):
+            for other in _tags(database):
+                if other.name.casefold() == name.casefold() and _file(other).exists():
+                    raise InputError(
+                        f"name = {name!r}: is taken by {_where(other)}; choose another, or take that one away with: "
+                        f"asyncsim tag --remove {other.name}"
+                    )
+            values = {field: value for field, value in made._asdict().items() if field != "folder"}
+            write_json(_file(made), values)
+            _insert(database, made)
+    return made
+
+
+def untag(name: str) -> Tag:
+    """Take a tag away, from its folder and from the index."""
+    found = find(name)
+    with _database() as database, _writing(database):
+        _file(found).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others are there
+            _file(found).parent.rmdir()
+        database.execute("delete from tags where name = ? and path = ?", (found.name, str(found.folder)))
+    return found
+
+
+def find(name: str) -> Tag:
+    """Return the tag of a name; of the name of a folder, or its path, one that stands for the folder.
+
+    Raises
+    ------
+    InputError
+        There is none, or several have it; or the folder is gone.
+    """
+    known = entries()
+    there = [entry for entry in known if not entry.gone]
+    found = [tag for entry in there for tag in entry.tags if tag.name == name]
+    found = found or [Tag(name, entry.folder) for entry in there if entry.folder.name == name]
+    path = Path(name)
+    if not found and path.is_dir() and isinstance(results.config_of(path).get("study"), str):
+        found = [Tag(name, path.absolute())]
+    if len(found) > 1:
+        places = ", ".join(str(tag.folder) for tag in found)
+        raise InputError(f"name = {name!r}: {len(found)} folders have it: {places}; give the path of one")
+    if found:
+        return found[0]
+    for entry in known:
+        if entry.gone and name in (entry.folder.name, *(tag.name for tag in entry.tags)):
+            raise InputError(
+                f"name = {name!r}: its folder {entry.folder} is gone; if it was moved, name where it lies now with: "
+                "asyncsim runs --root FOLDER; else take it from the list with: asyncsim runs --forget"
+            )
+    names = {name for entry in there for name in (*(tag.name for tag in entry.tags), entry.folder.name)}
+    nearest = difflib.get_close_matches(str(name)[:_LONGEST_TEXT], names, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    raise InputError(f"name = {shown(name)}: no tag and no folder of results; {hint}asyncsim runs lists all")
+
+
+def add_root(folder: str | os.PathLike) -> Path:
+    """Look for results in a folder, and in those inside it, from now on."""
+    path = require_path("root", folder).absolute()
+    if not path.is_dir():
+        raise InputError(f"root = {str(folder)!r}: is no folder; give one that holds results")
+    results.remember(path, strict=True)
+    return path
+
+
+def forget() -> int:
+    """Take what is gone from the index; return how many folders that were."""
+    with _database() as database:
+        gone = refresh(database)
+        _forget(database, gone)
+    known = _roots()
+    kept = [root for root in known if root.exists()]
+    if len(kept) < len(known):
+        file = results.index_folder() / results.KNOWN
+        partial = file.with_name(f".{file.name}.{os.getpid()}")
+        partial.write_text("".join(f"{root}\n" for root in kept), encoding="utf-8")
+        partial.replace(file)
+    return len(gone)
+
+
+def refresh(database: sqlite3.Connection) -> set[str]:
+    """Bring the index up to date with the folders; return the paths of those that are gone."""
+    known = {path: (stamp, id_) for path, stamp, id_ in database.execute("select path, stamp, id from folders")}
+    found = {str(folder): _stamp(folder) for folder in _folders(map(Path, known))}
+    changed = [path for path, stamp in found.items() if stamp != known.get(path, ("", ""))[0]]
+    gone = known.keys() - found.keys()
+    if changed:
+        with _writing(database):
+            for path in changed:
+                _read(database, Path(path), found[path])
+    if gone:
+        ids = {id_ for path, id_ in database.execute("select path, id from folders") if path in found and id_}
+        moved = {path for path in gone if known[path][1] in ids}
+        _forget(database, moved)
+        gone -= moved
+    return set(gone)
+
+
+def _forget(database: sqlite3.Connection, paths: set[str]) -> None:
+    if paths:
+        with _writing(database):
+            for table in ("folders", "tags"):
+                database.executemany(f"delete from {table} where path = ?", [(path,) for path in paths])
+
+
+def _roots() -> list[Path]:
+    """Return the roots that were added, and the folders of results that studies wrote elsewhere."""
+    try:
+        lines = (results.index_folder() / results.KNOWN).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [Path(line) for line in dict.fromkeys(lines) if os.path.isabs(line)]
+
+
+def _folders(known: Iterator[Path]) -> Iterator[Path]:
+    """Yield each folder of results once: those that are known, and those below the roots and ``results``."""
+    seen = set()
+    for path in known:
+        if (path / results.CONFIG).exists():
+            seen.add(path)
+            yield path
+    waiting = [(root, 0) for root in (Path("results").absolute(), *_roots())]
+    visited = set()
+    while waiting:
+        folder, depth = waiting.pop()
+        if folder in visited:
+            continue
+        visited.add(folder)
+        if folder in seen:
+            continue
+        if (folder / results.CONFIG).exists():
+            if isinstance(_json(folder / results.CONFIG).get("study"), str):
+                seen.add(folder)
+                yield folder
+            continue
+        if depth < _DEPTH:
+            with contextlib.suppress(OSError), os.scandir(folder) as inside:
+                waiting += [
+                    (Path(one.path), depth + 1)
+                    for one in inside
+                    if one.is_dir(follow_symlinks=False) and not one.name.startswith(".")
+                ]
+
+
+def _stamp(folder: Path) -> str:
+    """Return what changes whenever something of a folder does that the index has."""
+    stamps = []
+    for name in (results.CONFIG, results.SUMMARY, results.MADE, "tags"):
+        try:
+            found = os.stat(folder / name)
+            stamps.append(f"{found.st_mtime_ns}.{found.st_size}.{found.st_ino}")
+        except OSError:
+            stamps.append("")
+    return " ".join(stamps)
+
+
+def _read(database: sqlite3.Connection, folder: Path, stamp: str) -> None:
+    """Write into the index what a folder says."""
+    config, made = _json(folder / results.CONFIG), _json(folder / results.MADE)
+    date = made.get("date")
+    if not isinstance(date, str):
+        with contextlib.suppress(OSError):
+            begun = (folder / results.CONFIG).stat().st_mtime
+            date = datetime.fromtimestamp(begun, UTC).isoformat(timespec="seconds")
+    rows = _rows(folder / results.SUMMARY)
+    methods = config.get("methods")
+    values = (
+        *(str(folder), stamp, str(made.get("id") or "")),
+        *map(_text, (config.get("study", ""), date or "", _cluster(config))),
+        _text(", ".join(map(str, methods)) if isinstance(methods, list) else ""),
+        *(_text(_headline(rows)), len(rows)),
+    )
+    database.execute(f"insert or replace into folders values ({', '.join('?' * len(values))})", values)
+    database.execute("delete from tags where path = ?", (str(folder),))
+    for file in sorted(folder.glob("tags/*.json"))[:1000]:
+        found = _json(file)
+        run, commit, note = (found.get(field) for field in ("run", "commit", "note"))
+        if _NAME.fullmatch(file.stem):
+            run = _text(run) if isinstance(run, str) else None
+            commit = commit if isinstance(commit, int) and abs(commit) < 2**62 else None
+            date = _text(found.get("date", ""))
+            _insert(database, Tag(file.stem, folder, run, commit, _text(note or "", 1000), date))
+
+
+def _insert(database: sqlite3.Connection, tag: Tag) -> None:
+    values = (tag.name, str(tag.folder), tag.run, tag.commit, tag.note, tag.date)
+    database.execute("insert or replace into tags values (?, ?, ?, ?, ?, ?)", values)
+
+
+def _tags(database: sqlite3.Connection) -> list[Tag]:
+    found = database.execute("select name, path, run, commit_, note, date from tags order by name").fetchall()
+    return [Tag(name, Path(path), *rest) for name, path, *rest in found]
+
+
+def _file(tag: Tag) -> Path:
+    return tag.folder / "tags" / f"{tag.name}.json"
+
+
+def _where(tag: Tag) -> str:
+    place = f", run {tag.run}" if tag.run else ""
+    return f"{tag.folder}{place}{'' if tag.commit is None else f', commit {tag.commit}'}"
+
+
+def _require_run(folder: Path, run: str, commit: int | None) -> str:
+    """Return the name of a run in a folder; raise InputError unless it is there and has that commit."""
+    there = runs_in(folder)
+    name = str(run).removeprefix("runs/").rstrip("/")
+    if name not in there:
+        nearest = difflib.get_close_matches(name[:_LONGEST_TEXT], there, n=1, cutoff=0.4)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        listed = ", ".join(there[:10]) + (", ..." if len(there) > 10 else "") if there else "none"
+        raise InputError(f"run = {shown(run)}: not in {folder}; {hint}its runs: {listed}")
+    if commit is not None:
+        require_count("commit", commit, minimum=0)
+        import pyarrow.parquet
+
+        commits = pyarrow.parquet.read_metadata(folder / "runs" / name / "commits.parquet").num_rows
+        if commit >= commits:
+            raise InputError(f"commit = {commit}: the run {name} has {counted(commits, 'commit')}, from 0")
+    return name
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder of results."""
+    return sorted(path.parent.name for path in folder.glob("runs/*/run.json"))
+
+
+def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:
+    """Return a stranger's value as a text of one line: no control characters reach a terminal."""
+    text = "".join(one if one.isprintable() else "?" for one in str(value)[: longest + 1])
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > _LARGEST:
+            return {}
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a summary as they are written."""
+    try:
+        if file.stat().st_size > _LARGEST:
+            return []
+        with file.open(newline="", encoding="utf-8") as opened:
+            return list(csv.DictReader(opened))
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
+def _cluster(config: Mapping[str, Any]) -> str:
+    """Return the cluster of a study in a few words."""
+    workers = config.get("workers")
+    count = ", ".join(map(str, workers)) if isinstance(workers, list) else "" if workers is None else str(workers)
+    said = [f"{count} worker{'' if count == '1' else 's'}"] if count else []
+    for name, usual in (("topology", None), ("policy", "asynchronous"), ("protocol", "exchange")):
+        value = config.get(name)
+        if isinstance(value, str) and value != usual:
+            said.append(value)
+    return ", ".join(said)
+
+
+#: What a summary is told by: the first of these columns that it has, and whether more is better.
+_HEADLINES = (("test_accuracy", True), ("test_loss", False), ("train_loss", False), ("final_loss", False))
+
+
+def _headline(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the best mean over seeds of a summary's measure, and whose it is; else the mean staleness."""
+    for column, more in _HEADLINES:
+        found: dict[tuple[str, ...], list[float]] = {}
+        for row in rows:
+            rate = str(row.get("method.learning_rate") or "")
+            with contextlib.suppress(TypeError, ValueError):
+                found.setdefault((str(row.get("method") or ""), rate), []).append(float(row[column]))
+        means = {key: sum(values) / len(values) for key, values in found.items()}
+        means = {key: mean for key, mean in means.items() if mean == mean}
+        if means:
+            best = (max if more else min)(means, key=means.__getitem__)
+            return f"{column.replace('_', ' ')} {number_text(means[best])} {best[0]}".rstrip()
+    with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+        values = [float(row["trace.staleness_mean"]) for row in rows]
+        return f"staleness {number_text(sum(values) / len(values))}"
+    return ""
+
+
+@contextlib.contextmanager
+def _database() -> Iterator[sqlite3.Connection]:
+    """Open the index; one that is damaged, or of another version, is made anew.
+
+    Raises
+    ------
+    InputError
+        The user's data folder cannot be written.
+    """
+    file = results.index_folder() / "index.sqlite"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            database = _opened(file)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # busy, or no place to write
+                raise
+            file.unlink(missing_ok=True)
+            database = _opened(file)
+        with contextlib.closing(database):
+            yield database
+    except (OSError, sqlite3.OperationalError) as error:
+        raise InputError(
+            f"index = {str(file)!r}: cannot be used: {error}; set ASYNCSIM_INDEX to a folder that can be written"
+        ) from error
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(file, timeout=60, isolation_level=None)
+    try:
+        if database.execute("pragma user_version").fetchone()[0] != _VERSION:
+            with _writing(database):
+                if database.execute("pragma user_version").fetchone()[0] != _VERSION:  # not by another meanwhile
+                    for table in ("folders", "tags"):
+                        database.execute(f"drop table if exists {table}")
+                    for statement in _SCHEMA.strip().split(";")[:-1]:
+                        database.execute(statement)
+                    database.execute(f"pragma user_version = {_VERSION}")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+@contextlib.contextmanager
+def _writing(database: sqlite3.Connection) -> Iterator[None]:
+    """Write alone: all of what is inside, or nothing; other processes wait."""
+    database.execute("begin immediate")
+    try:
+        yield
+        database.execute("commit")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("rollback")
+        raise

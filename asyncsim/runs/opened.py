@@ -1,0 +1,133 @@
+"""Finished studies in Python: a table of all, and one opened by its tag."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pandas as pd
+
+from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.runs import index
+from asyncsim.runs.run import Run
+from asyncsim.study.finished import Finished, read
+from asyncsim.traces.trace import Trace
+
+Loaded = TypeVar("Loaded")
+
+
+class Lazy(Mapping[str, Loaded]):
+    """A table of runs, or of traces, each of which is loaded when it is asked for."""
+
+    def __init__(self, names: list[str], load: Callable[[str], Loaded]):
+        self._names, self._load = names, load
+
+    def __getitem__(self, name: str) -> Loaded:
+        """Load one; raise InputError with the names that there are if there is none of that name."""
+        return self._load(require_choice("name", name, self._names))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)}: {', '.join(self._names)}>"
+
+
+class Place(NamedTuple):
+    """A commit of a run, or the whole of it, that a tag names."""
+
+    run: str
+    commit: int | None
+    folder: Path
+
+    def rows(self, around: int = 5) -> pd.DataFrame:
+        """Return the rows of the run's commits around this one; all of them if the tag names none."""
+        require_count("around", around, minimum=0)
+        commits = Run.load(self.folder / "runs" / self.run).commits
+        if self.commit is None:
+            return commits
+        return commits[commits["commit"].between(self.commit - around, self.commit + around)]
+
+
+class Opened(NamedTuple):
+    """A finished study.
+
+    Attributes
+    ----------
+    name, note : str
+        The tag by which it was opened, or the folder's name, and what was noted with it.
+    finished : Finished
+        The results as they lie in the folder.
+    place : Place or None
+        The run, and its commit, that the tag names.
+    """
+
+    name: str
+    note: str
+    finished: Finished
+    place: Place | None
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self.finished.folder
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What its ``config.json`` holds."""
+        return self.finished.config
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row per run."""
+        return self.finished.summary
+
+    @property
+    def runs(self) -> Lazy[Run]:
+        """Its runs by name, ``gem-seed0`` say."""
+        return Lazy(index.runs_in(self.folder), lambda name: Run.load(self.folder / "runs" / name))
+
+    @property
+    def traces(self) -> Lazy[Trace]:
+        """Its traces by name."""
+        names = sorted(path.stem for path in self.folder.glob("traces/*.parquet"))
+        return Lazy(names, lambda name: Trace.load(self.folder / "traces" / f"{name}.parquet"))
+
+    def __repr__(self) -> str:
+        at = f" at {self.place.run}" if self.place else ""
+        at += f", commit {self.place.commit}" if self.place and self.place.commit is not None else ""
+        return f"<{self.config['study']} {self.name!r}{at}: {len(self.runs)} runs in {self.folder}>"
+
+
+def table() -> pd.DataFrame:
+    """Return the finished studies that are known, the newest first: what ``asyncsim runs`` shows."""
+    rows = [
+        {
+            "tags": ", ".join(tag.name for tag in entry.tags),
+            **{name: getattr(entry, name) for name in ("study", "cluster", "methods", "headline", "runs")},
+            "date": pd.Timestamp(entry.date) if entry.date else pd.NaT,
+            "folder": str(entry.folder),
+            "gone": entry.gone,
+        }
+        for entry in index.entries()
+    ]
+    columns = ["tags", "study", "cluster", "methods", "headline", "runs", "date", "folder", "gone"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def open(name: str) -> Opened:
+    """Open a finished study by its tag, its folder's name or its path.
+
+    Raises
+    ------
+    InputError
+        There is none, several have that name, or the folder is gone or damaged.
+    """
+    found = index.find(name)
+    study = read(found.folder, str(index.results.config_of(found.folder).get("study")))
+    if found.run is not None and found.run not in index.runs_in(found.folder):
+        raise InputError(f"name = {name!r}: its run {found.run} is not in {found.folder} any more; tag another")
+    place = Place(found.run, found.commit, found.folder) if found.run else None
+    return Opened(found.name, found.note, study, place)
