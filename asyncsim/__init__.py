@@ -83,6 +83,7 @@ __all__ = [
     "replay",
     "replay_ensemble",
     "rounds",
+    "runs",
     "simulate",
     "study",
     "theory",
@@ -102,14 +103,26 @@ _HOME = {
     "simulate": "simulation.simulate",
     **dict.fromkeys(
         (
-            *("calibration", "methods", "plots", "prediction", "problems", "real", "recorders", "study", "theory"),
-            "topologies",
+            *("calibration", "methods", "plots", "prediction", "problems", "real", "recorders", "runs", "study"),
+            *("theory", "topologies"),
         )
     ),
 }
 
 if TYPE_CHECKING:
-    from asyncsim import calibration, methods, plots, prediction, problems, real, recorders, study, theory, topologies
+    from asyncsim import (
+        calibration,
+        methods,
+        plots,
+        prediction,
+        problems,
+        real,
+        recorders,
+        runs,
+        study,
+        theory,
+        topologies,
+    )
     from asyncsim.calibration import CalibrationWarning, calibrate
     from asyncsim.replays.ensemble import replay_ensemble
     from asyncsim.replays.replay import replay

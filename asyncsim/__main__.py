@@ -6,6 +6,11 @@ from collections.abc import Sequence
 _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name, list them
        asyncsim figures FOLDER         draw the figures of a study's results again
        asyncsim figures PAPER          draw the figures of a paper, of several studies
+       asyncsim runs                   list finished studies, the newest first
+       asyncsim tag FOLDER NAME        give one a name, or a place in one of its runs
+       asyncsim warp NAME              print its folder
+       asyncsim show NAME              open its page in the browser
+       asyncsim diff NAME NAME         which options differ, and both on the same axes
        asyncsim --version
 """
 
@@ -33,7 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return study.main(["--help"])
     if command == "--version" and not rest:
         return study.main(["--version"])
-    known = ["study", "figures", "--version", "--help"]
+    from asyncsim.runs.command import COMMANDS
+    from asyncsim.runs.command import main as find
+
+    if command in COMMANDS:
+        return find(command, rest)
+    known = ["study", "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
     told = f"takes nothing after it, as {rest[0]!r}" if command in known else f"unknown; {choices_like(command, known)}"
     print(f"error: command = {command!r}: {meant}{told}", file=sys.stderr)

@@ -1,7 +1,8 @@
 """Plots of one trace: how stale commits are, who does what at first, how long the queue is; theory drawn over them.
 
-The functions draw on axes that are given to them, in a notebook or in ``figures/``; none of them simulates.
-`asyncsim.drawing.look` has the style of the paper figures.
+The functions draw on axes that are given to them, in a notebook or in ``figures/``; none of them simulates. `compare`
+draws runs beside each other, and `overview` what `Trace.plot` returns. `asyncsim.drawing.look` has the style of the
+paper figures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,17 +11,26 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import (
+    axis_along,
+    draw_curve,
+    evaluation_curve,
+    loss_axis,
+)
 from asyncsim.drawing.layout import legend_inside, say_inside
 from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
-from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.errors import InputError, require_choice, require_count, require_list, require_positive
+from asyncsim.runs.run import Run
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.queueing import alike
 from asyncsim.traces.columns import ACCEPTED, GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import phases, warm_up_of
-from asyncsim.wording import counted, number_text
+from asyncsim.wording import counted, number_text, over_seeds
 
 #: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
 _BARS = 50
@@ -38,6 +48,80 @@ _DOING = {
 _FLATTENING = 2.5
 #: A histogram shows all but this share of the commits at its far end.
 _TAIL = 0.003
+
+
+def compare(
+    runs: Run | Sequence[Run],
+    measure: str = "train_loss",
+    against: str = "time",
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw a measure of runs at their evaluations on the same axes; runs of one label are seeds: mean and range.
+
+    Parameters
+    ----------
+    runs : Run or list of Run
+    measure : str
+        A column of `Run.evaluations` that all of them have.
+    against : {"time", "step"}
+        Simulated time, or commits over workers.
+    labels : list of str, optional
+        One for each run; by default the names of their methods.
+    title : str, optional
+        By default the problem, the workers and the number of seeds.
+
+    Raises
+    ------
+    InputError
+        There is no run, or one lacks the measure, or the labels are not as many as the runs.
+    """
+    together = require_list("runs", [runs] if isinstance(runs, Run) else runs)
+    for run in together:
+        if not isinstance(run, Run):
+            raise InputError(f"runs: {run!r} is no Run; give what asyncsim.replay returns, or Run.load")
+        require_choice("measure", measure, [name for name in run.evaluations if name.startswith(("train_", "test_"))])
+    require_choice("against", against, ("time", "step"))
+    names = [str(run.config.get("method", "run")) for run in together] if labels is None else list(labels)
+    if len(names) != len(together):
+        raise InputError(f"labels: {len(names)} for {counted(len(together), 'run')}; give one for each")
+    groups: dict[str, list[Run]] = {}
+    for name, run in zip(names, together, strict=True):
+        groups.setdefault(str(name), []).append(run)
+    with look.style():
+        figure, (axes,) = look.new_figure(look.SINGLE, 2.8)
+        curves = {
+            name: evaluation_curve(group, [run.evaluations["worker_step"] for run in group], measure)
+            for name, group in groups.items()
+        }
+        if measure.endswith("loss"):
+            scale, *limits = loss_axis(curves.values())
+            axes.set_yscale(scale)
+            axes.set_ylim(*limits)
+            if scale == "log":
+                layout.plain_logs(axes.yaxis)
+        looks = look.looks(groups) if labels is None else look.others(groups)
+        for name, one in looks.items():
+            draw_curve(axes, curves[name], one, against)
+        axes.set_xlim(0, None)
+        axis_along(axes, against)
+        of = "test" if measure.startswith("test_") else "training"
+        axes.set_ylabel(f"{measure.partition('_')[2].replace('_', ' ')} on the {of} data")
+        layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
+        problems = dict.fromkeys(str(run.config["problem"]) for run in together if "problem" in run.config)
+        sizes = [len(group) for group in groups.values()]
+        told = f"{', '.join(problems)}; {over_seeds(max(sizes), fewest=min(sizes))}"
+        layout.title(figure, told if title is None else title)
+    return figure
+
+
+def overview(trace: Trace) -> Figure:
+    """Draw how stale the commits of a trace are and what its workers do at first, side by side: `Trace.plot`."""
+    with look.style():
+        figure, (left, right) = look.new_figure(look.DOUBLE, 2.8, 2)
+        staleness_histogram(left, trace)
+        timeline(right, trace, 12)
+    return figure
 
 
 def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: int | None = None) -> None:

@@ -39,6 +39,14 @@ def optimized():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def index_of_the_tests(tmp_path_factory):
+    """Studies of the tests do not get into the user's own index."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASYNCSIM_INDEX", str(tmp_path_factory.mktemp("index")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def one_device():
     jax.config.update("jax_default_device", jax.devices()[0])
 

@@ -105,7 +105,8 @@ def enter(folder: Path, monkeypatch) -> None:
 def files(folder: str) -> dict[str, bytes]:
     """Return all tables, traces and runs in a folder; figures are drawn from these."""
     paths = [path for path in Path(folder).rglob("*") if path.is_file() and path.suffix not in (".png", ".pdf")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    # made.json says when and for how long.
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.name != "made.json"}
 
 
 # Several at once
@@ -113,7 +114,7 @@ def files(folder: str) -> dict[str, bytes]:
 
 def test_an_own_study_says_what_it_wrote(capsys):
     assert study.main([*STUDY, "--out=mine"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "wrote mine: config.json, runs, traces, summary.csv"
+    assert capsys.readouterr().out.splitlines()[-1] == "wrote mine: config.json, runs, traces, summary.csv, made.json"
 
 
 def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():

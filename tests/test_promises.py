@@ -40,7 +40,9 @@ def study(**where) -> None:
 
 
 def files(folder: str) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    """All files but that which says when and for how long a study ran."""
+    found = (path for path in Path(folder).rglob("*") if path.is_file() and path.name != "made.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 # Kills

@@ -67,7 +67,9 @@ def python(*arguments: str, **options) -> subprocess.CompletedProcess:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """All files but that which says when and for how long a study ran."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "made.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def own_study(name: str, text: str) -> Path:

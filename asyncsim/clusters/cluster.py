@@ -240,6 +240,12 @@ class Cluster:
         """Whether a worker visits the server twice per commit."""
         return self.protocol == "write_then_read" or not self.exclusive
 
+    def __repr__(self) -> str:
+        """Return the arguments that are not the defaults, laws and policies as they are typed."""
+        texts = {"compute": _as_text(self.compute), "latency": _as_text(self.latency)}
+        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        return f"Cluster({', '.join(f'{name}={texts.get(name, getattr(self, name))}' for name in given)})"
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold; laws as the text that `asyncsim.clusters.laws.parse` reads."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

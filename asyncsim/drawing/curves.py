@@ -81,16 +81,18 @@ def diagnostic_curve(
     return _curve(runs, tables, "mean", workers, bin_steps)
 
 
-def evaluation_curve(runs: Sequence[Run], steps: Sequence[ArrayLike] | None = None) -> Curve:
+def evaluation_curve(
+    runs: Sequence[Run], steps: Sequence[ArrayLike] | None = None, measure: str = "train_loss"
+) -> Curve:
     """Return the training losses of one method's runs at their evaluations; one that is not finite is none.
 
     ``runs``: one per seed. ``steps``: what counts as the step of each evaluation, run by run; by default the commits by
-    then.
+    then. ``measure``: another column of the evaluations.
     """
     named = [run.evaluations["commit"] for run in runs] if steps is None else steps
     found = []
     for run, step in zip(runs, named, strict=True):
-        losses = run.evaluations["train_loss"]
+        losses = run.evaluations[measure]
         found.append(run.evaluations[["commit_time"]].assign(step=step, loss=losses.where(np.isfinite(losses))))
     ends = [
         (float(one["commit_time"].iloc[-1]), float(one["step"].iloc[-1]), float(one["loss"].dropna().iloc[-1]))

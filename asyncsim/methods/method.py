@@ -273,6 +273,11 @@ class Method(NamedTuple):
     sees_memories: bool = False
     needs_key: bool = False
 
+    def __repr__(self) -> str:
+        """Return the name with the hyper-parameters, not the functions."""
+        values = (f"{name}={value!r}" for name, value in self.hyperparameters.items())
+        return f"Method({self.name}: {', '.join(values)})"
+
 
 def gradient_steps(learning_rate: float | Schedule) -> optax.GradientTransformationExtraArgs:
     """Return plain gradient descent as an optax transformation: the step is ``-learning_rate * gradient``.

@@ -71,12 +71,15 @@ def entries() -> list[Entry]:
             tags.setdefault(str(tag.folder), []).append(tag)
         columns = "path, study, date, cluster, methods, headline, runs"
         rows = database.execute(f"select {columns} from folders order by date desc, path").fetchall()
-    return [Entry(Path(row[0]), *row[1:], tuple(tags.get(row[0], ())), row[0] in gone) for row in rows]
+    found = []
+    for path, *texts, runs in rows:
+        study, date, cluster, methods, headline = texts
+        own = tuple(tags.get(path, ()))
+        found.append(Entry(Path(path), study, date, cluster, methods, headline, runs, own, path in gone))
+    return found
 
 
-def tag(
-    folder: str | os.PathLike, name: str, note: str = "", run: str | None = None, commit: int | None = None
-) -> Tag:
+def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = None, commit: int | None = None) -> Tag:
     """Give a folder of results, or a place in one of its runs, a name; it is kept inside the folder.
 
     Raises
@@ -377,8 +380,9 @@ def _headline(rows: Sequence[Mapping[str, str]]) -> str:
         found: dict[tuple[str, ...], list[float]] = {}
         for row in rows:
             rate = str(row.get("method.learning_rate") or "")
-            with contextlib.suppress(TypeError, ValueError):
-                found.setdefault((str(row.get("method") or ""), rate), []).append(float(row[column]))
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                value = float(row[column])
+                found.setdefault((str(row.get("method") or ""), rate), []).append(value)
         means = {key: sum(values) / len(values) for key, values in found.items()}
         means = {key: mean for key, mean in means.items() if mean == mean}
         if means:

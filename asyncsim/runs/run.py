@@ -1,6 +1,7 @@
 """What a replay brings back: one row per commit, one per evaluation, and the final parameters."""
 
 import hashlib
+import importlib
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -68,6 +69,14 @@ class Run:
         """``"finished"`` or ``"diverged"``."""
         return "finished" if self.diverged_at is None else "diverged"
 
+    def plot(self, measure: str = "train_loss", against: str = "time") -> Any:
+        """Draw a column of ``evaluations`` along simulated time ("time") or worker steps ("step"): a figure.
+
+        `asyncsim.plots.compare` draws several runs on the same axes.
+        """
+        # What draws runs is above them, and loads matplotlib.
+        return importlib.import_module("asyncsim.plots").compare(self, measure, against)
+
     def save(self, path: str | os.PathLike) -> Path:
         """Write the run as a folder of parquet tables, ``params.npz`` and ``run.json``; all of it or nothing.
 
@@ -116,6 +125,11 @@ class Run:
         import pandas as pd
 
         folder = require_path("path", path)
+        if not (folder / "run.json").exists() and (inside := sorted(folder.glob("runs/*/run.json"))):
+            names = ", ".join(path.parent.name for path in inside[:20]) + (", ..." if len(inside) > 20 else "")
+            raise InputError(
+                f"path = {str(folder)!r}: is the folder of a study; give one of its runs, {inside[0].parent}: {names}"
+            )
         try:
             header = unsealed(folder / "run.json", FORMAT)
             for name in _FILES:

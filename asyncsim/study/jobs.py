@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tqdm import tqdm
+
 import asyncsim.study.results as results
 from asyncsim.errors import InputError
 from asyncsim.files import read_table, unsealed, write_csv, write_sealed
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Executor, Failure, Local
-from asyncsim.wording import counted, note, tell
+from asyncsim.wording import counted, note, on_a_terminal, tell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,24 +104,27 @@ class Runner:
         wanted = [self.jobs[place] for place in missing]
         calls = [(job.function, *([self._folder] if job.in_folder else []), *job.arguments) for job in wanted]
         told = set()
-        for done in self._executor.map(_timed, calls):
-            place = missing[done.place]
-            job = self.jobs[place]
-            if isinstance(done.value, Failure):
-                row = {**job.labels, "status": results.FAILED, "error": done.value.error}
-                self.failed[place] = {job.errors: [row]}
-                if done.value.error not in told:  # of each error the traceback once; a job that was lost has none
-                    told.add(done.value.error)
-                    if done.value.traceback:
-                        tell(done.value.traceback.rstrip())
-                self._write()
-                self._tell(place, f"failed: {done.value.error}")
-            else:
-                value, seconds = done.value
-                self._ended[place] = job.keep(self._folder, value)
-                self._write()
-                # Wall-clock times are said, not written: the same configuration writes the same bytes.
-                self._tell(place, f"in {seconds:.1f} s")
+        # On a terminal: how many have ended, at what rate, and the time left.
+        with tqdm(total=len(calls), desc="runs", unit="run", disable=not on_a_terminal(), leave=False) as bar:
+            for done in self._executor.map(_timed, calls):
+                bar.update()
+                place = missing[done.place]
+                job = self.jobs[place]
+                if isinstance(done.value, Failure):
+                    row = {**job.labels, "status": results.FAILED, "error": done.value.error}
+                    self.failed[place] = {job.errors: [row]}
+                    if done.value.error not in told:  # of each error the traceback once; a job that was lost has none
+                        told.add(done.value.error)
+                        if done.value.traceback:
+                            tell(done.value.traceback.rstrip())
+                    self._write()
+                    self._tell(place, f"failed: {done.value.error}")
+                else:
+                    value, seconds = done.value
+                    self._ended[place] = job.keep(self._folder, value)
+                    self._write()
+                    # Wall-clock times are said, not written: the same configuration writes the same bytes.
+                    self._tell(place, f"in {seconds:.1f} s")
 
     @property
     def missing(self) -> list[str]:

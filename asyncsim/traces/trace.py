@@ -1,9 +1,11 @@
 """The trace: who visited the server when, and how stale each message was."""
 
 import functools
+import importlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -125,6 +127,11 @@ class Trace:
         lost = len(self) - len(self.accepted)
         commits = f"{len(self) - lost} commits{f' and {lost} lost computations' if lost else ''}"
         return f"<Trace of {commits} by {counted(self.workers, 'worker')}, {self.protocol}, seed {self.seed}>"
+
+    def plot(self) -> Any:
+        """Draw how stale commits are and what workers do at first: a figure; `asyncsim.plots` has more."""
+        # What draws traces is above them, and loads matplotlib.
+        return importlib.import_module("asyncsim.plots").overview(self)
 
     @functools.cached_property
     def accepted(self) -> "Trace":

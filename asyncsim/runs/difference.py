@@ -1,0 +1,72 @@
+"""How two finished studies differ: in their options, and in their curves on the same axes."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncsim import plots
+from asyncsim.drawing import look
+from asyncsim.errors import InputError
+from asyncsim.files import CHECKSUM
+from asyncsim.runs.index import runs_in
+from asyncsim.runs.opened import Opened
+from asyncsim.study import results
+from asyncsim.wording import over_seeds
+
+#: Entries of a configuration that no option sets.
+_NOT_OPTIONS = (results.COMMAND, results.FILES, results.INCOMPLETE, CHECKSUM)
+_ABSENT = "-"
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the entries of two configurations that differ, those of tables one by one: name and both values."""
+    pair = [{name: value for name, value in one.items() if name not in _NOT_OPTIONS} for one in (first, second)]
+    found = [dict(_flat("", one)) for one in pair]
+    names = dict.fromkeys([*found[0], *found[1]])
+    values = [(name, *(one.get(name, _ABSENT) for one in found)) for name in names]
+    return [(name, _short(one), _short(two)) for name, one, two in values if one != two]
+
+
+def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.PathLike | None = None) -> list[Path]:
+    """Draw a measure of all runs of two studies, means over seeds; return the PNG and the PDF.
+
+    ``measure``: by default the first of test accuracy, test loss and training loss that all runs have. ``out``: the
+    path without its ending; by default of the two names, in the working folder.
+
+    Raises
+    ------
+    InputError
+        One of them has no runs, or they have no such measure.
+    """
+    runs, labels = [], []
+    for one in pair:
+        if not runs_in(one.folder):
+            raise InputError(f"{one.name!r}: its folder {one.folder} has no runs to draw; see its tables")
+        rows = one.summary.dropna(subset="run_folder")
+        rates = "method.learning_rate" in rows and rows["method.learning_rate"].nunique() > 1
+        for row in rows.to_dict("records"):
+            runs.append(one.finished.run(row["run_folder"]))
+            rate = f" at {row['method.learning_rate']:g}" if rates else ""
+            labels.append(f"{one.name}: {row.get('method', 'run')}{rate}")
+    if measure is None:
+        shared = set.intersection(*(set(run.evaluations) for run in runs))
+        measure = next((name for name in ("test_accuracy", "test_loss") if name in shared), "train_loss")
+    counts = [one.summary["seed"].nunique() if "seed" in one.summary else 1 for one in pair]
+    title = f"{pair[0].name} against {pair[1].name}; {over_seeds(max(counts), fewest=min(counts))}"
+    figure = plots.compare(runs, measure, labels=labels, title=title)
+    target = f"{pair[0].name}-{pair[1].name}" if out is None else Path(out).with_suffix("")
+    return look.save(figure, target)
+
+
+def _flat(prefix: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and value:
+        for name, entry in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), entry)
+    else:
+        yield prefix, value
+
+
+def _short(value: Any) -> str:
+    text = "".join(one if one.isprintable() else "?" for one in str(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,226 @@
+"""Finished studies that are found again: the index, tags, the commands, and what hostile folders cannot do."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import matplotlib.figure
+import pandas as pd
+import pytest
+from test_study import ROOT, TOY
+
+import asyncsim
+from asyncsim import InputError, Run, plots, study
+from asyncsim.__main__ import main
+from asyncsim.runs import index
+from asyncsim.runs.difference import differences
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two small studies in a folder of results."""
+    base = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(base)
+        patch.setenv("ASYNCSIM_INDEX", str(base / "index"))
+        assert study.main(["compare", *TOY, "--steps=40", "--methods", "downpour", "gem"]) == 0
+        assert study.main(["staleness", *TOY, "--workers=3"]) == 0
+    return base / "results"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A working folder and an index of the test's own."""
+    monkeypatch.setenv("ASYNCSIM_INDEX", str(tmp_path / "index"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+@pytest.fixture
+def there(two, place):
+    shutil.copytree(two, place / "work" / "results")
+    return place / "work" / "results"
+
+
+def asked(*arguments, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", "asyncsim", *arguments]
+    return subprocess.run(program, capture_output=True, text=True, env=environment, **options)
+
+
+def test_a_folder_says_when_where_and_how_long(there):
+    made = json.loads((there / "compare" / "made.json").read_text())
+    assert made["cores"] == os.cpu_count() and made["wall_time"] > 0 and made["device"]
+    assert pd.Timestamp(made["date"]).tzinfo is not None
+    (entry,) = [one for one in index.entries() if one.study == "compare"]
+    assert (entry.cluster, entry.methods, entry.runs) == ("2 workers", "downpour, gem", 2)
+    assert entry.headline.startswith("train loss")
+
+
+def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
+    assert main(["tag", "results/compare", "base", "--note", "two of a kind"]) == 0
+    assert main(["tag", "results/compare", "early", "--run", "gem-seed0", "--commit", "7"]) == 0
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    capsys.readouterr()
+    assert main(["warp", "early"]) == 0
+    output = capsys.readouterr()
+    assert output.out == f"{there / 'compare'}\n" and "runs/gem-seed0, commit 7" in output.err
+    assert main(["runs", "--tag", "base"]) == 0
+    assert "base, early" in capsys.readouterr().out
+    opened = asyncsim.runs.open("early")
+    assert list(opened.place.rows(2)["commit"]) == [5, 6, 7, 8, 9]
+    assert set(opened.runs) == {"downpour-seed0", "gem-seed0"} and len(opened.traces["seed0"]) == 80
+    assert asyncsim.runs.open("base").note == "two of a kind" and opened.place.commit == 7
+    assert list(asyncsim.runs.table()["study"])[::-1] == ["compare", "staleness"] or len(asyncsim.runs.table()) == 2
+    assert main(["tag", "--remove", "early"]) == 0 and not (there / "compare" / "tags" / "early.json").exists()
+    assert main(["warp", "early"]) == 2
+
+
+def test_the_index_is_made_anew(there, place, capsys):
+    index.tag(there / "compare", "kept", "a note")
+    for damage in (Path.unlink, lambda file: file.write_bytes(b"no database" * 999)):
+        damage(place / "index" / "index.sqlite")
+        assert index.find("kept").folder == there / "compare"
+    shutil.rmtree(place / "index")
+    assert index.find("kept").note == "a note"  # results of the working folder are always looked at
+
+
+def test_folders_that_move_are_found_or_said(there, place, capsys):
+    index.tag(there / "compare", "moving")
+    (there / "compare").rename(there / "renamed")
+    assert index.find("moving").folder == there / "renamed"
+    (place / "far").mkdir()
+    (there / "renamed").rename(place / "far" / "away")
+    with pytest.raises(InputError, match="is gone; if it was moved"):
+        index.find("moving")
+    assert main(["runs"]) == 0 and "is gone; was it moved?" in capsys.readouterr().err
+    assert main(["runs", "--root", str(place / "far")]) == 0
+    assert index.find("moving").folder == place / "far" / "away"
+    shutil.rmtree(place / "far" / "away")
+    assert main(["runs", "--forget"]) == 0 and "forgot 1 folder" in capsys.readouterr().out
+    assert [one.study for one in index.entries()] == ["staleness"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("tag", "results/compare", "a/b"), "name = 'a/b': must be of letters"),
+        (("tag", "results/compare", "-x"), "arguments"),
+        (("tag", "results/compare", "x", "--note", "two\nlines"), "note"),
+        (("tag", "results", "x"), "no results of a study"),
+        (("tag", "results/compare", "x", "--run", "gem-sed0"), "did you mean 'gem-seed0'"),
+        (("tag", "results/compare", "x", "--run", "gem-seed0", "--commit", "80"), "has 80 commits"),
+        (("tag", "results/compare", "x", "--commit", "3"), "of which run"),
+        (("tag", "results/staleness", "Taken"), "is taken by"),
+        (("tag", "results/compare"), "give a folder and a name"),
+        (("warp", "takne"), "did you mean 'taken'"),
+        (("show", "taken"), "has no report.html"),
+        (("runs", "--study", "compar"), "did you mean 'compare'"),
+        (("runs", "--root", "nowhere"), "is no folder"),
+        (("diff", "taken", "staleness"), "measure"),
+        (("wrap", "taken"), "did you mean 'warp'"),
+    ],
+)
+def test_bad_input(arguments, told, there, capsys):
+    index.tag(there / "compare", "taken")
+    if arguments[0] == "diff":
+        arguments = (*arguments, "--measure", "no_measure")
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and told in error and error.count("\n") == 1
+    assert not (there / "compare" / "tags" / "x.json").exists()
+
+
+def test_a_name_of_two_folders_is_refused(there):
+    index.tag(there / "compare", "one")
+    shutil.copytree(there / "compare", there / "copied")
+    with pytest.raises(InputError, match="2 folders have it"):
+        index.find("one")
+
+
+def test_hostile_folders_are_read_and_shown_without_harm(place, capsys):
+    for number, text in enumerate(["{", "[" * 100_000, "7", '{"study": 7}', '{"study": "\\u001b[31mred\\n<b>"}']):
+        folder = place / "work" / "results" / str(number)
+        (folder / "tags").mkdir(parents=True)
+        (folder / "config.json").write_text(text)
+        (folder / "summary.csv").write_bytes(b'\xff\x00"\n' * 9)
+        (folder / "made.json").write_text('{"date": 3, "id": [1]}')
+        (folder / "tags" / "t.json").write_text(json.dumps({"note": 10**400, "run": 3, "commit": "x", "date": None}))
+        (folder / "tags" / "$(rm).json").write_text("{}")
+    assert main(["runs"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and shown.count("results/") == 1 and "?[31mred" in shown
+    with pytest.raises(InputError):
+        asyncsim.runs.open("t")
+
+
+def test_loading_a_study_as_a_run_lists_its_runs(there):
+    with pytest.raises(InputError, match=r"folder of a study; .*: downpour-seed0, gem-seed0"):
+        Run.load(there / "compare")
+
+
+def test_what_differs_is_printed_and_drawn(there, place, capsys, monkeypatch):
+    assert main(["diff", "compare", "staleness"]) == 0
+    output = capsys.readouterr().out
+    assert "workers" in output and "2  |  3" in output
+    assert (place / "work" / "compare-staleness.png").exists()
+    first = {"a": {"b": 1, "c": 2}, "command": ["x"], "d": 5}
+    assert differences(first, {"a": {"b": 1, "c": 3}, "command": []}) == [("a.c", "2", "3"), ("d", "5", "-")]
+
+
+def test_runs_and_traces_are_plotted(there):
+    opened = asyncsim.runs.open("compare")
+    runs = list(opened.runs.values())
+    figure = plots.compare(runs)
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "simulated time (s)" and axes.get_ylabel() == "loss on the training data"
+    assert len(axes.get_lines()) == 2
+    assert isinstance(runs[0].plot(against="step"), matplotlib.figure.Figure)
+    assert len(opened.traces["seed0"].plot().axes) == 2
+    for wrong, told in (({"labels": ["a"]}, "labels: 1"), ({"measure": "loss"}, "measure"), ({"against": "x"}, "aga")):
+        with pytest.raises(InputError, match=told):
+            plots.compare(runs, **wrong)
+    assert repr(asyncsim.Cluster(2, 1.0, policy="barrier()")) == (
+        "Cluster(workers=2, compute=constant(value=1), policy=barrier())"
+    )
+    assert repr(asyncsim.methods.downpour(0.1)) == "Method(downpour: learning_rate=0.1)"
+
+
+@pytest.mark.full
+def test_ten_processes_tag_at_once(there):
+    """Nothing is lost, and of those that want one name one gets it."""
+    wanted = [("tag", f"results/{one}", f"{one}-{number}") for one in ("compare", "staleness") for number in range(3)]
+    wanted += [("tag", "results/compare", "contested")] * 4
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started = [subprocess.Popen([sys.executable, "-m", "asyncsim", *one], **options) for one in wanted]
+    codes = [process.wait() for process in started]
+    assert codes[:6] == [0] * 6 and sorted(codes[6:]) == [0, 2, 2, 2]
+    assert len(list(there.glob("*/tags/*.json"))) == 7
+    for _ in range(2):
+        assert sorted(tag.name for one in index.entries() for tag in one.tags) == sorted(
+            {name for _, _, name in wanted}
+        )
+        (Path(os.environ["ASYNCSIM_INDEX"]) / "index.sqlite").unlink()
+
+
+@pytest.mark.full
+def test_a_kill_at_any_moment_leaves_all_readable(there):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for moment in range(12):
+        program = [sys.executable, "-m", "asyncsim", "tag", "results/compare", f"killed-{moment}"]
+        process = subprocess.Popen(program, env=environment, stdout=subprocess.DEVNULL)
+        time.sleep(0.05 + 0.02 * moment)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        names = {tag.name for one in index.entries() for tag in one.tags}
+        assert names == {file.stem for file in there.glob("*/tags/[!.]*.json")}
+    index.tag(there / "compare", "after")
+    assert asked("warp", "after").stdout == f"{there / 'compare'}\n"
