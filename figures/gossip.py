@@ -7,10 +7,13 @@ The data come from ``python -m asyncsim.study gossip``, which draws this itself.
 
 ``gossip``: test accuracy, or whatever the target is of, against simulated time and gradients, a column for each
 topology, and the replicas' distance from their mean beside the spectral gap; each method at its best learning rate.
+Two rows for each split of the data.
 """
 
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,56 +56,67 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
     """Draw the curves of each topology beside those with a server, and the distances beside the spectral gaps."""
     config, quantity = finished.config, finished.config["target_of"]
     table = table.assign(name=table["topology"].str.removesuffix("()").str.replace("_", " "))
-    alone = table[table["topology"] != "server"]
-    names = list(alone["name"].unique())
+    splits = list(table["dirichlet"].unique()) if "dirichlet" in table else [None]
+    keys = ["topology", "method", "learning_rate", *(["dirichlet"] if "dirichlet" in table else [])]
+    names = list(table.loc[table["topology"] != "server", "name"].unique())
     looks = look.looks(table["method"].unique())
-    curves = {
-        (row.name, row.method): _curve(finished, quantity, row.topology, row.method, row.learning_rate)
-        for row in table.itertuples()
-        if len(finished.rows(topology=row.topology, method=row.method, learning_rate=row.learning_rate))
-    }
+    curves: dict[tuple[float | None, str, str], Curve] = {}
+    for record in table.to_dict("records"):
+        own = {name: record[name] for name in keys}
+        if len(finished.rows(**own)):
+            curves[record.get("dirichlet"), record["name"], record["method"]] = _curve(finished, quantity, own)
     if not curves:
         what = "its summary.csv has no run of gossip.csv"
         raise InputError(f"folder = {str(finished.folder)!r}: {what}; {finished.remedy}")
     columns = len(names) + 1
-    figure, panels = look.new_figure(max(look.DOUBLE, 1.75 * columns), 4.4, columns, 2)
+    figure, panels = look.new_figure(
+        max(look.DOUBLE, 1.75 * columns), 0.4 + 4.0 * len(splits), columns, 2 * len(splits)
+    )
     accuracy = quantity.endswith("accuracy")
     # Around the target, and no curve is left out.
     best = min(float(np.nan_to_num(curve.mean).max()) for curve in curves.values())
     low = max(0.0, min(1 - 6 * (1 - config["target"]), best - 0.1)) if accuracy else None
-    for row, (against, said) in enumerate((("time", "simulated time (s)"), ("step", "gradients"))):
+    rows = itertools.product(splits, (("time", "simulated time (s)"), ("step", "gradients")))
+    for row, (split, (against, said)) in enumerate(rows):
         # As far as the slowest needs, if it gets there: what comes after is flat.
-        until = _until(table, curves, against)
+        until = _until(_of(table, split), {key: curve for key, curve in curves.items() if key[0] == split}, against)
         for column, name in enumerate(names):
             axes = panels[row * columns + column]
             if accuracy:
                 axes.set_ylim(low, 1.0)
             else:
                 axes.set_yscale("log")
-            for (place, method), curve in curves.items():
-                if place in (name, "server"):
+            for (of, place, method), curve in curves.items():
+                if of == split and place in (name, "server"):
                     draw_curve(axes, curve, looks[method], against, until)
             axes.axhline(config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
             axes.set_xlim(0, until)
             axes.set_xlabel(said)
-            if row == 0:
-                axes.set_title(name)
+            if row % 2 == 0:
+                axes.set_title(name if split is None else f"{name}\n{_said(split)}")
             if column == 0:
                 axes.set_ylabel(quantity.replace("_", " "))
             elif accuracy:
                 axes.tick_params(labelleft=False)
-    apart, empty = panels[columns - 1], panels[2 * columns - 1]
     markers = dict(zip(names, look.MARKERS * len(names), strict=False))
-    for one in alone.itertuples():
-        color = looks[one.method].color
-        apart.plot(one.spectral_gap, one.consensus_distance, markers[one.name], color=color, markersize=4, alpha=0.8)
-    if (alone["consensus_distance"] > 0).any():
-        apart.set_yscale("log")
-        layout.plain_logs(apart.yaxis)
-    apart.set_xlim(-0.05, 1.1)
-    apart.set_xlabel("spectral gap")
-    apart.set_title("mean squared distance\nfrom the mean replica")
-    empty.axis("off")
+    alone = table[table["topology"] != "server"]
+    for number, split in enumerate(splits):
+        apart, empty = (panels[(2 * number + below + 1) * columns - 1] for below in (0, 1))
+        for one in _of(alone, split).itertuples():
+            color = looks[one.method].color
+            apart.plot(
+                one.spectral_gap, one.consensus_distance, markers[one.name], color=color, markersize=4, alpha=0.8
+            )
+        distances = alone["consensus_distance"]
+        if (distances > 0).any():
+            apart.set_yscale("log")
+            if len(splits) > 1:  # the same for all, with room for the markers
+                apart.set_ylim(distances[distances > 0].min() / 1.5, distances.max() * 1.5)
+            layout.plain_logs(apart.yaxis)
+        apart.set_xlim(-0.05, 1.1)
+        apart.set_xlabel("spectral gap")
+        apart.set_title("mean squared distance\nfrom the mean replica")
+        empty.axis("off")
     handles = [empty.plot([], [], markers[name], color=look.GREY, markersize=4)[0] for name in names]
     empty.legend(handles, names, loc="center", title="topology", title_fontsize=7)
     lines = [empty.plot([], [], color=one.color, linestyle=one.line)[0] for one in looks.values()]
@@ -114,10 +128,18 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _curve(finished: Finished, quantity: str, topology: str, method: str, rate: float) -> Curve:
+def _of(table: pd.DataFrame, split: float | None) -> pd.DataFrame:
+    """Return the rows of a split of the data."""
+    return table if split is None else table[table["dirichlet"] == split]
+
+
+def _said(split: float) -> str:
+    return "data alike" if np.isinf(split) else f"Dirichlet {split:g}"
+
+
+def _curve(finished: Finished, quantity: str, own: dict[str, Any]) -> Curve:
     """Return what the target is of at the evaluations of some runs; its steps are gradients."""
-    runs = finished.runs(topology=topology, method=method, learning_rate=rate)
-    tables = [run.evaluations for run in runs]
+    tables = [run.evaluations for run in finished.runs(**own)]
     time, step, values = (
         pd.concat([one[name] for one in tables], axis=1) for name in ("commit_time", "gradients", quantity)
     )
@@ -125,7 +147,7 @@ def _curve(finished: Finished, quantity: str, topology: str, method: str, rate: 
     return curve_over_seeds(time, step, values.where(np.isfinite(values)), [])
 
 
-def _until(table: pd.DataFrame, curves: dict[tuple[str, str], Curve], against: str) -> float:
+def _until(table: pd.DataFrame, curves: dict[Any, Curve], against: str) -> float:
     """Return where the horizontal axis ends: a bit after all that get to the target have got there."""
     whole = max(float(np.nanmax(curve.time if against == "time" else curve.step)) for curve in curves.values())
     needed = table["time_to_target" if against == "time" else "gradients_to_target"]

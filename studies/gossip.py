@@ -1,9 +1,9 @@
 """Without a server: gossip on several topologies against all-reduce and a server, with a slow worker.
 
 Methods without a server are run on each topology, the others on a cluster with a server, all with the same random
-numbers and each at the best of its learning rates. Prints how much simulated time and how many gradients each needs
-until an accuracy, and how far its replicas are apart beside the topology's spectral gap; writes traces, runs, two
-tables and a figure.
+numbers and each at the best of its learning rates, on data that are alike or split by class. Prints how much simulated
+time and how many gradients each needs until an accuracy, and how far its replicas are apart beside the topology's
+spectral gap; writes traces, runs, two tables and a figure.
 """
 
 import dataclasses
@@ -11,7 +11,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.laws import Constant, Law, scaled
@@ -55,6 +57,11 @@ class Config(StudyConfig):
     topology: tuple[str, ...] = ("ring()", "one_peer_exponential()", "complete()")
     """Topologies: ring(), exponential(), one_peer_exponential(), complete(), random_regular(degree), base2(). Methods
     whose workers meet in pairs leave out directed ones."""
+    dirichlet: tuple[float | Literal["none"], ...] = ("none",)
+    """How heterogeneous the workers' data are: parameters of the Dirichlet distributions by which each worker's classes
+    are mixed; 0.1 is much, 100 hardly. none: all workers draw from all data, unless the problem says otherwise."""
+    evaluate_replicas: bool = False
+    """Evaluate each worker's replica, too; the table then has the worst one's accuracy."""
     slow: float = 1.0
     """How many times as long as it would worker 0 takes for a local step: 5, say."""
     tune: tuple[float, ...] = (0.025, 0.1, 0.2, 0.4, 0.8)
@@ -91,7 +98,7 @@ class Config(StudyConfig):
         """Check the options; see `StudyOptions.check`."""
         require_positive("slow", self.slow)
         super().check()
-        for name in ("topology", "tune"):
+        for name in ("topology", "dirichlet", "tune"):
             values = getattr(self, name)
             if isinstance(values, str) or not hasattr(values, "__iter__"):
                 raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
@@ -99,7 +106,11 @@ class Config(StudyConfig):
                 raise InputError(f"{name}: none given; give one or more")
         for rate in self.tune:
             require_positive("tune", rate)
-        for name, given in (("topology", self.topologies), ("tune", self.tune)):
+        for concentration in self.dirichlet:
+            if concentration not in ("none", None):
+                require_positive("dirichlet", concentration)
+        alike = ["none" if one is None else one for one in self.dirichlet]
+        for name, given in (("topology", self.topologies), ("dirichlet", alike), ("tune", self.tune)):
             if len(set(given)) < len(given):
                 raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
         for topology in self.topologies:
@@ -108,7 +119,10 @@ class Config(StudyConfig):
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cell."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
-        return _OneCluster(**{**options, "slow": self.slow, **values})
+        own = {"slow": self.slow, "evaluate_replicas": self.evaluate_replicas, **values}
+        if np.isinf(own.get("dirichlet", np.inf)):
+            own["dirichlet"] = None
+        return _OneCluster(**{**options, **own})
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,8 @@ class _OneCluster(StudyConfig):
     """Options of one cluster."""
 
     topology: str = SERVER
+    dirichlet: float | None = None
+    evaluate_replicas: bool = False
     slow: float = 1.0
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
@@ -157,9 +173,18 @@ def _cells(config: Config) -> "list[Cell]":
     """Return a cell for each topology and rate with the methods that it can have, and those with a server."""
     from asyncsim.study.cell import meet
 
-    places = (*config.topologies, SERVER)
+    grid: list[dict[str, Any]] = [{"topology": place} for place in (*config.topologies, SERVER)]
+    if set(config.dirichlet) - {"none", None}:
+        # A number in every row: infinite where the data are alike.
+        values = [np.inf if one in ("none", None) else one for one in config.dirichlet]
+        grid = [{"dirichlet": value, **own} for value in values for own in grid]
     cells = []
-    for cell in sweep(config, [{"topology": place, "learning_rate": rate} for place in places for rate in config.tune]):
+    for cell in sweep(config, [{**own, "learning_rate": rate} for own in grid for rate in config.tune]):
+        if "dirichlet" in cell.values and (cell.problem.dirichlet or np.inf) != cell.values["dirichlet"]:
+            raise InputError(
+                f"dirichlet = {', '.join(map(str, config.dirichlet))}: problem = {str(config.problem)!r} says its own, "
+                "or cannot be split by class; choose digits, mnist or cifar10, without dirichlet in brackets"
+            )
         methods = []
         for method in cell.methods:
             gossips = method.mix is not None or method.meet is not None
@@ -182,24 +207,26 @@ def _cells(config: Config) -> "list[Cell]":
 
 
 def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
-    """Return a row per topology and method at its best learning rate, in the order of the study.
+    """Return a row per split of the data, topology and method at its best learning rate, in the order of the study.
 
     The best rate is the one of the fewest seeds that diverged, then of the least time to the target, and where the
-    target was not met, of the best last value of what it is of. Columns: ``topology``, ``method``, ``learning_rate``,
-    ``seeds``, ``diverged``, ``reached`` (seeds that met the target), ``time_to_target`` (s, simulated) and
-    ``gradients_to_target`` (infinite if a seed did not meet it), the measures at the last evaluation,
-    ``simulated_seconds`` of the whole run, ``consensus_distance`` (mean squared distance of the replicas from their
-    mean, averaged over the evaluations after the first) and ``spectral_gap``.
+    target was not met, of the best last value of what it is of. Columns: ``dirichlet`` if the study has splits
+    (infinite: alike), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met
+    the target), ``time_to_target`` (s, simulated) and ``gradients_to_target`` (infinite if a seed did not meet it), the
+    measures at the last evaluation, of the worst replica too if they were evaluated, ``simulated_seconds`` of the whole
+    run, ``consensus_distance`` (mean squared distance of the replicas from their mean, averaged over the evaluations
+    after the first) and ``spectral_gap``.
     """
-    import numpy as np
     import pandas as pd
 
     from asyncsim.theory import spectral_gap
 
     finished = read(folder, "gossip")
+    worst = [f"{name}_worst" for name in _MEASURES[:2]]
     gaps = {topology: spectral_gap(topology, config.workers) for topology in config.topologies}
+    keys = [name for name in ("dirichlet", "topology", "method") if name in finished.summary]
     rows = []
-    for (place, method, rate), group in finished.summary.groupby(["topology", "method", "learning_rate"], sort=False):
+    for key, group in finished.summary.groupby([*keys, "learning_rate"], sort=False):
         times, gradients, distances = [], [], []
         for row in group.itertuples():
             evaluations, frame = finished.run(row.run_folder).evaluations, finished.trace(row.trace_file).frame
@@ -211,23 +238,20 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
         ended = group[group["status"] == "finished"]
         rows.append(
             {
-                "topology": place,
-                "method": method,
-                "learning_rate": rate,
+                **dict(zip((*keys, "learning_rate"), key, strict=True)),
                 "seeds": len(group),
                 "diverged": len(group) - len(ended),
                 **until_target(times),
                 "gradients_to_target": float(np.mean(gradients)),
-                **{name: ended[name].mean() for name in dict.fromkeys((*_MEASURES, goal.of)) if name in ended},
+                **{name: ended[name].mean() for name in dict.fromkeys((*_MEASURES, goal.of, *worst)) if name in ended},
                 "simulated_seconds": ended["simulated_seconds"].mean(),
                 "consensus_distance": float(np.mean(distances)) if distances else np.nan,
-                "spectral_gap": gaps.get(str(place), np.nan),
+                "spectral_gap": gaps.get(str(group["topology"].iloc[0]), np.nan),
             }
         )
     table = pd.DataFrame(rows)
     by, ascending = ["diverged", "time_to_target", goal.of], [True, True, not goal.from_below]
     best = table.sort_values(by, ascending=ascending, na_position="last", kind="stable")
-    keys = ["topology", "method"]
     return table[keys].drop_duplicates().merge(best.drop_duplicates(keys), on=keys)
 
 
@@ -268,12 +292,18 @@ def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame
         "spectral_gap": "gap",
     }
     shown = shown.rename(columns={**{name: name.replace("_", " ") for name in shown}, **titles})
+    if "dirichlet" in table:
+        shown["dirichlet"] = ["none" if np.isinf(one) else f"{one:g}" for one in table["dirichlet"]]
+        splits = {of: table[shown["dirichlet"] == of] for of in shown["dirichlet"].unique()}
+        said = "\n".join(f"dirichlet {of}: {verdict(part, goal)}" for of, part in splits.items())
+    else:
+        said = verdict(table, goal)
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     print(
         f"{config.workers} workers{slow}; time and gradients until {goal}; consensus_distance: mean squared "
-        f"distance of the replicas from their mean; gap: spectral\n{table_text(shown)}\n{verdict(table, goal)}"
+        f"distance of the replicas from their mean; gap: spectral\n{table_text(shown)}\n{said}"
     )
     edge = [row for row in table.itertuples() if row.learning_rate in (min(config.tune), max(config.tune))]
     if len(config.tune) > 2 and edge:
-        names = ", ".join(f"{row.method} on {row.topology} ({row.learning_rate:g})" for row in edge)
+        names = ", ".join(dict.fromkeys(f"{row.method} on {row.topology} ({row.learning_rate:g})" for row in edge))
         note(f"best at the least or the largest rate of --tune, and one beyond it may be better: {names}")

@@ -137,6 +137,11 @@ compare --tune 0.1 -1.0 | tune =
 compare --tune 0.1 0.1 | tune =
 compare --measure test_loss --problem quadratic | measure =
 compare --measure accuracy | measure =
+gossip --dirichlet | dirichlet: none given; give one or more
+gossip --dirichlet 0.1 -1 | dirichlet = -1.0: must be above zero
+gossip --dirichlet 0.1 0.1 | dirichlet = 0.1, 0.1: one comes twice
+gossip --dirichlet 0.1 --problem quadratic | dirichlet = 0.1: problem = 'quadratic' says its own, or cannot be
+gossip --dirichlet none 0.1 --problem digits(dirichlet=0.1) | dirichlet = none, 0.1: problem = 'digits(dirichlet=0.1)'
 compare --methods dpsgd | or run the study gossip
 compare --seeds 0 | seeds =
 staleness --address auto | address = 'auto': is an option of --executor ray; add that

@@ -4,9 +4,11 @@ import functools
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
-from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
+from asyncsim import Cluster, InputError, Run, methods, problems, recorders, replay, replay_ensemble, simulate
+from asyncsim.replays.programs import as_data
 from asyncsim.replays.replay import Replay
 
 CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
@@ -187,6 +189,39 @@ def test_the_consensus_distance_is_evaluated():
     assert found.iloc[-1] == pytest.approx(np.mean(np.sum((x - x.mean(0)) ** 2, 1)), rel=1e-10)
 
 
+@pytest.mark.parametrize("name", ["D-PSGD on a ring", "SGP, nobody waits", "AD-PSGD"])
+def test_replicas_are_evaluated_and_saved(name, tmp_path):
+    method, trace = case_of(name, workers=5, commits=60)
+    problem = problems.digits(batch_size=4, hidden=(8,), dirichlet=0.3)
+    run = replay(trace, method, problem, precision="float64", evaluate_every=6, evaluate_replicas=True, progress=False)
+    losses, accuracies = [], []
+    for worker in range(5):
+        one = jax.tree.map(lambda leaf, worker=worker: leaf[worker], run.replicas)
+        values = problem.evaluate(one, None, as_data(problem.test, jax.numpy.float64))
+        losses.append(float(values["loss"]))
+        accuracies.append(float(values["accuracy"]))
+    last = run.evaluations.iloc[-1]
+    for kind, each, best, worst in (("loss", losses, min, max), ("accuracy", accuracies, max, min)):
+        found = [last[f"test_{kind}_{which}"] for which in ("best", "mean", "worst")]
+        np.testing.assert_allclose(found, [best(each), np.mean(each), worst(each)], rtol=1e-6)
+    loaded = Run.load(run.save(tmp_path / "run"))
+    for one, other in zip(jax.tree.leaves(loaded.replicas), jax.tree.leaves(run.replicas), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert jax.tree.structure(loaded.replicas) == jax.tree.structure(loaded.params)
+    plain = replay(trace, method, problem, precision="float64", evaluate_every=6, progress=False)
+    pd.testing.assert_frame_equal(plain.evaluations, run.evaluations[plain.evaluations.columns])
+    (tmp_path / "run" / "replicas.npz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"replicas\.npz is not as it was written"):
+        Run.load(tmp_path / "run")
+
+
+def test_with_a_server_there_are_no_replicas():
+    trace, problem = simulate(Cluster(3, "constant(1)"), 20), problems.quadratic(CURVATURE)
+    assert replay(trace, methods.downpour(RATE), problem, progress=False).replicas is None
+    with pytest.raises(InputError, match="evaluate_replicas = True: with a server"):
+        replay(trace, methods.downpour(RATE), problem, evaluate_replicas=True)
+
+
 @pytest.mark.parametrize("name", ["AD-PSGD", "SGP, one peer"])
 def test_ensembles_are_single_replays(name):
     make, *_ = CASES[name]
@@ -197,6 +232,7 @@ def test_ensembles_are_single_replays(name):
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.commits["loss"], other.commits["loss"], rtol=1e-10)
         np.testing.assert_allclose(one.evaluations, other.evaluations, rtol=1e-10)
+        np.testing.assert_allclose(one.replicas, other.replicas, rtol=1e-10)
 
 
 def test_the_step_of_a_commit_is_the_means():

@@ -39,6 +39,24 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
 
 
 @pytest.mark.full
+def test_data_alike_and_split(tmp_path, capsys):
+    out = tmp_path / "gossip"
+    options = {**SMALL, "tune": (0.4,), "methods": ("sgp", "downpour"), "topology": ("ring()",)}
+    gossip.run(gossip.Config(**options, dirichlet=(0.1, "none"), evaluate_replicas=True, out=out))
+    said = capsys.readouterr().out
+    assert "dirichlet 0.1: " in said and "dirichlet none: " in said
+    finished = read(out, "gossip")
+    table = finished.table(gossip.TABLE)
+    assert table["dirichlet"].tolist() == [0.1, 0.1, float("inf"), float("inf")]
+    assert table["test_accuracy_worst"].notna().tolist() == [True, False] * 2
+    for row in table.itertuples():
+        (run,) = finished.runs(dirichlet=row.dirichlet, topology=row.topology, method=row.method)
+        assert run.config["problem_config"].get("dirichlet", float("inf")) == row.dirichlet
+        assert run.evaluations["test_accuracy"].iloc[-1] == row.test_accuracy
+    assert (out / "gossip.png").exists()
+
+
+@pytest.mark.full
 def test_of_a_problem_without_accuracy_the_target_is_of_the_loss(tmp_path, capsys):
     options = {"workers": 3, "steps": 6, "tune": (0.1,), "problem": "quadratic", "topology": ("ring()",)}
     out, _ = gossip.run(gossip.Config(**options, methods=("dpsgd",), out=tmp_path / "out"))

@@ -117,8 +117,10 @@ def replay_ensemble(
         running = _running(trace, grid, problem, jnp.dtype(precision), ends, recorders)
         run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)
         return [
-            recording.run(method, problem, params, {"seed": seed, "precision": precision})
-            for (seed, method), recording, params in zip(grid.runs(), running.recordings, running.params(), strict=True)
+            recording.run(method, problem, params, {"seed": seed, "precision": precision}, replicas)
+            for (seed, method), recording, params, replicas in zip(
+                grid.runs(), running.recordings, running.params(), running.replicas(), strict=True
+            )
         ]
 
 

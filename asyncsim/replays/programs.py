@@ -34,8 +34,11 @@ class Program(NamedTuple):
         What the first commit of some pieces meets, and what recorders show of it; see `asyncsim.replays.look`.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
-    spread : function or None
-        Without a server, from the state to the replicas' mean squared distance from the central variable.
+    replicas, spread : function or None
+        Without a server, from the state to the replicas, ``[workers, parameters]``, in an ensemble ``[workers, members,
+        parameters]``, and to their mean squared distance from the central variable.
+    each : function
+        From replicas, the problem's states of their workers and data to what each is evaluated at, ``[workers]``.
     flat : Flat
     devices : tuple of jax.Device
     """
@@ -44,7 +47,9 @@ class Program(NamedTuple):
     first: Callable[[Any, Pieces], Met]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
+    replicas: Callable[[ReplayState], Any] | None
     spread: Callable[[ReplayState], Any] | None
+    each: Callable[..., Any]
     flat: Flat
     devices: tuple[Any, ...]
 
@@ -87,10 +92,9 @@ def compiled_ensemble(
     engine = InPieces(
         method, recorders, local, layout, (device,), functools.partial(batched_state, members, recorders, flat)
     )
-    look = build_look(method, recorders, local, every, layout)
-    return Program(
-        engine, build_first(method, layout), look, jax.jit(evaluate_all), _build_spread(method, layout), flat, (device,)
-    )
+    first, look = build_first(method, layout), build_look(method, recorders, local, every, layout)
+    each = _evaluation_of_each(problem, flat)
+    return Program(engine, first, look, jax.jit(evaluate_all), *_build_replicas(method, layout), each, flat, (device,))
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -159,25 +163,25 @@ def _build(
         make = functools.partial(initial_state, method, recorders, flat)
         engine, first = InPieces(method, recorders, of_vector, layout, devices, make), build_first(method, layout)
     look = build_look(method, recorders, of_vector, flat, layout)
-    return Program(
-        engine, first, look, jax.jit(_evaluation(problem, flat)), _build_spread(method, layout), flat, devices
-    )
+    evaluate, each = jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
+    return Program(engine, first, look, evaluate, *_build_replicas(method, layout), each, flat, devices)
 
 
-def _build_spread(method: Method, layout: Layout) -> Callable[[ReplayState], Any] | None:
-    """Return `Program.spread`."""
+def _build_replicas(method: Method, layout: Layout) -> tuple[Any, Any]:
+    """Return `Program.replicas` and `Program.spread`."""
     if not layout.gossip:
-        return None
+        return None, None
 
-    @jax.jit
-    def spread(state: ReplayState) -> Any:
-        replicas, resume = state.workers.method, method.resume
+    def replicas(state: ReplayState) -> Any:
+        found, resume = state.workers.method, method.resume
         if method.mix is not None and resume is not None:
-            replicas = jax.vmap(lambda own: resume(own, None))(replicas)
-        apart = of_workers(replicas, layout.workers) - state.central
-        return jnp.mean(jnp.sum(apart**2, -1), 0)
+            found = jax.vmap(lambda own: resume(own, None))(found)
+        return of_workers(found, layout.workers)
 
-    return spread
+    def spread(state: ReplayState) -> Any:
+        return jnp.mean(jnp.sum((replicas(state) - state.central) ** 2, -1), 0)
+
+    return jax.jit(replicas), jax.jit(spread)
 
 
 def _require_held(what: str, numbers: np.ndarray) -> None:
@@ -223,6 +227,15 @@ def _evaluation(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
         return values
 
     return evaluate
+
+
+def _evaluation_of_each(problem: Problem, flat: Flat) -> Callable[..., dict[str, Any]]:
+    @jax.jit
+    def each(replicas: Any, states: Any, data: Any) -> dict[str, Any]:
+        # One after the other, as what an evaluation holds at a time is sized for one.
+        return jax.lax.map(lambda own: problem.evaluate(flat.unravel(own[0]), own[1], data), (replicas, states))
+
+    return each
 
 
 @cached(maxsize=2)

@@ -79,7 +79,9 @@ class Recording:
         self._evaluations.append(row)
         return row
 
-    def run(self, method: Method, problem: Problem, params: Any, config: Mapping[str, Any]) -> Run:
+    def run(
+        self, method: Method, problem: Problem, params: Any, config: Mapping[str, Any], replicas: Any = None
+    ) -> Run:
         """Return it as a Run, with the parameters as they are now."""
         trace = self.trace
         return Run(
@@ -87,6 +89,7 @@ class Recording:
             evaluations=pd.DataFrame(self._evaluations),
             diagnostics=diagnostics_table(self._diagnosed, trace),
             params=params,
+            replicas=replicas,
             diverged_at=self.diverged_at,
             config={
                 "method": method.name,

@@ -47,6 +47,7 @@ def replay(
     *,
     precision: str = "float32",
     evaluate_every: int | None = None,
+    evaluate_replicas: bool = False,
     record: Sequence[Recorder] = (),
     devices: Sequence[Any] | None = None,
     progress: bool | None = None,
@@ -69,6 +70,9 @@ def replay(
         Worker steps (commits divided by workers) between evaluations on the whole data; else 20 evaluations. There
         is always one at the start and one at the end. To evaluate three examples takes about as long as the gradient of
         one: of a short run on much data a warning says that evaluations take longer than all else.
+    evaluate_replicas : bool
+        Without a server: evaluate each worker's replica, too, on the test data if the problem has any. Of each loss and
+        accuracy `Run.evaluations` has the best, the mean and the worst, ``test_accuracy_worst`` say.
     record : sequence of Recorder
         What is recorded besides each commit's loss and the length of its step, `asyncsim.recorders`:
         ``[recorders.energy(momentum=0.9), recorders.diagnostics(every=5)]`` say.
@@ -113,6 +117,7 @@ def replay(
             stops=stops,
             record=record,
             devices=devices,
+            evaluate_replicas=evaluate_replicas,
         )
         run_to_the_end(running.running, stops, method.name, progress)
         return running.result()
@@ -150,10 +155,16 @@ class Replay:
         record: Sequence[Recorder] = (),
         devices: Sequence[Any] | None = None,
         form: Form | None = None,
+        evaluate_replicas: bool = False,
     ):
         forget_other_precision()
         recorders = check_replay(trace, method, problem, record)
         seed = require_count("seed", seed, minimum=0)
+        require_switch("evaluate_replicas", evaluate_replicas)
+        if evaluate_replicas and trace.protocol != "gossip":
+            raise InputError(
+                "evaluate_replicas = True: with a server workers have no replicas of their own; leave it out"
+            )
         self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
         self._config = {"seed": seed, "precision": precision}
@@ -172,7 +183,7 @@ class Replay:
         params, key = start(problem, seed, dtype)
         recording = Recording(trace, tensor_names(params), columns(recorders))
         self.devices = devices
-        self.running = Running(problem, plan, program, params, key, dtype, [recording])
+        self.running = Running(problem, plan, program, params, key, dtype, [recording], evaluate_replicas)
 
     @property
     def state(self) -> ReplayState:
@@ -219,8 +230,8 @@ class Replay:
 
     def result(self) -> Run:
         """Return what has been replayed so far as a Run."""
-        (params,) = self.running.params()
-        return self.running.recordings[0].run(self.method, self.problem, params, self._config)
+        (params,), (replicas,) = self.running.params(), self.running.replicas()
+        return self.running.recordings[0].run(self.method, self.problem, params, self._config, replicas)
 
 
 def run_to_the_end(running: Running, stops: np.ndarray, description: str, progress: bool | None) -> None:

@@ -26,6 +26,8 @@ class Running:
     position : int
     recordings : list of Recording
         One for each member.
+    evaluates_replicas : bool
+        Whether each worker's replica is evaluated, too; not of ensembles.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Running:
         key: jax.Array,
         dtype: Any,
         recordings: Sequence[Recording],
+        evaluates_replicas: bool = False,
     ):
+        self.evaluates_replicas = evaluates_replicas
         self.trace, self.recordings = recordings[0].trace, recordings
         self.position = 0
         self._problem, self._plan, self._program, self._key = problem, plan, program, key
@@ -113,6 +117,8 @@ class Running:
         values = self._program.evaluate(central, state, train, test)
         if self._program.spread is not None:
             values = {"consensus_distance": self._program.spread(self._held), **values}
+        if self.evaluates_replicas:
+            values |= self._of_replicas(first)
         return [
             recording.evaluated({name: float(value) for name, value in own.items()})
             for recording, own in zip(self.recordings, self._of_members(values), strict=True)
@@ -124,6 +130,15 @@ class Running:
         central = jax.device_put(self._held.central, self._program.devices[0])
         return [jax.tree.map(np.asarray, self._program.flat.unravel(own)) for own in self._of_members(central)]
 
+    def replicas(self) -> list[Any]:
+        """Return the members' replicas as trees of arrays with a leading axis of workers; None with a server."""
+        if self._program.replicas is None:
+            return [None] * len(self.recordings)
+        found = np.asarray(self._program.replicas(self._held))
+        unravel = jax.vmap(self._program.flat.unravel)
+        members = np.moveaxis(found, 1, 0) if self._batched else [found]
+        return [jax.tree.map(np.asarray, unravel(jnp.asarray(own))) for own in members]
+
     def wait(self) -> None:
         """Wait until the devices have made all commits so far."""
         jax.block_until_ready(self._held)
@@ -133,6 +148,21 @@ class Running:
         if len(self._program.devices) > 1:
             raise InputError(f"state: this replay has {len(self._program.devices)} devices; make one with a single one")
         self._state = self._program.engine.from_whole(state)
+
+    def _of_replicas(self, device: Any) -> dict[str, Any]:
+        """Return the best, mean and worst of the replicas' losses and accuracies on the test data, if there are any."""
+        part, data = ("train", self._train) if self._test is None else ("test", self._test)
+        states = None if self._problem.init_state is None else self._program.engine.problem_states(self._held)
+        assert self._program.replicas is not None
+        given = jax.device_put((self._program.replicas(self._held), states, data), device)
+        values: dict[str, Any] = {}
+        for name, each in self._program.each(*given).items():
+            if name.endswith(("loss", "accuracy")):  # of others nobody knows which values are best
+                ends = (each.min(), each.max())
+                best, worst = ends[::-1] if name.endswith("accuracy") else ends
+                found = {"best": best, "mean": each.mean(), "worst": worst}
+                values |= {f"{part}_{name}_{which}": value for which, value in found.items()}
+        return values
 
     def _take(self, starts: np.ndarray, numbers: Any, shown: Any) -> None:
         numbers = np.asarray(numbers)

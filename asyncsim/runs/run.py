@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FORMAT = 2
 _TABLES = ("commits", "evaluations", "diagnostics")
 _FILES = (*(f"{name}.parquet" for name in _TABLES), "params.npz")
+#: Only of runs without a server.
+_REPLICAS = "replicas.npz"
 
 
 @dataclass(eq=False)
@@ -48,6 +50,9 @@ class Run:
         The commit at which a value stopped being finite.
     config : dict
         Method, problem, seed, precision and package versions: plain values.
+    replicas : tree or None
+        Without a server the replicas of all workers after the last commit, each array of ``params`` with a leading axis
+        of workers; of stochastic gradient push those at which gradients are computed. None with a server.
     """
 
     commits: "pd.DataFrame"
@@ -56,6 +61,7 @@ class Run:
     params: Any
     diverged_at: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    replicas: Any = None
 
     def __repr__(self) -> str:
         """Return one line; the tables and the parameters are thousands."""
@@ -80,6 +86,8 @@ class Run:
     def save(self, path: str | os.PathLike) -> Path:
         """Write the run as a folder of parquet tables, ``params.npz`` and ``run.json``; all of it or nothing.
 
+        Replicas are in ``replicas.npz``.
+
         Raises
         ------
         InputError
@@ -103,16 +111,17 @@ class Run:
     def _write(self, folder: Path) -> None:
         for name in _TABLES:
             getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False)
-        leaves: list[np.ndarray] = []
-        structure = _describe(self.params, leaves)
-        arrays: dict[str, Any] = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
-        np.savez(folder / "params.npz", **arrays)
+        structure = _save_tree(folder / "params.npz", self.params)
+        files = _FILES
+        if self.replicas is not None:
+            _save_tree(folder / _REPLICAS, self.replicas)
+            files = (*_FILES, _REPLICAS)
         header = {
             "format": FORMAT,
             "diverged_at": self.diverged_at,
             "config": self.config,
             "params": structure,
-            "files": {name: _checksum(folder / name) for name in _FILES},
+            "files": {name: _checksum(folder / name) for name in files},
         }
         (folder / "run.json").write_text(sealed(plain(header)))
 
@@ -132,13 +141,18 @@ class Run:
             )
         try:
             header = unsealed(folder / "run.json", FORMAT)
-            for name in _FILES:
+            files = (*_FILES, _REPLICAS) if _REPLICAS in header["files"] else _FILES
+            for name in files:
                 if header["files"][name] != _checksum(folder / name):
                     raise ValueError(f"{name} is not as it was written")
             tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
-            with np.load(folder / "params.npz") as arrays:
-                params = _rebuild(header["params"], arrays)
-            return cls(**tables, params=params, diverged_at=header["diverged_at"], config=dict(header["config"]))
+            trees = []
+            for name in files[len(_TABLES) :]:
+                with np.load(folder / name) as arrays:
+                    trees.append(_rebuild(header["params"], arrays))
+            params, *replicas = trees
+            ended, config = header["diverged_at"], dict(header["config"])
+            return cls(**tables, params=params, diverged_at=ended, config=config, replicas=(*replicas, None)[0])
         except Exception as error:  # of whatever made the files
             raise InputError(
                 f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
@@ -148,6 +162,15 @@ class Run:
 def _checksum(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _save_tree(file: Path, tree: Any) -> Any:
+    """Write a tree's leaves; return its structure as JSON."""
+    leaves: list[np.ndarray] = []
+    structure = _describe(tree, leaves)
+    arrays: dict[str, Any] = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
+    np.savez(file, **arrays)
+    return structure
 
 
 def _describe(tree: Any, leaves: list[np.ndarray]) -> Any:

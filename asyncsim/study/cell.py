@@ -125,10 +125,12 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
     of_trace = {"own_workers": cluster.workers, "own_trace": cluster != cell.cluster}
     # Worker steps of the study's cluster, in those of the trace at hand.
     share = max(1, cell.cluster.workers // cluster.workers)
-    options = {
+    options: dict[str, Any] = {
         "precision": config.precision,
         "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,
     }
+    if cluster.topology is not None and getattr(config, "evaluate_replicas", False):
+        options["evaluate_replicas"] = True
     looks_every = config.diagnose_every * share
     looks = looks_every, looks_every if config.diagnose_energy else 0, config.momentum
 

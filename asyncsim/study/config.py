@@ -265,7 +265,8 @@ waits; buckets(count), a version once each of so many, among which the workers a
 
         from asyncsim.traces.columns import package_versions
 
-        elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE} - {"workers"}  # the cluster's, too
+        elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
+        elsewhere -= {"workers", "dirichlet"}  # the cluster's, too, and what cells differ in
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         typed = self.command if self.command is not None else results.typed_in(self.resume)
         code = {f"code of {method.name}": recognised(method) for method in methods}

@@ -28,7 +28,7 @@ from asyncsim.errors import InputError, require_choice, shown
 
 #: Options of a study that are arguments of its methods, and of its problem, where these do not say their own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")
-OF_PROBLEMS = ("batch_size", "workers")
+OF_PROBLEMS = ("batch_size", "workers", "dirichlet")
 #: ``FILE.py:FUNCTION``, with arguments or without.
 _OWN = re.compile(r"\s*([^(]+?\.py):(.*)", re.DOTALL)
 
