@@ -122,6 +122,10 @@ policies --policy barrier(3,collective=ring) | count = 3: an all-reduce has the 
 policies --policy barrier(collective=ring) --service 1 | an all-reduce has no server; leave service out
 policies --policy barrier(collective=tre) | collective = 'tre': unknown; did you mean 'tree'?
 policies --policy barrier(collective=halving_doubling) --workers 20 | nodes = 20: halving_doubling needs a power of two
+scaling --nodes 4 4 | nodes = 4, 4: one comes twice
+scaling --nodes 0 | nodes = 0: must be at least 1
+scaling --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
+scaling --overlap 2 | overlap = 2: is a part; give at most 1
 policies --target 0.0 | target = 0.0: must be above zero
 policies --problem quadratic --target-of test_accuracy | target_of = 'test_accuracy': unknown; choose
 best_momentum --methods gem | methods =

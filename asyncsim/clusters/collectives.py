@@ -179,6 +179,11 @@ class Layer(NamedTuple):
     operations: float  #: floating-point operations of the forward pass of one example; a product and its sum are two
     activations: float = 0.0  #: values that enter it, of one example
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether each weight is used once in an example."""
+        return self.operations <= 2 * self.parameters
+
 
 def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[float]) -> np.ndarray:
     """Return how long (s) computing waits for each layer's communication, ``[layers]``.

@@ -1,0 +1,228 @@
+"""How far synchronous SGD scales: each layer's computing against its communication, without a gradient.
+
+The analysis of Das et al. (2016, arXiv 1602.06709): convolutions are data parallel; fully connected layers may be
+divided inside groups of nodes, which then exchange activations instead of gradients; a layer's communication hides
+behind what can be computed until the layer is used again, and what does not is a bubble. Prints the layers, the
+efficiency with more and more nodes beside the published speed-ups, and what the published points imply: which overhead,
+fitted to 64 nodes, predicts 128. Writes these as tables, and a figure.
+
+What one of their nodes computes a second, and how fast their network is, the paper's numbers that are known here do not
+say: --flops and --bandwidth are assumptions.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from asyncsim.clusters.collectives import NETWORKS, Layer, best_groups, bubbles, hybrid_bytes
+from asyncsim.clusters.laws import Gamma
+from asyncsim.errors import InputError, require_count, require_nonnegative, require_positive
+from asyncsim.files import write_csv, write_json
+from asyncsim.study import results
+from asyncsim.study.finished import figures
+from asyncsim.wording import table_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The tables beside the summary: of the layers, of the published speed-ups, and of what may explain these.
+LAYERS, PUBLISHED, IMPLIED = "layers.csv", "published.csv", "implied.csv"
+#: Das et al.: network, examples of all nodes, nodes, speed-up over one node.
+SPEED_UPS = (
+    ("VGG-A", 256, 64, 53.0),
+    ("VGG-A", 512, 128, 90.0),
+    ("OverFeat-FAST", 256, 64, 42.0),
+    ("speech, 7 fully connected layers", 0, 16, 6.5),
+    ("VGG-A, virtual machines, 10 Gbit Ethernet", 0, 16, 14.0),
+)
+#: Their two points of one network with as many examples a node: nodes and speed-up.
+_FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
+#: Nodes at which explanations of these are told.
+_SHOWN = (8, 16, 32, 64, 128, 256)
+#: Backward passes by inputs and by weights beside the forward pass.
+_PASSES = 3
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the study of scaling."""
+
+    network: Literal["vgg_a", "resnet50"] = "vgg_a"
+    """Whose layers."""
+    nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    """Nodes of the clusters, one after the other."""
+    examples: int = 4
+    """Examples of a minibatch on each node; 4 at both published points of VGG-A."""
+    flops: float = 1.7e12
+    """Floating-point operations that a node computes a second; an assumption."""
+    bandwidth: float = 5e9
+    """Bytes per second of a node's link, each way; an assumption."""
+    latency: float = 0.0
+    """Seconds of a message; a layer's all-reduce between G groups has 2 (G - 1) one after the other."""
+    overlap: float = 0.0
+    """Part of the sending that goes on while sums are received, 0 to 1."""
+    out: Path | None = None
+    """Folder for the results, new or empty. None: results/scaling, then results/scaling-2, ..."""
+
+    def check(self) -> None:
+        """Check the options."""
+        if not self.nodes:
+            raise InputError("nodes: none given; give one or more")
+        for count in self.nodes:
+            require_count("nodes", count)
+        if len(set(self.nodes)) < len(self.nodes):
+            raise InputError(f"nodes = {', '.join(map(str, self.nodes))}: one comes twice; give each once")
+        require_count("examples", self.examples)
+        require_positive("flops", self.flops, "operations/s")
+        require_positive("bandwidth", self.bandwidth, "bytes/s")
+        require_nonnegative("latency", self.latency)
+        if require_nonnegative("overlap", self.overlap) > 1:
+            raise InputError(f"overlap = {self.overlap:g}: is a part; give at most 1")
+
+
+def run(config: Config) -> "pd.DataFrame":
+    """Run the study; return its summary, a row per number of nodes and way to divide the work."""
+    import pandas as pd
+
+    config.check()
+    layers = NETWORKS[config.network]
+    with results.new_folder(config.out, "scaling") as folder:
+        options = asdict(config)
+        del options["out"]
+        write_json(folder / results.CONFIG, {"study": "scaling", **options})
+        tables = [
+            layer_table(config, layers, nodes, way) for way in ("data parallel", "hybrid") for nodes in config.nodes
+        ]
+        summary = pd.DataFrame([_iteration(config, table) for table in tables])
+        published = pd.DataFrame(SPEED_UPS, columns=["network", "examples", "nodes", "speed_up"])
+        published["efficiency"] = published["speed_up"] / published["nodes"]
+        for name, table in (
+            (LAYERS, pd.concat(tables, ignore_index=True)),
+            (PUBLISHED, published),
+            (IMPLIED, explanations()),
+            (results.SUMMARY, summary),
+        ):
+            write_csv(folder / name, table)
+        figures("scaling").draw(folder)
+    print(_text(config, tables[-1], summary, published))
+    results.say_written(folder)
+    return summary
+
+
+def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> "pd.DataFrame":
+    """Return one row per layer in the order of the forward pass.
+
+    Columns: ``nodes``, ``way``, ``layer``; ``groups`` of nodes, as many as nodes where the layer is data parallel;
+    ``computing`` (s), ``bytes`` that each node moves, ``communicating`` (s) and ``bubble`` (s).
+    """
+    import pandas as pd
+
+    minibatch = nodes * config.examples
+    seconds = [_PASSES * layer.operations * config.examples / config.flops for layer in layers]
+    groups = [
+        best_groups(layer, nodes, minibatch, config.overlap) if way == "hybrid" and layer.is_dense else nodes
+        for layer in layers
+    ]
+    divided = list(zip(layers, groups, strict=True))
+    moved = [hybrid_bytes(layer, nodes, count, minibatch, config.overlap) for layer, count in divided]
+    spent = [
+        size / config.bandwidth + 2 * (count - 1) * config.latency for size, count in zip(moved, groups, strict=True)
+    ]
+    return pd.DataFrame(
+        {
+            "nodes": nodes,
+            "way": way,
+            "layer": [layer.name for layer in layers],
+            "groups": groups,
+            "computing": seconds,
+            "bytes": moved,
+            "communicating": spent,
+            "bubble": bubbles(layers, math.fsum(seconds), spent),
+        }
+    )
+
+
+def _iteration(config: Config, table: "pd.DataFrame") -> dict[str, object]:
+    """Return the row of the summary for the layers of one cluster."""
+    computing, bubble, nodes = table["computing"].sum(), table["bubble"].sum(), int(table["nodes"].iloc[0])
+    efficiency = computing / (computing + bubble)
+    return {
+        "nodes": nodes,
+        "way": table["way"].iloc[0],
+        "computing": computing,
+        "communicating": table["communicating"].sum(),
+        "bytes": table["bytes"].sum(),
+        "bubble": bubble,
+        "efficiency": efficiency,
+        "speed_up": nodes * efficiency,
+        "examples_per_second": nodes * config.examples / (computing + bubble),
+    }
+
+
+def explanations() -> "pd.DataFrame":
+    """Return what overheads per iteration, each with one constant fitted at 64 nodes, predict for other numbers.
+
+    An overhead is in parts of the time that a node computes. Columns: ``overhead``, how it grows; ``constant``, fitted;
+    ``nodes``; ``speed_up``, at 64 nodes the published one by construction.
+    """
+    import pandas as pd
+
+    from asyncsim.theory import barrier_time
+
+    (fitted, speed_up), _ = _FITTED, _PREDICTED
+    growths: dict[str, Callable[[int], float]] = {
+        "bandwidth: constant": lambda count: 1.0,
+        "latency of a tree: c log2 N": math.log2,
+        "latency of a ring: c (N - 1)": lambda count: count - 1.0,
+        "activations of one group: c N": float,
+    }
+    needed, rows = fitted / speed_up - 1, []
+    for name, growth in growths.items():
+        constant = needed / growth(fitted)
+        rows += [(name, constant, count, count / (1 + constant * growth(count))) for count in _SHOWN]
+    low, high = 0.001, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if barrier_time(Gamma(1.0, middle), fitted) - 1 < needed else (low, middle)
+    stragglers = "slowest at the barrier: gamma of cv c"
+    rows += [(stragglers, low, count, count / barrier_time(Gamma(1.0, low), count)) for count in _SHOWN]
+    return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
+
+
+def _text(config: Config, layers: "pd.DataFrame", summary: "pd.DataFrame", published: "pd.DataFrame") -> str:
+    nodes = int(layers["nodes"].iloc[0])
+    merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
+    by_stage = merged.groupby("stage", sort=False)[["computing", "bytes", "communicating", "bubble"]].sum()
+    by_stage.insert(0, "groups", merged.groupby("stage", sort=False)["groups"].min())
+    by_stage[["computing", "communicating", "bubble"]] *= 1e3
+    by_stage["bytes"] /= 1e6
+    titles = {name: f"{name} (ms)" for name in ("computing", "communicating", "bubble")} | {"bytes": "MB a node"}
+    wide = summary.pivot(index="nodes", columns="way", values=["efficiency", "speed_up"])
+    shown = {
+        f"{what.replace('_', '-')}, {way}": wide[what, way]
+        for what, way in itertools.product(("efficiency", "speed_up"), ("data parallel", "hybrid"))
+    }
+    scaled = wide[[]].copy()
+    scaled.columns = []
+    table = scaled.assign(**shown).reset_index()
+    implied = explanations()
+    implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[[64, 128]]
+    implied = implied.reset_index().rename(columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"})
+    implied = implied.sort_values("at 128 (published: 90)", ascending=False)
+    points = published.rename(columns={"speed_up": "speed-up"}).drop(columns="examples")
+    constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
+    return (
+        f"{config.network}, {config.examples} examples a node, assumed {config.flops:g} operations/s and "
+        f"{config.bandwidth:g} bytes/s a node\n\nlayers on {nodes} nodes, hybrid\n"
+        f"{table_text(by_stage.rename(columns=titles).reset_index(names='layer'))}\n\n{table_text(table)}\n\n"
+        f"published (Das et al. 2016)\n{table_text(points)}\n\n"
+        "what the two points of VGG-A imply: both have 4 examples a node, so that a node computes and moves as much at "
+        "64 as at 128. Bandwidth alone predicts one efficiency for both; the second needs iterations "
+        f"{constant / worth:.2f} times as long. Speed-ups with one overhead each:\n"
+        f"{table_text(implied)}\n"
+        "Each overhead has one constant c, fitted at 64 nodes. Those that grow in proportion to the nodes predict the "
+        "point at 128: consistent with it, and no proof of a mechanism, as it is one constant and one point."
+    )
