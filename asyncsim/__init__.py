@@ -8,7 +8,7 @@ What loads SimPy, pandas, JAX or matplotlib is imported when it is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, proportional_windows
+from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -21,6 +21,7 @@ from asyncsim.clusters.laws import (
     Uniform,
     Weibull,
 )
+from asyncsim.clusters.network import per_worker
 from asyncsim.clusters.policy import (
     Policy,
     asynchronous,
@@ -55,6 +56,7 @@ __all__ = [
     "Pareto",
     "Policy",
     "Run",
+    "SlowLinkWarning",
     "Trace",
     "Uniform",
     "Weibull",
@@ -72,6 +74,7 @@ __all__ = [
     "methods",
     "neighbours",
     "overlap",
+    "per_worker",
     "plots",
     "prediction",
     "prescribed",

@@ -14,6 +14,7 @@ import re
 from typing import Any, NamedTuple
 
 from asyncsim.errors import InputError, require_choice, shown
+from asyncsim.units import quoted
 
 #: A guard against ``[1] * 10**12``: more entries than any cluster has workers.
 _LONGEST_LIST = 1_000_000
@@ -36,11 +37,12 @@ class Call(NamedTuple):
         return f"{self.name}({', '.join(arguments)})" if self.brackets else self.name
 
 
-def read(text: str, what: str, example: str) -> Any:
+def read(text: str, what: str, example: str, units: bool = False) -> Any:
     """Return what a text stands for: a number, True, False, None, a text in quotes, a `Call`, or a list of these.
 
     A list may be repeated and added: ``[gamma(1, 0.2)] * 90 + [3] * 10``. ``what`` it should be, and an ``example``,
-    are for messages.
+    are for messages. With ``units`` a number with a unit is a text in quotes, ``"40 ms"``, which
+    `asyncsim.units.quantity` reads.
 
     Raises
     ------
@@ -48,11 +50,11 @@ def read(text: str, what: str, example: str) -> Any:
         If the text is anything else.
     """
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body, what)
+        return _value(ast.parse(quoted(text.strip()) if units else text.strip(), mode="eval").body, what)
     except InputError:
         raise
     except (SyntaxError, RecursionError, MemoryError, ValueError):
-        unit = "; numbers have no unit, and times are in seconds" if _UNIT.search(text) else ""
+        unit = "; numbers have no unit here" if not units and _UNIT.search(text) else ""
         raise InputError(f"{shown(text)}: not {what}; write for example {example}{unit}") from None
 
 

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 #: Options of all studies for which this one has no use.
 _IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy")
 #: Options that say when a lone worker is served, and of nothing else; methods of one's own may look at the time.
-_OF_TIMES = ("service", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "discipline", "read_blocks")
+_OF_TIMES = (
+    *("service", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "discipline", "read_blocks"),
+    *("sites", "far_latency", "far_bandwidth"),
+)
 #: Options in the place of which some methods have what they need.
 _OF_NEEDS = ("window", "protocol", "policy")
 

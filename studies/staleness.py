@@ -92,7 +92,7 @@ def _table(cluster: "Cluster", traces: "pd.DataFrame") -> list[tuple[str, str, s
     ]
     if saturating is not None:
         rows.append(("server saturated", "", f"from {math.ceil(saturating):,} workers on (knee)"))
-    if cluster.shared_bandwidth and cluster.policy.staleness_limit is None:
+    if cluster.shared_bandwidth and cluster.policy.staleness_limit is None and all(way.alike for way in cluster.ways):
         # Of the way that is busier: each commit has one message with parameters up and one down.
         busier = max(cluster.transfer_up, cluster.transfer_down)
         rows.append(("shared link, utilisation", f"{mean['throughput'] * busier:.3f}", "at most 1"))

@@ -38,7 +38,7 @@ REFUSED = [
     ({"bandwidth": 1, "message_bytes": (4, 0)}, r"message_bytes\[1\] = 0: must be above zero \(bytes\)"),
     (
         {"bandwidth": 1, "message_bytes": (4, 4, 4)},
-        r"message_bytes = \(4, 4, 4\): must be one number, or a pair: .* up",
+        r"message_bytes = a list of 3 numbers: must be one number, or a pair: .* up",
     ),
     ({"shared_bandwidth": True}, r"shared_bandwidth = True: there is no bandwidth to share"),
     ({"shared_bandwidth": 1}, r"shared_bandwidth = 1: must be True or False"),
@@ -51,7 +51,7 @@ REFUSED = [
     ({"read_blocks": 4, "discipline": "lock_free"}, "read_blocks = 4: nobody commits while a read is made"),
     ({"policy": "barier(2)"}, r"policy = 'barier\(2\)': .*did you mean 'barrier\(count, "),
     ({"compute": "foo(1)"}, r"compute: 'foo': unknown law"),
-    ({"latency": "[1, foo(2)]"}, r"latency: 'foo': unknown law"),
+    ({"latency": "[1, foo(2)]"}, r"latency = '\[1, foo\(2\)\]': 'foo': unknown law"),
     ({"policy": None}, r"policy = None: must be a policy; write asyncsim.asynchronous\(\)"),
 ]
 

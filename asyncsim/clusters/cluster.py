@@ -1,7 +1,6 @@
 """The cluster: how long things take, who queues where, and what the server admits."""
 
 import functools
-import itertools
 import math
 import numbers
 import warnings
@@ -14,6 +13,18 @@ import numpy as np
 from asyncsim.calls import form_of
 from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_time
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, parse
+from asyncsim.clusters.network import (
+    PerWorker,
+    SizeLike,
+    Way,
+    as_bandwidth,
+    as_latency,
+    as_message_bytes,
+    as_sites,
+    as_text,
+    directed,
+    with_mean,
+)
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, asynchronous, parse_policy
 from asyncsim.errors import (
     InputError,
@@ -21,7 +32,6 @@ from asyncsim.errors import (
     require_count,
     require_list,
     require_number,
-    require_positive,
     require_switch,
 )
 from asyncsim.topologies import Topology, as_topology, is_symmetric
@@ -29,11 +39,16 @@ from asyncsim.topologies import Topology, as_topology, is_symmetric
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")
 _NO_TIME = Constant(0.0)
-#: Runs of equal laws that are written as a sum; Python reads no sum of thousands.
-_MOST_SUMMANDS = 100
 _ASYNCHRONOUS = asynchronous()
 #: What there is also without a server; all else must have its default there.
-_WITHOUT_SERVER = ("workers", "compute", "latency", "bandwidth", "message_bytes", "window", "policy", "topology")
+_WITHOUT_SERVER = (
+    *("workers", "compute", "latency", "bandwidth", "message_bytes", "window", "policy", "topology"),
+    *("sites", "far_latency", "far_bandwidth"),
+)
+#: What `to_dict` leaves out where it is not given: older versions did not have it.
+_LATER = ("topology", "sites", "far_latency", "far_bandwidth", "far_every")
+#: Computations that a message may take before it is asked whether its bandwidth is meant.
+_SLOW = 100
 #: Most local steps between two visits.
 _LONGEST_WINDOW = 100_000
 
@@ -52,16 +67,20 @@ class Cluster:
         Seconds per local step; a list or an array gives one law per worker.
     service : Law
         Seconds the server is busy per visit.
-    latency : Law or tuple of two Law
-        Seconds one way; a pair gives the way up (to the server) and the way down.
-    bandwidth : float or None
-        Bytes per second, each way, for the messages that carry parameters; None: they take no time.
+    latency : Law, tuple of two Law, or PerWorker
+        Seconds one way; a pair gives the way up (to the server) and the way down, `asyncsim.per_worker` one law or pair
+        for each worker.
+    bandwidth : float, pair of float, PerWorker, or None
+        Bytes per second for the messages that carry parameters, ``"100 Mbit/s"`` say; a pair gives the way up and the
+        way down, `asyncsim.per_worker` one bandwidth or pair for each worker. None: they take no time.
         Requests to read and acknowledgements carry no parameters and take the latency alone.
     message_bytes : float, pair of float, or None
-        Size of such a message; a pair gives the way up and the way down. Given together with ``bandwidth``.
+        Size of such a message, ``"25 MB"`` say; a pair gives the way up and the way down. Given together with
+        ``bandwidth`` or ``far_bandwidth``.
     shared_bandwidth : bool
         Each direction of the server's link carries one message at a time, first come first served, and
-        the latency comes after it. Otherwise every worker has the bandwidth to itself.
+        the latency comes after it. Otherwise every worker has the bandwidth to itself. With a ``far_bandwidth``
+        each other site has such a link of its own to the server.
     window : int or tuple of int
         Local steps per communication; a computation is the sum of that many compute times. A list gives one per worker
         (`asyncsim.proportional_windows` makes one).
@@ -93,19 +112,31 @@ class Cluster:
         `asyncsim.clusters.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
     topology : Topology or None
         With one there is no server: workers send each other messages along its edges, `asyncsim.topologies`. Latency
-        and bandwidth are then those of an edge, and all that says how a server works is refused. May come as its text.
+        and bandwidth are then those of an edge (of `asyncsim.per_worker` the sender's), and all that says how a server
+        works is refused. May come as its text.
+    sites : tuple of int or None
+        Workers of each site, in the order of their indices; the server is at the first.
+    far_latency : Law, tuple of two Law, or None
+        Seconds one way between two sites, in the place of ``latency``; None: the same.
+    far_bandwidth : float, pair of float, or None
+        Bytes per second between two sites, in the place of ``bandwidth``; None: the same.
+    far_every : int
+        Above one, only each so many-th visit of a worker, at whichever site it is, goes to another site and back; for
+        the others its own site has all that they need. The services of all visits still queue at one server.
 
     Warns
     -----
     HeterogeneityWarning
         One law per worker was given, and all are equal.
+    SlowLinkWarning
+        One message takes longer than a hundred computations.
     """
 
     workers: int
     compute: Law | tuple[Law, ...]
     service: Law = _NO_TIME
-    latency: Law | tuple[Law, Law] = _NO_TIME
-    bandwidth: float | None = None
+    latency: Law | tuple[Law, Law] | PerWorker = _NO_TIME
+    bandwidth: float | tuple[float, float] | PerWorker | None = None
     message_bytes: float | tuple[float, float] | None = None
     shared_bandwidth: bool = False
     window: int | tuple[int, ...] = 1
@@ -115,6 +146,10 @@ class Cluster:
     read_blocks: int = 1
     policy: Policy = _ASYNCHRONOUS
     topology: Topology | None = None
+    sites: tuple[int, ...] | None = None
+    far_latency: Law | tuple[Law, Law] | None = None
+    far_bandwidth: float | tuple[float, float] | None = None
+    far_every: int = 1
 
     if TYPE_CHECKING:  # what may be given; the fields say what is kept
 
@@ -123,9 +158,9 @@ class Cluster:
             workers: int,
             compute: LawLike | Sequence[LawLike] | np.ndarray,
             service: LawLike = 0.0,
-            latency: LawLike | tuple[LawLike, LawLike] | list[LawLike] = 0.0,
-            bandwidth: float | None = None,
-            message_bytes: float | tuple[float, float] | list[float] | None = None,
+            latency: LawLike | Sequence[LawLike] | PerWorker = 0.0,
+            bandwidth: SizeLike | PerWorker | None = None,
+            message_bytes: SizeLike | None = None,
             shared_bandwidth: bool = False,
             window: int | Sequence[int] | np.ndarray = 1,
             protocol: str = "exchange",
@@ -134,6 +169,10 @@ class Cluster:
             read_blocks: int = 1,
             policy: Policy | str = _ASYNCHRONOUS,
             topology: Topology | str | None = None,
+            sites: Sequence[int] | None = None,
+            far_latency: LawLike | Sequence[LawLike] | PerWorker | None = None,
+            far_bandwidth: SizeLike | PerWorker | None = None,
+            far_every: int = 1,
         ): ...
 
     def __post_init__(self) -> None:
@@ -144,8 +183,10 @@ class Cluster:
         store("window", as_window(self.window, self.workers))
         store("compute", as_compute(self.compute, self.workers))
         store("service", with_mean("service", as_law("service", self.service)))
-        store("latency", as_latency(self.latency))
+        store("latency", as_latency("latency", self.latency, self.workers))
+        _check_sites(self, store)
         _check_bandwidth(self, store)
+        store("policy", as_policy(self.policy))
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
         store("read_blocks", require_count("read_blocks", self.read_blocks))
@@ -161,11 +202,11 @@ class Cluster:
             )
         if self.protocol == "write_then_read":
             store("exclusive", True)  # its visits are always separate
-        store("policy", as_policy(self.policy))
         _check_policy(self)
         if self.topology is not None:
             store("topology", as_topology(self.topology))
             _check_topology(self, self.topology)
+        _question_bandwidth(self)
 
     @property
     def compute_laws(self) -> tuple[Law, ...]:
@@ -195,45 +236,85 @@ class Cluster:
         if policy.collective is None:
             return 0.0
         size = 0.0 if self.message_bytes is None else self.message_bytes
-        assert isinstance(size, float) and isinstance(self.latency, Constant)  # as `_check_policy` has seen
+        latency, far_latency = self.latency, self.far_latency
+        assert isinstance(size, float) and isinstance(latency, Constant)  # as `_check_policy` has seen
+        assert isinstance(far_latency, Constant | None) and isinstance(self.far_bandwidth, float | None)
         bandwidth = math.inf if self.bandwidth is None else self.bandwidth
+        assert isinstance(bandwidth, float)
         seconds = functools.partial(
-            collective_time, policy.collective, nodes=self.workers, bandwidth=bandwidth, latency=self.latency.value
+            collective_time,
+            policy.collective,
+            nodes=self.workers,
+            bandwidth=bandwidth,
+            latency=latency.value,
+            sites=self.sites,
+            far_bandwidth=self.far_bandwidth,
+            far_latency=None if far_latency is None else far_latency.value,
         )
         if policy.layers is None:
             return seconds(size)
         step = max(law.mean for law in self.compute_laws)
         return exposed_time(NETWORKS[policy.layers], step, size, seconds, policy.bucket_bytes)
 
+    @functools.cached_property
+    def ways(self) -> tuple[Way, Way]:
+        """The way up, to the server, and the way down, of each worker: the longer one, where it may be near or far.
+
+        With an all-reduce the way down is the time until that is done.
+        """
+        if self.sites is None or len(self.sites) == 1 or self.policy.collective is not None:
+            return self.near_ways
+        now_and_then = self.far_every > 1 or self.topology is not None
+        return self._ways([now_and_then or worker >= self.sites[0] for worker in range(self.workers)])
+
+    @functools.cached_property
+    def near_ways(self) -> tuple[Way, Way]:
+        """The same of visits that do not leave the worker's site."""
+        if self.policy.collective is not None:
+            laws, none = (_NO_TIME, Constant(self.collective_time)), (0.0,) * self.workers
+            up, down = (Way((law,) * self.workers, none) for law in laws)
+            return up, down
+        return self._ways([False] * self.workers)
+
     @property
     def latency_up(self) -> Law:
-        """Seconds from a worker to the server."""
-        if self.policy.collective is not None:
-            return _NO_TIME
-        return self.latency if isinstance(self.latency, Law) else self.latency[0]
+        """Seconds from a worker to the server; raises InputError where workers differ."""
+        return self._same(0).latency[0]
 
     @property
     def latency_down(self) -> Law:
-        """Seconds from the server to a worker; of an all-reduce, until it is done."""
-        if self.policy.collective is not None:
-            return Constant(self.collective_time)
-        return self.latency if isinstance(self.latency, Law) else self.latency[1]
+        """Seconds from the server to a worker; raises InputError where workers differ."""
+        return self._same(1).latency[0]
 
     @property
     def transfer_up(self) -> float:
-        """Seconds that the bandwidth adds to a message with parameters on its way to the server."""
-        return self._transfer(0)
+        """Seconds that the bandwidth adds to a message with parameters on its way to the server; as `latency_up`."""
+        return self._same(0).transfer[0]
 
     @property
     def transfer_down(self) -> float:
-        """Seconds that the bandwidth adds to one on its way to a worker."""
-        return self._transfer(1)
+        """Seconds that the bandwidth adds to one on its way to a worker; as `latency_down`."""
+        return self._same(1).transfer[0]
 
-    def _transfer(self, way: int) -> float:
-        if self.bandwidth is None or self.message_bytes is None or self.policy.collective is not None:
-            return 0.0
-        size = self.message_bytes[way] if isinstance(self.message_bytes, tuple) else self.message_bytes
-        return size / self.bandwidth
+    def _same(self, direction: int) -> Way:
+        way = self.ways[direction]
+        if not way.alike:
+            raise InputError("latency, bandwidth: workers differ in these; see Cluster.ways for each of them")
+        return way
+
+    def _ways(self, far: Sequence[bool]) -> tuple[Way, Way]:
+        found = []
+        for direction in (0, 1):
+            laws = directed(self.latency, direction, self.workers)
+            speeds = directed(self.bandwidth, direction, self.workers)
+            for value, each in ((self.far_latency, laws), (self.far_bandwidth, speeds)):
+                if value is not None:
+                    between = directed(value, direction, self.workers)
+                    each[:] = [between[i] if away else each[i] for i, away in enumerate(far)]
+            size = self.message_bytes[direction] if isinstance(self.message_bytes, tuple) else self.message_bytes
+            transfer = (0.0 if size is None or speed is None else size / speed for speed in speeds)
+            found.append(Way(tuple(laws), tuple(transfer)))
+        return found[0], found[1]
 
     @property
     def separate_reads(self) -> bool:
@@ -249,14 +330,14 @@ class Cluster:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold; laws as the text that `asyncsim.clusters.laws.parse` reads."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["compute"] = _as_text(self.compute)
+        for name in ("compute", "latency", "far_latency", "topology"):
+            values[name] = as_text(values[name])
         values["service"] = str(self.service)
-        values["latency"] = _as_text(self.latency)
+        values["bandwidth"] = str(self.bandwidth) if isinstance(self.bandwidth, PerWorker) else self.bandwidth
         values["policy"] = self.policy.to_dict()
-        if self.topology is None:
-            del values["topology"]  # as it was before there were any
-        else:
-            values["topology"] = str(self.topology)
+        for entry in fields(self):
+            if entry.name in _LATER and getattr(self, entry.name) == entry.default:
+                del values[entry.name]
         return values
 
     @classmethod
@@ -284,16 +365,47 @@ def _setter(instance: Any) -> Any:
     return store
 
 
+def _check_sites(cluster: Cluster, store: Any) -> None:
+    require_count("far_every", cluster.far_every)
+    if cluster.sites is not None:
+        store("sites", as_sites(cluster.sites, cluster.workers))
+    for name, read in (("far_latency", as_latency), ("far_bandwidth", as_bandwidth)):
+        value = getattr(cluster, name)
+        if value is not None:
+            store(name, read(name, value))
+            if cluster.sites is None:
+                raise InputError(f"{name} = {value}: is between sites, and there is one; give sites, [16, 16] say")
+    if cluster.far_every > 1 and (cluster.sites is None or cluster.shared_bandwidth):
+        raise InputError(f"far_every = {cluster.far_every}: needs sites, [16, 16] say, and no shared_bandwidth")
+
+
 def _check_bandwidth(cluster: Cluster, store: Any) -> None:
-    for given, missing in (("bandwidth", "message_bytes"), ("message_bytes", "bandwidth")):
-        value = getattr(cluster, given)
-        if value is None:
-            continue
-        store(given, require_positive(given, value, "bytes/s") if given == "bandwidth" else as_message_bytes(value))
-        if getattr(cluster, missing) is None:
-            raise InputError(f"{given} = {value!r}: says nothing without {missing}; give both or neither")
-    if cluster.shared_bandwidth and cluster.bandwidth is None:
+    size, speeds = cluster.message_bytes, [cluster.bandwidth, cluster.far_bandwidth]
+    if cluster.bandwidth is not None:
+        store("bandwidth", as_bandwidth("bandwidth", cluster.bandwidth, cluster.workers))
+    if size is not None:
+        store("message_bytes", as_message_bytes(size))
+        if speeds == [None, None]:
+            raise InputError(f"message_bytes = {size!r}: says nothing without bandwidth; give both or neither")
+    for name, given in (("bandwidth", cluster.bandwidth), ("far_bandwidth", cluster.far_bandwidth)):
+        if given is not None and size is None:
+            raise InputError(f"{name} = {given!r}: says nothing without message_bytes; give both or neither")
+    if speeds == [None, None] and cluster.shared_bandwidth:
         raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth and message_bytes")
+
+
+def _question_bandwidth(cluster: Cluster) -> None:
+    if cluster.message_bytes is None:
+        return
+    slowest = max(max(way.transfer) for way in cluster.ways)
+    steps = zip(cluster.compute_laws, cluster.windows, strict=True)
+    computing = math.fsum(law.mean * window for law, window in steps) / cluster.workers
+    if slowest > _SLOW * computing:
+        warnings.warn(
+            f"bandwidth: one message takes {slowest:.4g} s, a computation {computing:.4g} s; check the unit, bytes/s",
+            SlowLinkWarning,
+            stacklevel=4,
+        )
 
 
 def _check_policy(cluster: Cluster) -> None:
@@ -327,7 +439,7 @@ def _check_collective(cluster: Cluster) -> None:
     """Raise InputError for what an all-reduce does not have: a server, and ways up and down."""
     told = f"policy = {cluster.policy}"
     for entry in fields(Cluster):
-        if entry.name in ("service", "shared_bandwidth", "protocol", "discipline"):
+        if entry.name in ("service", "shared_bandwidth", "protocol", "discipline", "far_every"):
             value = getattr(cluster, entry.name)
             if value != entry.default:
                 why = "an all-reduce has no server"
@@ -337,11 +449,18 @@ def _check_collective(cluster: Cluster) -> None:
             f"message_bytes = {_shown(cluster.message_bytes)}: {told}: the sum is as large as each message; give one "
             "size (sums of compressed messages are not compressed)"
         )
-    if not isinstance(cluster.latency, Constant):
-        raise InputError(
-            f"latency = {_as_text(cluster.latency)}: {told}: the time of an all-reduce is known for one constant "
-            "latency; give a number of seconds"
-        )
+    for name, kind in (
+        ("latency", Constant),
+        ("bandwidth", float),
+        ("far_latency", Constant),
+        ("far_bandwidth", float),
+    ):
+        value = getattr(cluster, name)
+        if not isinstance(value, kind | None):
+            raise InputError(
+                f"{name} = {as_text(value)}: {told}: the time of an all-reduce is known for one constant latency and "
+                "one bandwidth; give a number"
+            )
     require_number("collective_time", cluster.collective_time)  # raises an error where the nodes do not fit
 
 
@@ -352,8 +471,9 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
         value = getattr(cluster, entry.name)
         if entry.name not in _WITHOUT_SERVER and value != entry.default:
             raise InputError(f"{entry.name} = {_shown(value)}: {why}; leave {entry.name} out")
-    for name in ("latency", "message_bytes"):
-        if isinstance(value := getattr(cluster, name), tuple):
+    for name in ("latency", "bandwidth", "message_bytes", "far_latency", "far_bandwidth"):
+        value = getattr(cluster, name)
+        if any(isinstance(one, tuple) for one in (value.values if isinstance(value, PerWorker) else (value,))):
             raise InputError(f"{name} = {_shown(value)}: {why}, and an edge has one way; give one and not a pair")
     policy = cluster.policy
     if policy.name not in WITHOUT_SERVER:
@@ -373,19 +493,12 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
-def _as_text(laws: Law | tuple[Law, ...]) -> str:
-    """Return the text of a law, or of a list of laws with its repetitions counted."""
-    if isinstance(laws, Law):
-        return str(laws)
-    texts = [str(law) for law in laws]
-    runs = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
-    if len(runs) > _MOST_SUMMANDS:
-        return f"[{', '.join(texts)}]"
-    return " + ".join(f"[{text}]*{count}" for text, count in runs)
-
-
 class HeterogeneityWarning(UserWarning):
     """Warns that one law per worker was given and all are equal."""
+
+
+class SlowLinkWarning(UserWarning):
+    """Warns that one message takes longer than a hundred computations: the bandwidth may be in another unit."""
 
 
 def _read(argument: str, value: Any) -> Any:
@@ -441,33 +554,6 @@ def _window(argument: str, value: Any) -> int:
     return int(value)
 
 
-def as_latency(value: Any) -> Law | tuple[Law, Law]:
-    """Return one latency law for both directions, or a pair: up and down."""
-    value = _read("latency", value)
-    if not isinstance(value, list | tuple):
-        return with_mean("latency", as_law("latency", value))
-    if len(value) != 2:
-        raise InputError(
-            f"latency = a list of {len(value)} laws: must be one law, or a pair: the way up and the way down"
-        )
-    up, down = (with_mean(f"latency[{i}]", as_law(f"latency[{i}]", law)) for i, law in enumerate(value))
-    return up if up == down else (up, down)
-
-
-def as_message_bytes(value: Any) -> float | tuple[float, float]:
-    """Return one message size for both directions, or a pair: up and down."""
-    if isinstance(value, np.ndarray) and value.ndim:
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return require_positive("message_bytes", value, "bytes")
-    if len(value) != 2:
-        raise InputError(
-            f"message_bytes = {value!r}: must be one number, or a pair: of messages on the way up and on the way down"
-        )
-    up, down = (require_positive(f"message_bytes[{i}]", size, "bytes") for i, size in enumerate(value))
-    return up if up == down else (up, down)
-
-
 def as_policy(value: Any) -> Policy:
     """Return a policy from itself or its text."""
     if isinstance(value, str):
@@ -477,13 +563,6 @@ def as_policy(value: Any) -> Policy:
         instead = f"call it, as in asyncsim.{form_of(value)}" if called else "write asyncsim.asynchronous()"
         raise InputError(f"policy = {value!r}: must be a policy; {instead}")
     return value
-
-
-def with_mean(argument: str, law: Law) -> Law:
-    """Return a law that has a mean."""
-    if not math.isfinite(law.mean):
-        raise InputError(f"{argument} = {law}: its mean is infinite; choose a law with a finite mean")
-    return law
 
 
 def _lasting(argument: str, law: Law) -> Law:

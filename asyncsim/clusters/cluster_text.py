@@ -1,7 +1,10 @@
 """What a cluster is, in one line: the same words in tables and in titles."""
 
+from typing import Any
+
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Law
+from asyncsim.clusters.network import PerWorker
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.wording import counted
 
@@ -49,18 +52,37 @@ def _window(cluster: Cluster) -> str:
 
 
 def _network(cluster: Cluster) -> list[str]:
-    up, down = cluster.latency_up, cluster.latency_down
-    found = []
-    if up != down:
-        found.append(f"latency {brief(up)} up and {brief(down)} down")
-    elif up != Constant(0.0):
-        found.append(f"latency {brief(up)} each way")
-    if cluster.bandwidth is not None and cluster.message_bytes is not None:
-        share = "shared" if cluster.shared_bandwidth else "each"
+    found = _latency(cluster.latency, "latency")
+    if cluster.message_bytes is not None:
         size = cluster.message_bytes
         sizes = f"{size[0]:.4g} bytes up and {size[1]:.4g} down" if isinstance(size, tuple) else f"{size:.4g} bytes"
-        found.append(f"{sizes} at {cluster.bandwidth:.4g} bytes/s {share}")
+        share = "shared" if cluster.shared_bandwidth else "each"
+        found.append(f"{sizes} at {_bandwidth(cluster.bandwidth)} {share}" if cluster.bandwidth is not None else sizes)
+    if cluster.sites is not None:
+        far = _latency(cluster.far_latency, "latency") if cluster.far_latency is not None else []
+        far += [_bandwidth(cluster.far_bandwidth)] if cluster.far_bandwidth is not None else []
+        sites = " + ".join(map(str, cluster.sites))
+        found.append(f"sites of {sites}{', between them ' + ' and '.join(far) if far else ''}")
+        found += [f"beyond its site at every visit {cluster.far_every}"] if cluster.far_every > 1 else []
     return found
+
+
+def _latency(latency: Any, name: str) -> list[str]:
+    if isinstance(latency, PerWorker):
+        means = [law.mean for one in latency.values for law in (one if isinstance(one, tuple) else (one,))]
+        return [f"{name} by worker, means {min(means):.3g} to {max(means):.3g} s"]
+    if isinstance(latency, tuple):
+        return [f"{name} {brief(latency[0])} up and {brief(latency[1])} down"]
+    return [f"{name} {brief(latency)} each way"] if latency != Constant(0.0) else []
+
+
+def _bandwidth(bandwidth: Any) -> str:
+    if isinstance(bandwidth, PerWorker):
+        speeds = [speed for one in bandwidth.values for speed in (one if isinstance(one, tuple) else (one,))]
+        return f"{min(speeds):.4g} to {max(speeds):.4g} bytes/s by worker,"
+    if isinstance(bandwidth, tuple):
+        return f"{bandwidth[0]:.4g} bytes/s up and {bandwidth[1]:.4g} down"
+    return f"{bandwidth:.4g} bytes/s"
 
 
 def _server(cluster: Cluster) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from asyncsim.calls import Call, as_float, bind, form_of, name_of, not_a, read, write
 from asyncsim.errors import InputError, choices_like, require_nonnegative, require_positive, shown
+from asyncsim.units import SECONDS, quantity
 
 
 class Law(ABC):
@@ -93,6 +94,10 @@ class Law(ABC):
 
     def _number(self, parameter: str, value: Any, require: Any, unit: str = "") -> float:
         argument = f"{name_of(type(self))}: {parameter}"
+        if isinstance(value, str):
+            if unit != "seconds":
+                raise InputError(f"{argument} = {value!r}: must be a number, without a unit")
+            value = quantity(argument, value, SECONDS)
         if isinstance(value, numbers.Real) and not math.isfinite(as_float(value)):
             raise InputError(f"{argument} = {write(value)}: must be a finite number")
         return require(argument, value, unit)
@@ -423,23 +428,26 @@ def parse(text: str) -> Law | list[Law]:
     text : str
         ``"gamma(mean=1, cv=0.2)"``; a number of seconds for a constant, ``"0.005"``; or one law per
         worker, ``"[gamma(mean=1, cv=0.2)] * 90 + [constant(3)] * 10"``. Parameters may be given in
-        order, without their names. Nothing is evaluated but these forms.
+        order, without their names. Times may have a unit, ``"gamma(mean=40 ms, cv=0.2)"``: ns, us, ms, s, min or h.
+        Nothing is evaluated but these forms.
 
     Returns
     -------
     Law or list of Law
     """
-    value = _built(read(text, "a law", "gamma(mean=1, cv=0.2) or 0.005"))
+    value = built(read(text, "a law", "gamma(mean=1, cv=0.2) or 0.005", units=True))
     if isinstance(value, list):
         quoted = shown(text)
         return [as_law(f"{quoted}: entry {i}", entry) for i, entry in enumerate(value)]
     return value if isinstance(value, Law) else Constant(value)
 
 
-def _built(value: Any) -> Any:
-    """Return the law of a call, the number of a number, and lists of these."""
+def built(value: Any) -> Any:
+    """Return the law of a call, a number or a quantity as it is, and lists of these."""
     if isinstance(value, list):
-        return [_built(entry) for entry in value]
+        return [built(entry) for entry in value]
+    if isinstance(value, str):
+        return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return as_float(value)
     if not isinstance(value, Call):
@@ -449,11 +457,11 @@ def _built(value: Any) -> Any:
     kind = LAWS[value.name.lower()]
     if not value.brackets:
         raise InputError(f"{value.name}: needs its parameters; write {form_of(kind)}")
-    return kind(**{name: _built(one) for name, one in bind(value, kind, name_of(kind)).items()})
+    return kind(**{name: built(one) for name, one in bind(value, kind, name_of(kind)).items()})
 
 
 def as_law(argument: str, value: Any) -> Law:
-    """Return one law from a law, a number of seconds or a text.
+    """Return one law from a law, a number of seconds or a text, also of a time with a unit.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ _ANEW = ("cpus", "memory", "restart", "start_timeout", "timeout")
 
 #: Options of clusters that say nothing of real processes, which take the time that they take.
 _OF_CLUSTERS = (
-    *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes"),
+    *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "sites", "far_latency", "far_bandwidth"),
     *("dynamic_window", "read_blocks", "policy"),
     *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy"),
     *("executor", "cpus_per_run", "accelerators_per_run"),
@@ -66,6 +66,9 @@ class RealConfig(StudyConfig):
     bandwidth: Hidden[float | None] = None
     shared_bandwidth: Hidden[bool] = False
     message_bytes: Hidden[float | None] = None
+    sites: Hidden[tuple[int, ...]] = ()
+    far_latency: Hidden[LawLike | None] = None
+    far_bandwidth: Hidden[float | None] = None
     dynamic_window: Hidden[bool] = False
     read_blocks: Hidden[int] = 1
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"

@@ -20,7 +20,8 @@ import simpy
 from simpy.events import NORMAL
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Constant, Law
+from asyncsim.clusters.laws import Law
+from asyncsim.clusters.network import takes_no_time
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import OpenStation, Station, Step, Worker, waiting_room
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
@@ -126,8 +127,10 @@ class Simulation:
         )
         # Of each worker's last computation. What takes no time to arrive is not followed apart: it sets off then.
         self.start_time = array("d", [0.0]) * cluster.workers
-        at_once = cluster.latency_up == Constant(0.0) and cluster.transfer_up == 0
+        at_once = takes_no_time(cluster.ways[0].latency) and not any(cluster.ways[0].transfer)
         reads_first = cluster.separate_reads and cluster.protocol == "read_then_write"
+        #: The number of each worker's computation, from one: told where only some of its visits leave its site.
+        self.visits = [0] * cluster.workers
         self.send_time = self.server.arrive_time if at_once and not reads_first else self.start_time[:]
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
@@ -157,7 +160,9 @@ class Simulation:
         """Chain a worker's steps from one computation to the next, and return the computation."""
         computed: list[Callable[[Any], None]] = []
         compute = self._compute(computed)
-        up, down = self._way("up", self.cluster.latency_up), self._way("down", self.cluster.latency_down)
+        if self.cluster.far_every > 1:
+            compute = self._counted(compute)
+        up, down = self._way(0), self._way(1)
         visit, commit, read = self.server.visit, self._commit, self._read
         if not self.cluster.separate_reads:
             first = up(visit(self._atomic(down(compute))))
@@ -189,30 +194,58 @@ class Simulation:
 
         return compute if send_time is self.server.arrive_time else compute_and_send
 
-    def _way(self, direction: str, law: Law) -> Callable[..., Step]:
-        """Return the function that puts a journey before a step."""
-        env, cluster = self.env, self.cluster
-        latency = self._delays(law, f"latency {direction}")
-        transfer = cluster.transfer_up if direction == "up" else cluster.transfer_down
-        link = self._station(lambda worker: transfer, deque()) if cluster.shared_bandwidth else None
+    def _counted(self, then: Step) -> Step:
+        def count(worker: Worker) -> None:
+            self.visits[worker.index] += 1
+            then(worker)
 
-        def travel(then: Step, extra: float) -> Step:
-            if extra == 0 and law == Constant(0.0):
+        return count
+
+    def _way(self, direction: int) -> Callable[..., Step]:
+        """Return the function that puts a journey before a step: up to the server, 0, or down, 1."""
+        env, cluster, seed = self.env, self.cluster, self.seed
+        way, near = cluster.ways[direction], cluster.near_ways[direction]
+        name, transfer = f"latency {('up', 'down')[direction]}", way.transfer
+        latency = delays(way.latency, seed, name)
+        if now_and_then := cluster.far_every > 1 and way != near:
+            far, visits, every = delays(way.latency, seed, f"far {name}"), self.visits, cluster.far_every
+            latency = delays(near.latency, seed, name)
+
+        def loaded(index: int) -> float:
+            return latency(index) + transfer[index]
+
+        def near_or_far(index: int, loaded: bool = True) -> float:
+            if visits[index] % every:
+                return latency(index) + (near.transfer[index] if loaded else 0.0)
+            return far(index) + (transfer[index] if loaded else 0.0)
+
+        def travel(then: Step, with_parameters: bool) -> Step:
+            lasts = loaded if with_parameters and any(transfer) else latency
+            if now_and_then:
+                lasts = near_or_far if with_parameters else lambda index: near_or_far(index, loaded=False)
+            elif lasts is latency and takes_no_time(way.latency):
                 return then
-            arrived = [then]
+            arrived: list[Callable[[Any], None]] = [then]
 
             def depart(worker: Worker) -> None:
                 worker.callbacks = arrived
-                env.schedule(worker, NORMAL, latency(worker.index) + extra)
+                env.schedule(worker, NORMAL, lasts(worker.index))
 
             return depart
 
-        def way(then: Step, loaded: bool = True) -> Step:
-            if loaded and link is not None:
-                return link.visit(travel(then, 0.0))
-            return travel(then, transfer if loaded else 0.0)
+        links: list[Station] = []
+        if cluster.shared_bandwidth:
+            apart = cluster.sites if cluster.sites is not None and cluster.far_bandwidth is not None else ()
+            links = [self._station(transfer.__getitem__, deque()) for _ in apart or (0,)]
+            link_of = np.repeat(np.arange(len(apart)), apart).tolist()
 
-        return way
+        def put_before(then: Step, loaded: bool = True) -> Step:
+            if not loaded or not links:
+                return travel(then, loaded)
+            enter = [link.visit(travel(then, False)) for link in links]
+            return enter[0] if len(enter) == 1 else lambda worker: enter[link_of[worker.index]](worker)
+
+        return put_before
 
     def _atomic(self, then: Step) -> Step:
         """Return the step of a visit that commits and reads; the version shows what it read."""

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.clusters.laws import Constant
+from asyncsim.clusters.network import takes_no_time
 from asyncsim.errors import require_memory
 from asyncsim.simulation.delays import delays
 from asyncsim.streams import Streams
@@ -55,9 +55,7 @@ def _messages(cluster: Cluster, commits: int, seed: int, report: Callable[[int],
         sends.append(takers)
     expected = [np.bincount(one.taker, minlength=n).tolist() for one in edges]
     duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
-    latency = delays([cluster.latency_up] * n, seed, "latency up")
-    transfer = cluster.transfer_up
-    at_once = cluster.latency_up == Constant(0.0) and transfer == 0
+    latency, transfer, at_once = _journeys(cluster, seed)
 
     # Whether a worker waits for the round that lies `behind` its own; whether it takes up that round, or all there is.
     waits = policy.name != "asynchronous"
@@ -131,7 +129,7 @@ def _messages(cluster: Cluster, commits: int, seed: int, report: Callable[[int],
         weights.append([message[1] for message in found])
         done[worker] = number + 1
         for taker, share in sends[number % cycle][worker]:
-            arrives = now if at_once else now + latency(worker) + transfer
+            arrives = now if at_once else now + latency(worker, taker) + transfer(worker, taker)
             if not by_round:
                 heappush(inbox[taker], (arrives, row, share))
             if not waits:
@@ -186,9 +184,7 @@ def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int]
     n = cluster.workers
     neighbours = cluster.topology.neighbours(n)
     duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
-    latency = delays([cluster.latency_up] * n, seed, "latency up")
-    transfer = cluster.transfer_up
-    at_once = cluster.latency_up == Constant(0.0) and transfer == 0
+    latency, transfer, at_once = _journeys(cluster, seed)
     streams = Streams(seed, "partner")
     ahead: list[list[int]] = [[] for _ in range(n)]
     done, free = [0] * n, [0.0] * n
@@ -218,7 +214,8 @@ def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int]
         if kind == _GO_ON:
             other = partner[worker]
             begin = max(now, free[worker], free[other])
-            end = begin + latency(worker) + latency(worker) + 2 * transfer
+            there, back = latency(worker, other), latency(worker, other)
+            end = begin + there + back + (transfer(worker, other) + transfer(other, worker))
             free[worker] = free[other] = end
             heappush(events, (end, _APPLY, worker))
             continue
@@ -236,6 +233,25 @@ def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int]
     sources: list[list[int]] = [[] for _ in range(commits)]
     weights: list[list[float]] = [[] for _ in range(commits)]
     return trace_without_server(_source(cluster, seed, "commit"), rows, sources, weights, open_start, [])
+
+
+def _journeys(cluster: Cluster, seed: int) -> tuple[Callable[[int, int], float], Callable[[int, int], float], bool]:
+    """Return from sender and taker to a message's latency and to what the bandwidth adds (s), and if both are zero."""
+    (near, _), (far, _) = cluster.near_ways, cluster.ways
+    at_once = takes_no_time(far.latency + near.latency) and not any(far.transfer + near.transfer)
+    latency = delays(near.latency, seed, "latency up")
+    if near == far:
+        return lambda sender, taker: latency(sender), lambda sender, taker: near.transfer[sender], at_once
+    between = delays(far.latency, seed, "far latency up")
+    site = np.repeat(np.arange(len(cluster.sites or ())), cluster.sites or ()).tolist()
+
+    def take(sender: int, taker: int) -> float:
+        return latency(sender) if site[sender] == site[taker] else between(sender)
+
+    def transfer(sender: int, taker: int) -> float:
+        return (near if site[sender] == site[taker] else far).transfer[sender]
+
+    return take, transfer, at_once
 
 
 def _begun(workers: int, record: list[float], begun: list[float]) -> np.ndarray:

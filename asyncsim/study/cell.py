@@ -8,13 +8,17 @@ import dataclasses
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from asyncsim import recorders
-from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
+from asyncsim.clusters.network import PerWorker
 from asyncsim.errors import InputError
 from asyncsim.files import plain
 from asyncsim.methods import Method, Timing
@@ -74,6 +78,12 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
         laws, windows = cluster.compute, cluster.window
         needs["compute"] = laws if isinstance(laws, Law) else laws[: needs["workers"]]
         needs.setdefault("window", windows if isinstance(windows, int) else windows[: needs["workers"]])
+        for name in ("latency", "bandwidth"):
+            if isinstance(value := getattr(cluster, name), PerWorker):
+                needs[name] = value.first(needs["workers"])
+        if cluster.sites is not None:  # those of the first workers
+            left = np.diff(np.minimum(np.cumsum((0, *cluster.sites)), needs["workers"]))
+            needs["sites"] = tuple(left[left > 0].tolist())
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
         needs.setdefault("read_blocks", 1)
@@ -81,7 +91,9 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
     if size is not None and held is not None:
         down = held[1] if isinstance(held, tuple) else held
         needs["message_bytes"] = (size * down, down)
-    return dataclasses.replace(cluster, **needs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowLinkWarning)  # said when the cluster was made
+        return dataclasses.replace(cluster, **needs)
 
 
 def same_gradients(commits: int, cluster: Cluster, other: Cluster) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import asyncsim.study.executor as executor
 import asyncsim.study.results as results
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, proportional_windows
+from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import (
@@ -24,24 +24,27 @@ from asyncsim.errors import (
     require_count,
     require_fraction,
     require_nonnegative,
-    require_positive,
     shown,
 )
 from asyncsim.files import plain
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
+from asyncsim.units import BYTES, positive
 from asyncsim.wording import note
 
 if TYPE_CHECKING:
+    from asyncsim.clusters.network import PerWorker, SizeLike
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
 
-    LawLike = str | float | Law | Sequence[str | float | Law]
+    LawLike = str | float | Law | Sequence[str | float | Law] | PerWorker
+    BandwidthLike = SizeLike | PerWorker
     PolicyLike = str | Policy
     MethodLike = str | Method
     ProblemLike = str | Problem
 else:
     # What the command line offers; tyro makes its options from these.
     LawLike = PolicyLike = MethodLike = ProblemLike = str
+    BandwidthLike = SizeLike = float | str
 
 
 Discipline = Literal["fifo", "lowest_rank", "random", "lock_free"]
@@ -65,7 +68,7 @@ class StudyOptions:
     help_notes: ClassVar[str] = """
 Laws of times: a number of seconds, constant(value), exponential(mean), gamma(mean, cv), lognormal(mean, cv),
 uniform(low, high), weibull(mean, shape), pareto(mean, shape), empirical([s, s, ...]), mixture([law, law], [weight,
-weight]). Times are in seconds of the simulated clock.
+weight]). Times are in seconds of the simulated clock, or have a unit: "gamma(mean=40 ms, cv=0.2)".
 
 Protocols: exchange, one visit applies the update and takes the result back; read_then_write, the worker reads before
 its own update is applied; write_then_read, two visits, between which others are served.
@@ -103,14 +106,22 @@ waits; buckets(count), a version once each of so many, among which the workers a
     service: LawLike = "constant(0.005)"
     """Law of the time that the server is busy with a visit (s)."""
     latency: LawLike = "constant(0)"
-    """Law of the time of a message one way (s); "[up, down]" for two."""
-    bandwidth: float | None = None
-    """Bytes per second each way for messages with parameters. None: unlimited."""
+    """Law of the time of a message one way (s), or "40 ms"; "[up, down]" for two, "per_worker([law, law, ...])" for
+    each worker its own."""
+    bandwidth: BandwidthLike | None = None
+    """Bytes per second each way for messages with parameters, or "100 Mbit/s"; "[up, down]" and "per_worker([...])" as
+    for the latency. None: unlimited."""
     shared_bandwidth: bool = False
     """The workers share the server's bandwidth, one message at a time; else each has it to itself."""
-    message_bytes: float | None = None
-    """Bytes of a message with parameters, as those of another model; a bandwidth goes with it. None: as many as the
-    problem's parameters have."""
+    message_bytes: SizeLike | None = None
+    """Bytes of a message with parameters, or "25 MB", as those of another model; a bandwidth goes with it. None: as
+    many as the problem's parameters have."""
+    sites: tuple[int, ...] = ()
+    """Workers of each site, the server at the first: 16 16. None given: one site."""
+    far_latency: LawLike | None = None
+    """Law of the time of a message one way between sites (s); None: as within one."""
+    far_bandwidth: BandwidthLike | None = None
+    """Bytes per second each way between sites; None: as within one."""
     window: int = 1
     """Local steps per communication."""
     dynamic_window: bool = False
@@ -181,7 +192,7 @@ waits; buckets(count), a version once each of so many, among which the workers a
     def vector_bytes(self, problem: "Problem") -> float:
         """Return the size of a message with all parameters."""
         own = problem.parameter_count * (8 if self.x64 else 4)
-        return own if self.message_bytes is None else self.message_bytes
+        return own if self.message_bytes is None else positive("message_bytes", self.message_bytes, BYTES)
 
     def check(self) -> None:
         """Check what can be checked before anything heavy is imported.
@@ -196,14 +207,12 @@ waits; buckets(count), a version once each of so many, among which the workers a
         require_count("steps", self.steps, minimum=self.fewest_steps)
         # Also that of the proxy, whose name for it nobody has typed.
         require_fraction("momentum", self.momentum)
-        if self.shared_bandwidth and self.bandwidth is None:
+        if self.shared_bandwidth and self.bandwidth is None and self.far_bandwidth is None:
             raise InputError("shared_bandwidth = True: there is no bandwidth to share; give bandwidth as well")
         if self.message_bytes is not None:
-            require_positive("message_bytes", self.message_bytes, "bytes")
-            if self.bandwidth is None:
-                raise InputError(
-                    f"message_bytes = {self.message_bytes:g}: takes no time without a bandwidth; give bandwidth as well"
-                )
+            size = positive("message_bytes", self.message_bytes, BYTES)
+            if self.bandwidth is None and self.far_bandwidth is None:
+                raise InputError(f"message_bytes = {size:g}: takes no time without a bandwidth; give bandwidth as well")
         if self.out is not None and self.resume is not None:
             raise InputError(f"out = {str(self.out)!r}: results that are resumed stay where they are; leave it out")
         self.check_executor()
@@ -320,7 +329,7 @@ class StudyConfig(StudyOptions):
         """Check the options; see `StudyOptions.check`."""
         super().check()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HeterogeneityWarning)  # told when the cluster is made in earnest
+            warnings.simplefilter("ignore")  # told when the cluster is made in earnest
             self._cluster(message_bytes=1.0)
 
     def at(self, **values: Any) -> "StudyConfig":
@@ -330,7 +339,8 @@ class StudyConfig(StudyOptions):
     def make_cluster(self, message_bytes: float | None = None) -> Cluster:
         """Return the cluster, saying aloud which options change nothing; ``message_bytes`` goes with a bandwidth."""
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", HeterogeneityWarning)
+            for one in (HeterogeneityWarning, SlowLinkWarning):
+                warnings.simplefilter("always", one)
             cluster = self._cluster(message_bytes)
         for warning in caught:
             note(str(warning.message))
@@ -354,9 +364,9 @@ class StudyConfig(StudyOptions):
             workers=self.workers,
             compute=compute,
             service=0.0 if serverless else self._law("service"),
-            latency=self._law("latency"),
+            latency=self.latency,
             bandwidth=self.bandwidth,
-            message_bytes=message_bytes if self.bandwidth is not None else None,
+            message_bytes=message_bytes if self.bandwidth is not None or self.far_bandwidth is not None else None,
             shared_bandwidth=self.shared_bandwidth,
             window=window,
             protocol=self.protocol,
@@ -364,6 +374,9 @@ class StudyConfig(StudyOptions):
             discipline=self.discipline,
             read_blocks=self.read_blocks,
             policy=policy,
+            sites=self.sites or None,
+            far_latency=self.far_latency,
+            far_bandwidth=self.far_bandwidth,
         )
 
     def _law(self, option: str) -> Any:

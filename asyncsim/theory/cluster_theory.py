@@ -12,11 +12,13 @@ import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixture
+from asyncsim.clusters.network import takes_no_time
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError, require_positive
 from asyncsim.theory.barriers import BoundedClocks, barrier_time, bounded_clocks, sum_law
 from asyncsim.theory.queueing import (
     alike,
+    alike_network,
     away,
     computing,
     demand,
@@ -120,7 +122,7 @@ def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
 def _without_server(cluster: Cluster) -> ThroughputTheory:
     """Return the gradients per second of workers that compute all the time, or that nobody can leave behind."""
     means = [law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
-    instant = cluster.latency_up == Constant(0.0) and cluster.transfer_up == 0
+    instant = takes_no_time(cluster.ways[0].latency) and not any(cluster.ways[0].transfer)
     if cluster.workers == 1 or cluster.policy == asynchronous() or (cluster.policy.name == "handshake" and instant):
         return ThroughputTheory("nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0)
     if cluster.policy.name == "handshake":
@@ -183,9 +185,13 @@ def _busiest(cluster: Cluster) -> float:
     seconds = [0.0]
     if cluster.discipline != "lock_free":
         seconds.append(demand(cluster))
+    rate = 1 / max(seconds) if max(seconds) > 0 else math.inf
     if cluster.shared_bandwidth:  # in either direction, as each commit has one message with parameters up and one down
-        seconds += [cluster.transfer_up, cluster.transfer_down]
-    return 1 / max(seconds) if max(seconds) > 0 else math.inf
+        apart = cluster.sites if cluster.sites is not None and cluster.far_bandwidth is not None else (cluster.workers,)
+        for way in cluster.ways:
+            links = np.split(np.array(way.transfer), np.cumsum(apart)[:-1])
+            rate = min(rate, math.fsum(1 / link.min() if link.min() > 0 else math.inf for link in links))
+    return rate
 
 
 def _barriers(cluster: Cluster) -> ThroughputTheory | None:
@@ -198,10 +204,12 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     everyone = first == cluster.workers
     # Of the workers' own times the short ones may be left, the server and a shared link see to all that is taken up.
     most = _highest_rate(cluster) if everyone else _busiest(cluster)
-    name, travelling, served = "order statistics", journeys(cluster), demand(cluster)
-    steady = all(isinstance(law, Constant) for law in (cluster.latency_up, cluster.latency_down))
+    # The nearest worker's journeys, where some are farther than others: no version is made in less.
+    name, travelling, served = "order statistics", min(journeys(cluster)), demand(cluster)
+    same = alike_network(cluster)
+    steady = all(isinstance(law, Constant) for way in (*cluster.ways, *cluster.near_ways) for law in way.latency)
     in_turn = steady and cluster.discipline == "fifo" and cluster.protocol == "exchange"
-    if cluster.shared_bandwidth and in_turn:  # nobody misses a version on the way, so that everyone gets each
+    if cluster.shared_bandwidth and in_turn and same:  # nobody misses a version on the way, so that everyone gets each
         most = min(most, first / cluster.workers / cluster.transfer_down)
     limits = [ThroughputTheory("saturation bound", most)] if most < math.inf else []
     if not everyone:  # of random journeys, too, the short ones may be left, and of services that do not wait in turn
@@ -216,7 +224,8 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     except InputError:
         return limits[0] if limits else None
     together = barrier_time(laws, first=first)
-    exact = steady and cluster.service.mean == 0 and not cluster.shared_bandwidth and (everyone or travelling == 0)
+    exact = same and steady and cluster.service.mean == 0 and not cluster.shared_bandwidth
+    exact = exact and (everyone or travelling == 0)
     limits.insert(0, ThroughputTheory(name, first / (together + travelling + served), exact))
     return min(limits, key=lambda limit: limit.commits)
 
@@ -288,7 +297,7 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
     if _in_rotation(cluster):
         rotation = _shifted(lambda k: (k == n - 1).astype(np.float64), shift)
         return known._replace(law="round robin", std=0.0, queue_free=True, probability=rotation)
-    if journeys(cluster) > 0:
+    if max(journeys(cluster)) > 0:
         return known
     rates = [1 / law.mean for law in cluster.compute_laws if isinstance(law, Exponential)]
     if len(rates) == n and cluster.window == 1 and cluster.service.mean == 0:
@@ -326,9 +335,10 @@ def _under_policy(cluster: Cluster) -> StalenessTheory:
 
 def _in_rotation(cluster: Cluster) -> bool:
     """Return whether the workers take turns for ever: all times constant and alike, first come first served."""
+    if not alike(cluster) or cluster.discipline != "fifo":
+        return False
     laws = (cluster.compute, cluster.service, cluster.latency_up, cluster.latency_down)
-    constant = all(isinstance(law, Constant) for law in laws) and isinstance(cluster.window, int)
-    return constant and cluster.discipline == "fifo"
+    return all(isinstance(law, Constant) for law in laws)
 
 
 def _geometric(rates: list[float], shift: int) -> dict[str, Any]:

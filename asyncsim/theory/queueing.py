@@ -96,13 +96,18 @@ def require_cluster(cluster: Cluster) -> None:
 
 
 def alike(cluster: Cluster) -> bool:
-    """Return whether all workers have one law and one window."""
-    return isinstance(cluster.compute, Law) and isinstance(cluster.window, int)
+    """Return whether all workers have one law and one window, and are equally far from the server."""
+    return isinstance(cluster.compute, Law) and isinstance(cluster.window, int) and alike_network(cluster)
+
+
+def alike_network(cluster: Cluster) -> bool:
+    """Return whether all workers' messages, and all visits, have the same latency and bandwidth."""
+    return cluster.far_every == 1 and all(way.alike for way in cluster.ways)
 
 
 def memoryless(cluster: Cluster) -> bool:
     """Return whether all workers compute for exponential times alike, and their messages take no time."""
-    return isinstance(cluster.compute, Exponential) and cluster.window == 1 and journeys(cluster) == 0
+    return isinstance(cluster.compute, Exponential) and cluster.window == 1 and max(journeys(cluster)) == 0
 
 
 def queues(cluster: Cluster) -> bool:
@@ -126,15 +131,19 @@ def computing(cluster: Cluster) -> list[float]:
     return [law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
 
 
-def journeys(cluster: Cluster) -> float:
-    """Return how long (s) a commit's messages travel, without waiting for a link."""
-    both_ways = cluster.latency_up.mean + cluster.latency_down.mean
-    return both_ways * (2 if pulls(cluster) else 1) + cluster.transfer_up + cluster.transfer_down
+def journeys(cluster: Cluster) -> list[float]:
+    """Return how long (s) the messages of each worker's commit travel on average, without waiting for a link."""
+    far_share, trips = 1 / cluster.far_every, 2 if pulls(cluster) else 1
+    found = np.zeros(cluster.workers)
+    for share, ways in ((far_share, cluster.ways), (1 - far_share, cluster.near_ways)):
+        for way in ways:
+            found += share * (np.array(way.means) * trips + np.array(way.transfer))
+    return found.tolist()
 
 
 def away(cluster: Cluster) -> list[float]:
     """Return how long (s) each worker is away from the server for a commit."""
-    return [one + journeys(cluster) for one in computing(cluster)]
+    return [one + travel for one, travel in zip(computing(cluster), journeys(cluster), strict=True)]
 
 
 def think_time(cluster: Cluster) -> float | None:

@@ -1,0 +1,171 @@
+"""How messages travel: latency and bandwidth, up and down, of each worker, and between sites."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from asyncsim.calls import Call, bind, form_of, read
+from asyncsim.clusters.laws import Constant, Law, as_law, built, parse
+from asyncsim.errors import InputError, require_count, require_list, shown
+from asyncsim.units import BYTES, RATES, positive
+
+#: What is read as a bandwidth or a size: a number, a text, or a pair of them.
+SizeLike: TypeAlias = float | str | tuple[float | str, float | str] | list[float | str]
+#: Runs of equal values that are written as a sum; Python reads no sum of thousands.
+_MOST_SUMMANDS = 100
+_EXAMPLE = "100 Mbit/s, [1 MB/s, 2 MB/s] or per_worker([1 MB/s, 2 MB/s])"
+
+
+@dataclass(frozen=True)
+class PerWorker:
+    """A latency or a bandwidth for each worker, ``values``; `per_worker` makes it."""
+
+    values: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"per_worker({as_text(self.values)})"
+
+    def first(self, workers: int) -> Any:
+        """Return it for the first workers alone; one value if they are alike."""
+        values = self.values[:workers]
+        return values[0] if len(set(values)) == 1 else PerWorker(values)
+
+
+def per_worker(values: Sequence[Any]) -> PerWorker:
+    """Return a latency, or a bandwidth, for each worker.
+
+    ``values``: one per worker, each what ``latency`` or ``bandwidth`` of `asyncsim.Cluster` may be for all of them.
+    """
+    return PerWorker(tuple(require_list("per_worker: values", values)))
+
+
+class Way(NamedTuple):
+    """One direction of the network, per worker."""
+
+    latency: tuple[Law, ...]
+    transfer: tuple[float, ...]  #: seconds that the bandwidth adds to a message with parameters
+
+    @property
+    def alike(self) -> bool:
+        """Whether all workers have the same."""
+        return len(set(self.transfer)) == 1 and all(law == self.latency[0] for law in self.latency)
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        """Mean seconds of a message without parameters."""
+        return tuple(law.mean for law in self.latency)
+
+
+def as_latency(argument: str, value: Any, workers: int = 0) -> Any:
+    """Return a latency: one law for both directions, a pair, up and down, or one of these for each of the workers."""
+    try:
+        value = _from_text(value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
+    except InputError as error:
+        raise InputError(f"{argument} = {shown(value)}: {error}") from None
+    pair = functools.partial(_pair, one=lambda name, law: with_mean(name, as_law(name, law)), of="laws", what="law")
+    return _each(argument, value, workers, pair)
+
+
+def as_bandwidth(argument: str, value: Any, workers: int = 0) -> Any:
+    """Return a bandwidth (bytes/s): one for both directions, a pair, up and down, or one of these for each worker."""
+    try:
+        value = _from_text(value, "a bandwidth", _EXAMPLE, lambda text: _list(text) if "[" in text else text)
+    except InputError as error:
+        raise InputError(f"{argument} = {shown(value)}: {error}") from None
+    one = functools.partial(positive, units=RATES)
+    return _each(argument, value, workers, functools.partial(_pair, one=one, of="numbers", what="number"))
+
+
+def as_message_bytes(value: Any) -> float | tuple[float, float]:
+    """Return one message size for both directions, or a pair: up and down."""
+    value = _list(value) if isinstance(value, str) and "[" in value else value
+    return _pair("message_bytes", value, functools.partial(positive, units=BYTES), "numbers", "number")
+
+
+def as_sites(value: Any, workers: int) -> tuple[int, ...]:
+    """Return how many workers each site has."""
+    sites = tuple(require_count(f"sites[{i}]", one) for i, one in enumerate(require_list("sites", value)))
+    if sum(sites) != workers:
+        raise InputError(
+            f"sites = {', '.join(map(str, sites))}: have {sum(sites)} workers, and workers = {workers}; let both agree"
+        )
+    return sites
+
+
+def with_mean(argument: str, law: Law) -> Law:
+    """Return a law that has a mean."""
+    if not math.isfinite(law.mean):
+        raise InputError(f"{argument} = {law}: its mean is infinite; choose a law with a finite mean")
+    return law
+
+
+def takes_no_time(laws: Sequence[Law]) -> bool:
+    """Return whether latencies are zero, all of them."""
+    return all(law == Constant(0.0) for law in laws)
+
+
+def directed(value: Any, direction: int, workers: int) -> list[Any]:
+    """Return a checked latency or bandwidth in one direction, 0 up or 1 down, of each worker."""
+    each = value.values if isinstance(value, PerWorker) else (value,) * workers
+    return [one[direction] if isinstance(one, tuple) else one for one in each]
+
+
+def as_text(values: Any) -> str:
+    """Return the text of a law or number, or of a list of them with its repetitions counted."""
+    if not isinstance(values, tuple):
+        return str(values)
+    texts = [f"[{', '.join(map(str, one))}]" if isinstance(one, tuple) else str(one) for one in values]
+    runs = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+    if len(runs) > _MOST_SUMMANDS:
+        return f"[{', '.join(texts)}]"
+    return " + ".join(f"[{text}]*{count}" for text, count in runs)
+
+
+def _from_text(value: Any, what: str, example: str, otherwise: Callable[[str], Any]) -> Any:
+    """Return what a text says, ``per_worker([...])`` or else; anything that is no text as it is."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value.tolist()
+    if not isinstance(value, str):
+        return value
+    if not value.strip().startswith(per_worker.__name__):
+        return otherwise(value)
+    call = read(value, what, example, units=True)
+    if not isinstance(call, Call) or not call.brackets:
+        raise InputError(f"{value}: needs its values; write {form_of(per_worker)}")
+    return per_worker(built(bind(call, per_worker, call.name)["values"]))
+
+
+def _list(text: str) -> Any:
+    return built(read(text, "a list", _EXAMPLE, units=True))
+
+
+def _each(argument: str, value: Any, workers: int, pair: Callable[[str, Any], Any]) -> Any:
+    """Return a value for all, or one for each of the workers; of none where ``workers`` is 0."""
+    if not isinstance(value, PerWorker):
+        return pair(argument, value)
+    if not workers:
+        raise InputError(f"{argument} = {value}: is between sites, and the same for all workers; give one, or a pair")
+    if len(value.values) != workers:
+        raise InputError(
+            f"{argument} = per_worker of {len(value.values)}: must hold one per worker, and there are {workers}"
+        )
+    return PerWorker(tuple(pair(f"{argument}[{i}]", one) for i, one in enumerate(value.values))).first(workers)
+
+
+def _pair(argument: str, value: Any, one: Callable[[str, Any], Any], of: str, what: str) -> Any:
+    if isinstance(value, np.ndarray) and value.ndim:
+        value = value.tolist()
+    if not isinstance(value, list | tuple):
+        return one(argument, value)
+    if len(value) != 2:
+        raise InputError(
+            f"{argument} = a list of {len(value)} {of}: must be one {what}, or a pair: the way up and the way down; "
+            "per_worker([...]) gives one for each worker"
+        )
+    up, down = (one(f"{argument}[{i}]", each) for i, each in enumerate(value))
+    return up if up == down else (up, down)

@@ -1,0 +1,83 @@
+"""Quantities with a unit, ``"40 ms"``, ``"100 Mbit/s"`` or ``"25 MB"``, as numbers of seconds, bytes/s and bytes."""
+
+import re
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from asyncsim.errors import InputError, require_positive, shown
+
+
+class Units(NamedTuple):
+    """The units of a quantity, and how much of the base unit one of each is."""
+
+    base: str
+    example: str
+    factors: dict[str, Decimal]
+
+
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BYTES = {
+    **{f"{prefix}B": Decimal(factor) for prefix, factor in _PREFIXES.items()},
+    **{f"{prefix}iB": Decimal(1024**power) for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}bit": Decimal(factor) / 8 for prefix, factor in _PREFIXES.items()},
+}
+_SECONDS = {
+    "ns": "1e-9",
+    "us": "1e-6",
+    "\u00b5s": "1e-6",
+    "ms": "1e-3",
+    "s": "1",
+    "min": "60",
+    "h": "3600",
+    "d": "86400",
+}
+SECONDS = Units("seconds", "40 ms", {unit: Decimal(factor) for unit, factor in _SECONDS.items()})
+BYTES = Units("bytes", "25 MB", _BYTES)
+RATES = Units("bytes/s", "100 Mbit/s", {f"{unit}/s": factor for unit, factor in _BYTES.items()})
+_NUMBER = r"-?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*((?![eE][-+]?\d)[^\W\d_][^\s\d,()\[\]]*)?\s*")
+#: The same within a longer text, and not within quotes.
+_WITHIN = re.compile(rf"(?<![\w.'\"-])({_NUMBER})\s*((?![eE][-+]?\d)[^\W\d_][\w/]*)")
+#: Units of which nobody knows whether bits or bytes are meant.
+_BITS_OR_BYTES = re.compile(r"([kKmMgGtT]?)i?[bB]?(?:b|ps|b/s|bps)")
+
+
+def quantity(argument: str, value: Any, units: Units) -> Any:
+    """Return the number that a text with a unit stands for; anything that is no text as it is.
+
+    The nearest float of the exact product: ``"35 ms"`` is 0.035.
+
+    Raises
+    ------
+    InputError
+        The text is no number with one of the units.
+    """
+    if not isinstance(value, str):
+        return value
+    told = f"{argument} = {shown(value)}"
+    found = _QUANTITY.fullmatch(value)
+    if found is None:
+        raise InputError(f"{told}: must be a number, or one with a unit such as {units.example!r}")
+    number, unit = found.groups()
+    if unit is None or unit in units.factors:
+        return float(Decimal(number) * (units.factors[unit] if unit else 1))
+    hint, per = "", "/s" if units is RATES else ""
+    if (unclear := _BITS_OR_BYTES.fullmatch(unit)) and units is not SECONDS:
+        prefix = {"K": "k", "m": "M", "g": "G", "t": "T"}.get(unclear[1], unclear[1])
+        hint = f"bits or bytes? write {prefix}bit{per} or {prefix}B{per}; "
+    elif per and unit in BYTES.factors:
+        hint = f"a rate is per second: write {unit}/s; "
+    elif units is BYTES and unit in RATES.factors:
+        hint = f"a size is not per second: write {unit.removesuffix('/s')}; "
+    known = ", ".join(unit for unit in units.factors if unit.isascii())
+    raise InputError(f"{told}: unknown unit {unit!r}; {hint}choose from {known}")
+
+
+def positive(argument: str, value: Any, units: Units) -> float:
+    """Return a quantity as a float; raise InputError unless it is finite and above zero."""
+    return require_positive(argument, quantity(argument, value, units), units.base)
+
+
+def quoted(text: str) -> str:
+    """Return a text in the call syntax with quotes around quantities: ``gamma('40 ms', 0.2)`` of gamma(40 ms, 0.2)."""
+    return _WITHIN.sub(lambda found: repr(found[0]), text)

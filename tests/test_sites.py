@@ -1,0 +1,207 @@
+"""Units, networks that differ by worker, and sites."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsim import (
+    Cluster,
+    InputError,
+    SlowLinkWarning,
+    Trace,
+    barrier,
+    bounded_staleness,
+    per_worker,
+    simulate,
+    theory,
+)
+from asyncsim.clusters.cluster_text import describe
+from asyncsim.clusters.collectives import collective_time
+from asyncsim.clusters.laws import Constant, Gamma, parse
+from asyncsim.units import BYTES, RATES, SECONDS, quantity
+
+FORMS = (
+    {},
+    {"protocol": "read_then_write", "exclusive": False},
+    {"protocol": "write_then_read", "discipline": "lock_free"},
+    {"policy": barrier(3)},
+    {"policy": bounded_staleness(1)},
+    {"topology": "ring()", "policy": "neighbours()"},
+    {"topology": "complete()", "policy": "handshake()"},
+    {"topology": "one_peer_exponential()", "policy": "asynchronous()"},
+)
+NETWORKS = (
+    {"latency": "exponential(0.3)", "bandwidth": 8.0, "message_bytes": 2.0},
+    {"latency": 0.25},
+    {"latency": "gamma(200 ms, 0.5)"},
+)
+
+
+def columns(cluster, seed=3):
+    trace = simulate(cluster, 60, seed)
+    return trace.frame, trace.open_reads
+
+
+@pytest.mark.parametrize(
+    ("text", "units", "number"),
+    [
+        ("40 ms", SECONDS, 0.04),
+        ("35ms", SECONDS, 0.035),
+        ("2 h", SECONDS, 7200),
+        ("1.5e2 us", SECONDS, 1.5e-4),
+        ("3", SECONDS, 3),
+        ("100 Mbit/s", RATES, 12.5e6),
+        ("1 GB/s", RATES, 1e9),
+        ("25 MB", BYTES, 25e6),
+        ("2 KiB", BYTES, 2048),
+        ("9 bit", BYTES, 1.125),
+    ],
+)
+def test_quantities_are_the_nearest_floats(text, units, number):
+    assert quantity("x", text, units) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "units", "told"),
+    [
+        ("100 Mb/s", RATES, r"unknown unit 'Mb/s'; bits or bytes\? write Mbit/s or MB/s; choose from B/s, kB/s"),
+        ("1 Gbps", RATES, r"bits or bytes\? write Gbit/s or GB/s"),
+        ("1 mbit", RATES, r"unknown unit 'mbit'; choose from"),
+        ("10 MB", RATES, r"a rate is per second: write MB/s"),
+        ("10 MB/s", BYTES, r"a size is not per second: write MB;"),
+        ("3 kb", BYTES, r"write kbit or kB"),
+        ("4 msec", SECONDS, r"unknown unit 'msec'; choose from ns, us, ms, s, min, h"),
+        ("fast", SECONDS, r"x = 'fast': must be a number, or one with a unit such as '40 ms'"),
+    ],
+)
+def test_unknown_units_name_those_that_are_known(text, units, told):
+    with pytest.raises(InputError, match=told):
+        quantity("x", text, units)
+
+
+def test_laws_have_units_where_they_have_times():
+    assert parse("gamma(mean=40 ms, cv=.2)") == Gamma("40 ms", 0.2) == Gamma(0.04, 0.2)
+    assert parse("[1 ms, exponential(2 s)]*2")[2] == Constant(0.001)
+    assert parse("mixture([1 ms, 2], [1, 3])").mean == pytest.approx(1.50025)
+    for wrong in ("gamma(1, 200 ms)", "mixture([1, 2], [1 s, 3])", "weibull(1, 2 s)"):
+        with pytest.raises(InputError, match="a number, without a unit"):
+            parse(wrong)
+    with pytest.raises(InputError, match="zero or above"):
+        parse("-1 ms")
+
+
+@settings(deadline=None)
+@given(st.sampled_from(NETWORKS), st.sampled_from(FORMS[:-3]), st.integers(0, 99))
+def test_per_worker_of_equal_values_and_near_as_far_change_nothing(network, form, seed):
+    plain = Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form})
+    alike = {name: per_worker([network[name]] * 6) for name in ("latency", "bandwidth") if name in network}
+    assert Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form, **alike}) == plain
+    sites = {"sites": [2, 3, 1], "far_latency": network["latency"]}
+    expected = columns(plain, seed)
+    for far in (sites, {"sites": [2, 4]}, {**sites, "far_every": 3}, {**sites, "far_bandwidth": 8.0}):
+        if "far_bandwidth" in far and "bandwidth" not in network:
+            continue
+        found = columns(Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form, **far}), seed)
+        for one, other in zip(found, expected, strict=True):
+            pd.testing.assert_frame_equal(one, other, check_exact=True)
+
+
+@pytest.mark.parametrize("form", FORMS[-3:])
+def test_near_as_far_changes_nothing_without_a_server(form):
+    plain = Cluster(6, "gamma(1, 0.3)", latency="exponential(0.3)", **form)
+    same = Cluster(6, "gamma(1, 0.3)", latency="exponential(0.3)", sites=[3, 3], far_latency="exponential(0.3)", **form)
+    for one, other in zip(columns(same), columns(plain), strict=True):
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_journeys_last_as_long_as_those_of_their_worker(form, tmp_path):
+    with_server = "topology" not in form
+    cluster = Cluster(
+        4,
+        1.0,
+        latency=per_worker([0.1, "200 ms", 0.1, 0.1]),
+        bandwidth="per_worker([8, 8, 4, 4])",
+        message_bytes="16 bit",
+        sites=[2, 2],
+        far_latency=0.5,
+        far_bandwidth=[1, 2] if with_server else 1,
+        **form,
+    )
+    trace = simulate(cluster, 40, 0)
+    trace.save(tmp_path / "trace.parquet")
+    assert Trace.load(tmp_path / "trace.parquet").cluster == cluster == Cluster.from_dict(cluster.to_dict())
+    assert "sites of 2 + 2, between them latency 0.5 s each way and 1 bytes/s" in describe(cluster)
+    frame = trace.frame
+    if with_server:
+        up = np.array([0.35, 0.45, 2.5, 2.5]), np.array([0.1, 0.2, 0.5, 0.5])
+        down = np.array([0.35, 0.45, 1.5, 1.5])
+        sent, arrived = frame["send_time"], frame["arrive_time"]
+        if cluster.separate_reads and cluster.protocol == "read_then_write":
+            np.testing.assert_allclose(arrived - frame["push_time"], (up[0] + down)[frame["worker"]])
+        elif cluster.policy.name != "barrier":
+            np.testing.assert_allclose(arrived - sent, up[0][frame["worker"]])
+            later = frame[frame["job"] > 0]
+            if cluster.policy == Cluster(1, 1.0).policy:
+                np.testing.assert_allclose(later["start_time"] - later["read_time"], down[later["worker"]])
+    elif cluster.policy.name == "neighbours":
+        # The last of both neighbours' messages: 0.5 + 2 s from the other site.
+        assert np.diff(frame["commit_time"][frame["worker"] == 0])[:5] == pytest.approx(3.5)
+
+
+def test_theory_knows_of_each_workers_journey():
+    far = Cluster(4, 1.0, sites=[2, 2], far_latency=0.5)
+    rate = theory.throughput_theory(far)
+    assert rate.exact and rate.commits == pytest.approx(2 + 2 / 2) and rate.computing == pytest.approx(0.75)
+    assert simulate(far, 3_000).summary()["throughput"] == pytest.approx(rate.commits, rel=0.01)
+    now_and_then = Cluster(4, 1.0, sites=[2, 2], far_latency=0.5, far_every=4)
+    rate = theory.throughput_theory(now_and_then)
+    assert rate.commits == pytest.approx(4 / 1.25)
+    trace = simulate(now_and_then, 3_000)
+    assert trace.summary()["throughput"] == pytest.approx(rate.commits, rel=0.01)
+    travelled = (trace.frame["arrive_time"] - trace.frame["send_time"]).to_numpy()
+    np.testing.assert_allclose(travelled, np.where((trace.frame["job"] + 1) % 4, 0.0, 0.5), atol=1e-9)
+    assert theory.queue_theory(Cluster(4, "exponential(1)", "exponential(1)", per_worker([0, 0, 1, 1]))) is None
+    barriers = theory.throughput_theory(Cluster(4, 1.0, sites=[2, 2], far_latency=0.5, policy=barrier()))
+    assert barriers.commits == pytest.approx(2) and not barriers.exact
+    shared = Cluster(
+        4, 0.1, bandwidth=4, message_bytes=1, shared_bandwidth=True, sites=[2, 2], far_bandwidth=2, far_latency=1
+    )
+    rate, measured = theory.throughput_theory(shared), simulate(shared, 2_000).summary()["throughput"]
+    assert measured <= rate.commits * 1.001 and measured > 3
+
+
+def test_all_reduces_know_of_sites():
+    near = dict(latency=0.1, bandwidth=8.0, message_bytes=4.0, policy=barrier(collective="two_level"))
+    cluster = Cluster(4, 1.0, **near, sites=[2, 2], far_latency="1 s", far_bandwidth=2.0)
+    expected = collective_time("two_level", 4.0, 4, 8.0, 0.1, sites=[2, 2], far_bandwidth=2.0, far_latency=1.0)
+    assert cluster.latency_down == Constant(expected) and cluster.ways[0].latency[3] == Constant(0.0)
+    with pytest.raises(InputError, match=r"far_latency = exponential\(mean=1\): policy = barrier"):
+        Cluster(4, 1.0, **near, sites=[2, 2], far_latency="exponential(1)")
+
+
+def test_what_cannot_be_is_refused():
+    for given_, told in (
+        ({"sites": [2, 1]}, "sites = 2, 1: have 3 workers, and workers = 4"),
+        ({"far_latency": 1}, "far_latency = 1: is between sites, and there is one"),
+        ({"sites": [2, 2], "far_latency": per_worker([1] * 4)}, "is between sites, and the same for all workers"),
+        ({"sites": [2, 2], "far_bandwidth": 1}, "far_bandwidth = 1.0: says nothing without message_bytes"),
+        ({"latency": per_worker([1, 2])}, "latency = per_worker of 2: must hold one per worker, and there are 4"),
+        ({"latency": "per_worker"}, r"needs its values; write per_worker\(values\)"),
+        ({"far_every": 2}, "far_every = 2: needs sites"),
+        ({"latency": per_worker([1, 2, 3, (4, 5)]), "topology": "ring()", "policy": "neighbours()"}, "one way"),
+    ):
+        with pytest.raises(InputError, match=told):
+            Cluster(4, 1.0, **given_)
+
+
+def test_a_bandwidth_for_which_messages_take_for_ever_is_questioned():
+    with pytest.warns(SlowLinkWarning, match=r"one message takes 200 s, a computation 1 s"):
+        Cluster(4, 1.0, bandwidth=100, message_bytes="20 kB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Cluster(4, 1.0, bandwidth="100 kbit/s", message_bytes="20 kB")
