@@ -4,8 +4,10 @@ import functools
 
 import jax
 import numpy as np
+import optax
 import pandas as pd
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from asyncsim import Cluster, InputError, Run, methods, problems, recorders, replay, replay_ensemble, simulate
 from asyncsim.replays.programs import as_data
@@ -15,8 +17,9 @@ CURVATURE, START, RATE = np.linspace(0.2, 1, 6), np.linspace(-1, 2, 6), 0.05
 
 
 @functools.cache
-def simulated(topology, policy, workers=9, commits=500, latency=0.3, compute="exponential(1)", seed=0):
-    return simulate(Cluster(workers, compute, topology=topology, policy=policy, latency=latency), commits, seed)
+def simulated(topology, policy, workers=9, commits=500, latency=0.3, compute="exponential(1)", seed=0, window=1):
+    cluster = Cluster(workers, compute, topology=topology, policy=policy, latency=latency, window=window)
+    return simulate(cluster, commits, seed)
 
 
 def anywhere(make):
@@ -103,10 +106,79 @@ def test_workers_that_meet_have_one_device():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["D-PSGD on a ring", "overlap SGP, two steps", "AD-PSGD"])
-def test_replays_stay_plain_loops(name):
-    method, trace = case_of(name, commits=2_000)
+@pytest.mark.parametrize(
+    ("name", "latency"),
+    [
+        ("D-PSGD on a ring", 0.3),
+        ("SGP, one peer", 0.3),
+        *(("overlap SGP", latency) for latency in (0, 0.3, "exponential(2)")),
+        ("overlap SGP, two steps", "exponential(2)"),
+        ("AD-PSGD", 0.3),
+    ],
+)
+def test_replays_stay_plain_loops(name, latency):
+    method, trace = case_of(name, commits=2_000, latency=latency)
     np.testing.assert_allclose(replicas(replayed(method, trace)), loop(trace, method.name)[0], rtol=0, atol=1e-10)
+
+
+def forced_loop(running, every, momentum):
+    """Go through events as `loop` does, on a problem's data and with momentum; only gradients are not NumPy's.
+
+    It takes over from a replay's workers every so many commits; messages are its own. Returns the largest deviations of
+    the replicas at these stops, and of the losses.
+    """
+    problem, trace, method = running.problem, running.trace, running.method.name.replace("osgp", "sgp")
+    central, unravel = ravel_pytree(as_data(problem.init(jax.random.key(0)), np.float64))
+    gradient = jax.jit(jax.value_and_grad(lambda x, batch: problem.loss(unravel(x), batch, None)))
+    data = as_data(problem.train, central.dtype)
+    batches, steps = problem.batch_indices(0, trace.workers), trace.window
+    sent, losses, apart = [], [], 0.0
+    for row in trace.frame.itertuples():
+        if row.commit % every == 0:
+            state = jax.tree.map(np.array, running.state)
+            x, w, snapshot = np.array(replicas(running)), np.ones(trace.workers), state.read
+            w = state.workers.method.weight if method == "sgp" else w
+            traces = jax.tree.leaves(state.workers.learner.optimizer)
+            m = np.concatenate([leaf.reshape(trace.workers, -1) for leaf in traces], 1) if traces else 0 * x
+        i = row.worker
+        came = [(share, *sent[source]) for source, share in zip(row.sources, row.weights, strict=True)]
+        mixed = row.kept * x[i] + sum((share * x for share, x, _ in came), 0 * x[i])
+        w[i] = row.kept * w[i] + sum(share * w for share, _, w in came)
+        start = {"dpsgd": x[i], "sgp": mixed / w[i]}[method] if method != "adpsgd" else snapshot[i]
+        at, found = start.copy(), []
+        for rows in batches.rows([i], [row.job], steps)[0]:
+            value, g = gradient(at, jax.tree.map(lambda leaf, rows=rows: leaf[rows], data))
+            m[i] = momentum * m[i] + np.asarray(g)
+            at -= RATE * m[i]
+            found.append(float(value))
+        losses.append(np.mean(found))
+        if method == "adpsgd":
+            mixed = x[row.partner] = (x[i] + x[row.partner]) / 2
+        x[i] = mixed + (at - start)
+        if method == "adpsgd":
+            snapshot[i] = x[i]
+        sent.append((x[i].copy(), w[i]))
+        if (row.commit + 1) % every == 0:
+            running.advance(row.commit + 1)
+            apart = max(apart, np.abs(replicas(running) - x).max())
+    return apart, np.abs(running.result().commits["loss"] - losses).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "momentum", "window"),
+    [
+        *(pytest.param(name, 0.0, 1, marks=pytest.mark.full) for name in CASES),
+        *((name, 0.9, 2) for name in ("D-PSGD on a ring", "SGP, nobody waits", "overlap SGP", "AD-PSGD")),
+    ],
+)
+def test_on_digits_teacher_forced(name, momentum, window):
+    """With plain local steps, and with two steps with momentum between communications."""
+    make, topology, policy, own = CASES[name]
+    method = make(optimizer=optax.sgd(RATE, momentum)) if momentum else make(RATE)
+    trace = simulated(topology, policy, **{"workers": 5, **own}, commits=200, window=window)
+    problem = problems.digits(batch_size=4, hidden=(8,), dirichlet=0.5)
+    running = Replay(trace, method, problem, precision="float64", stops=np.arange(50, 201, 50))
+    assert max(forced_loop(running, 50, momentum)) < 1e-12
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)])
