@@ -323,7 +323,7 @@ class Cluster:
 
     def __repr__(self) -> str:
         """Return the arguments that are not the defaults, laws and policies as they are typed."""
-        texts = {"compute": _as_text(self.compute), "latency": _as_text(self.latency)}
+        texts = {name: as_text(getattr(self, name)) for name in ("compute", "latency", "far_latency")}
         given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         return f"Cluster({', '.join(f'{name}={texts.get(name, getattr(self, name))}' for name in given)})"
 
