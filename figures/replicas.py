@@ -1,0 +1,96 @@
+"""The figure of a study of replicas, from the folder of results that it wrote.
+
+The data come from ``python -m asyncsim.study replicas``, which draws this itself. To draw it again::
+
+    python -m figures results/replicas              # in a clone
+    asyncsim figures results/replicas     # installed
+
+``replicas``: error on the test data, or loss on the training data, against gradients, simulated time and communications
+of a worker; each method at its best learning rate.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from asyncsim.drawing import layout, look
+from asyncsim.drawing.curves import Curve, curve_over_seeds, draw_curve
+from asyncsim.drawing.look import Look
+from asyncsim.errors import InputError
+from asyncsim.study.finished import Finished, read
+from asyncsim.wording import counted, over_seeds
+
+_COLUMNS = ("method", "learning_rate", "own_workers", "trace_file", "run_folder")
+_LABELS = {"data_parallel": "data-parallel SGD", "averaging": "local SGD", "easgd": "EASGD, synchronous"}
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw the figure of a folder of results, into the folder.
+
+    Raises
+    ------
+    InputError
+        There are no results, or a file cannot be written.
+    """
+    folder = Path(folder)
+    finished = read(folder, "replicas", _COLUMNS)
+    with look.style():
+        table = finished.table("replicas.csv", ("method", "learning_rate", "seeds"))
+        return look.save(replicas(finished, table), folder / "replicas")
+
+
+def replicas(finished: Finished, table: pd.DataFrame) -> Figure:
+    """Draw the three panels: mean and range of the seeds, a curve for each method."""
+    config, looks = finished.config, look.looks(table["method"])
+    figure, panels = look.new_figure(look.DOUBLE, 2.9, 3, sharey=True)
+    error = config["target_of"] == "test_accuracy"
+    drawn = {}
+    for row in table.itertuples():
+        rows = finished.rows(method=row.method, learning_rate=row.learning_rate)
+        if len(rows):
+            drawn[row.method] = _curves(finished, rows, error)
+    if not drawn:
+        what = "its summary.csv has no run of replicas.csv"
+        raise InputError(f"folder = {str(finished.folder)!r}: {what}; {finished.remedy}")
+    looks |= {"data_parallel": Look(look.BLACK, "-", ""), "averaging": Look(look.ORANGE, (0, (5, 1, 1, 1)), "")}
+    looks = {name: one._replace(label=_LABELS.get(name, one.label)) for name, one in looks.items() if name in drawn}
+    for axes, along in zip(panels, ("gradients", "simulated time (s)", "communications of a worker"), strict=True):
+        axes.set_yscale("log")
+        for name, curves in drawn.items():
+            if along in curves:
+                draw_curve(axes, curves[along], looks[name], "step")
+        axes.axhline(1 - config["target"] if error else config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
+        axes.set_xlabel(along)
+        layout.plain_logs(axes.yaxis)
+    # Somewhat longer than those run that seldom communicate: the others need many times as long.
+    ends = [float(np.nanmax(one["simulated time (s)"].step)) for one in drawn.values()]
+    panels[1].set_xlim(0, 2 * min(ends))
+    panels[2].set_xscale("log")
+    layout.plain_logs(panels[2].xaxis)
+    panels[0].set_xlim(0, None)
+    panels[0].set_ylabel("error on the test data" if error else "loss on the training data")
+    lines = [panels[0].plot([], [], color=looks[name].color, linestyle=looks[name].line)[0] for name in drawn]
+    layout.legend_below(figure, lines, [looks[name].label for name in drawn], 6)
+    seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
+    workers = f"{counted(config['workers'], 'worker')}, period {config['window']}"
+    layout.title(figure, f"{config['problem']}, {workers}; {seeds}; each at the best of its learning rates")
+    return figure
+
+
+def _curves(finished: Finished, rows: pd.DataFrame, error: bool) -> dict[str, Curve]:
+    """Return a method's curve along each axis; along its communications only if it has any."""
+    tables = [finished.run(name).evaluations for name in rows["run_folder"]]
+    values = pd.concat([1 - one["test_accuracy"] if error else one["train_loss"] for one in tables], axis=1)
+    values = values.where(np.isfinite(values))
+    along = {}
+    workers = int(rows["own_workers"].iloc[0])
+    for name, column in (("gradients", "gradients"), ("simulated time (s)", "commit_time"), ("", "commit")):
+        steps = np.maximum.accumulate(pd.concat([one[column] for one in tables], axis=1).mean(axis=1))
+        if name:
+            along[name] = curve_over_seeds(steps, steps, values, [])
+        elif workers > 1:  # a logarithmic axis has no zero
+            along["communications of a worker"] = curve_over_seeds(steps[1:], steps[1:] / workers, values[1:], [])
+    return along

@@ -1,0 +1,170 @@
+"""Replicas that seldom communicate: Parle, Entropy-SGD, elastic averaging, leaders and local SGD.
+
+Every method has the same workers, latency and communication period (--window, local steps between two rounds), beside
+data-parallel SGD, which communicates after each gradient, and Entropy-SGD, whose one worker never does. All compute as
+many gradients in all, with Nesterov momentum in their local steps, each at the best of its learning rates: the one of
+the fewest seeds that diverged, then of the least error on the test data at the end, or loss on the training data where
+no accuracy is measured. Prints how many gradients and communications and how much simulated time each needs until a
+target; writes traces, runs, two tables and a figure.
+"""
+
+import functools
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncsim.errors import InputError, require_positive
+from asyncsim.files import write_csv
+from asyncsim.study.config import LawLike, MethodLike, StudyConfig
+from asyncsim.study.finished import figures, read
+from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.target import Target, until_target
+from asyncsim.wording import counted, note, table_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.methods import Method
+    from asyncsim.problems import Problem
+    from asyncsim.study.cell import Cell
+
+#: The table of each method at its best learning rate, beside the summary of all runs.
+TABLE = "replicas.csv"
+#: Synchronous SGD whose workers communicate after each gradient.
+PARALLEL = "data_parallel"
+
+
+@dataclass(frozen=True)
+class Config(StudyConfig):
+    """Options of the study of replicas."""
+
+    workers: int = 4
+    """Workers of the cluster, each with a replica."""
+    window: int = 25
+    """Local steps between two communications."""
+    steps: int = 20
+    """Communications per worker, on average; each worker computes steps * window gradients."""
+    latency: LawLike = "constant(1)"
+    """Law of the time of a message one way (s); "[up, down]" for two."""
+    methods: tuple[MethodLike, ...] = ("parle", "entropy_sgd", "easgd", "lsgd", "averaging")
+    """Methods to compare, beside data-parallel SGD; averaging is local SGD."""
+    tune: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
+    """Learning rates to try for every method; the table shows each method at its best one."""
+    target: float | None = None
+    """Accuracy on the test data that is to be reached, or loss on the training data where none is measured. None: an
+    accuracy of 0.975, or a loss of 0.3."""
+    seeds: int = 2
+    """Number of seeds: 0, 1, ... One trace per seed for each timing."""
+
+    def goal(self, problem: "Problem") -> Target:
+        """Return what is to be reached."""
+        from asyncsim.problems.problem import measures
+
+        of = "test_accuracy" if "test_accuracy" in measures(problem) else "train_loss"
+        usual = 0.975 if of == "test_accuracy" else 0.3
+        return Target(usual if self.target is None else self.target, of)
+
+    def record(self, methods: "list[Method]", problem: "Problem") -> dict[str, Any]:  # type: ignore[override]
+        """Return what the results depend on, with the target that there is by default."""
+        goal = self.goal(problem)
+        return {**super().record(methods, problem), "target": goal.value, "target_of": goal.of}
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        super().check()
+        if isinstance(self.tune, str) or not self.tune or len(set(self.tune)) < len(self.tune):
+            raise InputError(f"tune = {self.tune!r}: must be a list of different rates, at least one")
+        for rate in self.tune:
+            require_positive("tune", rate)
+
+
+def run(config: Config) -> Result:
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
+    config.check()
+    config.say_ignored(("learning_rate",), "beside --tune")
+    with config.computing_device():
+        cells = [_complete(cell) for cell in sweep(config, [{"learning_rate": rate} for rate in config.tune])]
+        goal = config.goal(cells[0].problem)
+        goal.check()
+        return run_cells("replicas", config, cells, functools.partial(_conclude, config, goal))
+
+
+def results_table(goal: Target, folder: Path) -> "pd.DataFrame":
+    """Return a row per method at its best learning rate, in the order of the study.
+
+    Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target),
+    ``gradients_to_target``, ``rounds_to_target`` (communications of each worker), ``time_to_target`` (s, simulated; all
+    infinite if a seed did not meet it), ``test_error``, ``test_loss`` and ``train_loss`` at the end, as far as they are
+    measured, and ``rounds`` and ``simulated_seconds`` of the whole run.
+    """
+    import numpy as np
+    import pandas as pd
+
+    finished, rows = read(folder, "replicas"), []
+    for (method, rate), group in finished.summary.groupby(["method", "learning_rate"], sort=False):
+        times, gradients, visits, whole = [], [], [], []
+        for one in group.itertuples():
+            frame = finished.trace(one.trace_file).frame
+            times.append(goal.time(finished.run(one.run_folder).evaluations))
+            before = frame["commit_time"] <= times[-1]
+            met = np.isfinite(times[-1])
+            gradients.append(float(frame.loc[before, "local_steps"].sum()) if met else np.inf)
+            alone = one.own_workers == 1  # who has nobody to tell
+            whole.append(0.0 if alone else len(frame) / one.own_workers)
+            visits.append(np.inf if not met else 0.0 if alone else float(before.sum()) / one.own_workers)
+        ended = group[group["status"] == "finished"]
+        row = {
+            "method": method,
+            "learning_rate": rate,
+            "seeds": len(group),
+            "diverged": len(group) - len(ended),
+            **until_target(times),
+            "gradients_to_target": np.mean(gradients),
+            "rounds_to_target": np.mean(visits),
+        }
+        if "test_accuracy" in ended:
+            row["test_error"] = 1 - ended["test_accuracy"].mean()
+        row |= {name: ended[name].mean() for name in ("test_loss", "train_loss") if name in ended}
+        rows.append({**row, "rounds": np.mean(whole), "simulated_seconds": ended["simulated_seconds"].mean()})
+    table = pd.DataFrame(rows)
+    by = ["diverged", *(["test_error"] if "test_error" in table else []), "train_loss"]
+    best = table.sort_values(by, na_position="last", kind="stable").drop_duplicates("method")
+    return table[["method"]].drop_duplicates().merge(best, on="method")
+
+
+def _complete(cell: "Cell") -> "Cell":
+    """Return a cell whose local steps have momentum where the methods take an optimizer; with data-parallel SGD."""
+    import optax
+
+    from asyncsim.clusters.policy import barrier
+    from asyncsim.methods import METHODS, Timing, averaging
+
+    rate, momentum = cell.config.learning_rate, cell.config.momentum
+    methods = [*cell.methods, averaging(rate)._replace(name=PARALLEL, timing=Timing(window=1, policy=barrier()))]
+    if cell.config.optimizer is None:
+        local, named = optax.sgd(rate, momentum, nesterov=True), {"learning_rate": rate, "local_momentum": momentum}
+        takes = {name for name, make in METHODS.items() if "optimizer" in inspect.signature(make).parameters}
+        for place, one in enumerate(methods):
+            if one.name in {*takes, PARALLEL}:
+                methods[place] = one._replace(optimizer=local, hyperparameters={**one.hyperparameters, **named})
+    return cell._replace(methods=methods)
+
+
+def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame") -> None:
+    table = results_table(goal, folder)
+    write_csv(folder / TABLE, table)
+    figures("replicas").draw(folder)
+    shown = table.drop(columns=["seeds", "diverged"])
+    shown["reached"] = [f"{met} of {seeds}" for met, seeds in zip(table["reached"], table["seeds"], strict=True)]
+    titles = {name: name.removesuffix("_to_target").replace("_", " ") for name in shown if name.endswith("_to_target")}
+    titles |= {"time_to_target": "time (s)", "rounds": "rounds in all", "simulated_seconds": "in all (s)"}
+    shown = shown.rename(columns={**{name: name.replace("_", " ") for name in shown}, **titles})
+    print(
+        f"{counted(config.workers, 'worker')}, {config.window} local steps between two communications; gradients, "
+        f"rounds of communication and time until {goal}\n{table_text(shown)}"
+    )
+    edge = [one for one in table.itertuples() if one.learning_rate in (min(config.tune), max(config.tune))]
+    if len(config.tune) > 2 and edge:
+        names = ", ".join(f"{one.method} ({one.learning_rate:g})" for one in edge)
+        note(f"best at the least or the largest rate of --tune, and one beyond it may be better: {names}")
