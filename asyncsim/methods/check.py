@@ -16,7 +16,7 @@ from asyncsim.calls import form_of
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
-from asyncsim.methods.method import Applied, Array, Memories, Method, Timing, Visit, add
+from asyncsim.methods.method import OF_JOURNEYS, Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.traces.trace import Trace
 from asyncsim.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.wording import counted
@@ -115,7 +115,7 @@ def require_server(method: Method, trace: Trace) -> None:
 def require_timing(method: Method, trace: Trace) -> None:
     """Raise InputError unless a trace has the timing that a method needs."""
     for name, needed in method.timing._asdict().items():
-        if name == "message_size":  # its time is the trace's, whatever it is
+        if name in OF_JOURNEYS:
             continue
         has = getattr(trace, name)
         if name == "window" and trace.windows_differ:
@@ -239,7 +239,7 @@ def check_fields(method: Method) -> None:
 
 def _check_timing(argument: str, timing: Timing) -> None:
     needed = {name: value for name, value in timing._asdict().items() if value is not None}
-    for name in ("workers", "window", "read_blocks"):
+    for name in ("workers", "window", "read_blocks", "far_every", "groups"):
         if name in needed:
             require_count(f"{argument}: {name}", needed[name])
     if "message_size" in needed:

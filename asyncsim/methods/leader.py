@@ -86,9 +86,12 @@ def lsgd(
     has them wait for each other then. Here nobody waits: a worker is pulled at its own visits, to replicas
     as the server has them, which are as old as their workers' last visits. A loss is the mean of the minibatch losses
     of the window before the visit: the running mean of the authors' runs, which is as long as their window (by
-    default it has 10 losses). Their program keeps the optimizer's state of a worker over its pulls, as
-    this does. After a test, its pulls of every step go to the tested mean until there is a new leader of all; here they
-    do not.
+    default it has 10 losses). On a cluster with sites, if no group is at two of them, studies give it a trace on
+    which only those visits go beyond the site at which a worker is pulled to the leader of all
+    (``Cluster(far_every=...)``): near communication for the group, far for all, as in the paper. Such a visit takes
+    as long at whichever site that leader is, its own too, as the identity of the leader depends on values. Their
+    program keeps the optimizer's state of a worker over its pulls, as this does. After a test, its pulls of every
+    step go to the tested mean until there is a new leader of all; here they do not.
 
     References
     ----------
@@ -141,7 +144,12 @@ def lsgd(
         init_server=lambda central: central,
         init_memory=init_memory,
         reply=lambda server, central, memory, visit: server,
-        timing=Timing(protocol="exchange", window=1 if step_pull else None),
+        timing=Timing(
+            protocol="exchange",
+            window=1 if step_pull else None,
+            far_every=global_every if several else None,
+            groups=groups if several else None,
+        ),
         sees_loss=True,
         sees_memories=True,
     )

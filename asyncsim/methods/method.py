@@ -152,6 +152,10 @@ class Timing(NamedTuple):
         Of the message, in vectors of parameters as they are sent down: 1/16 for two bits in the place of a number of
         32. Studies with a bandwidth give the method traces whose messages take so long on their way up; a replay takes
         any.
+    far_every, groups : int
+        On a cluster with sites, of each worker's visits only every so many-th goes beyond its site, if each of so many
+        groups of neighbours, worker ``i`` of ``n`` being in ``i * groups // n``, is at one site. Given together. A
+        replay takes any trace.
     """
 
     workers: int | None = None
@@ -161,6 +165,12 @@ class Timing(NamedTuple):
     read_blocks: int | None = None
     policy: Policy | None = None
     message_size: float | None = None
+    far_every: int | None = None
+    groups: int | None = None
+
+
+#: Of a method's timing, what only says how long messages travel: any trace will do.
+OF_JOURNEYS = ("message_size", "far_every", "groups")
 
 
 class Applied(NamedTuple):

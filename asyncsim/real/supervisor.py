@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from asyncsim.errors import InputError, require_count, require_path, require_positive
 from asyncsim.files import plain
+from asyncsim.methods.method import OF_JOURNEYS
 from asyncsim.real.computing import check
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import CHECKPOINT, Header, Recorded, load, read_log, usable_checkpoint, write_trace
@@ -138,7 +139,7 @@ def require_timing(method: Any, processes: Processes) -> None:
     """Raise InputError if real processes cannot give a method what it needs."""
     for name, needed in method.timing._asdict().items():
         has = getattr(processes, name, None)
-        if needed not in (None, has) and name != "message_size":
+        if needed not in (None, has) and name not in OF_JOURNEYS:
             raise InputError(
                 f"method = {method.name!r}: needs {name} = {needed}, and these processes have "
                 f"{'none' if has is None else repr(has)}"

@@ -91,6 +91,12 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
     if size is not None and held is not None:
         down = held[1] if isinstance(held, tuple) else held
         needs["message_bytes"] = (size * down, down)
+    every, groups = needs.pop("far_every", 1), needs.pop("groups", None)
+    if cluster.sites is not None and groups is not None and not cluster.shared_bandwidth:
+        group = np.arange(cluster.workers) * groups // cluster.workers
+        begins = np.cumsum(cluster.sites)[:-1]
+        if (group[begins] != group[begins - 1]).all():  # no group is at two sites
+            needs["far_every"] = every
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowLinkWarning)  # said when the cluster was made
         return dataclasses.replace(cluster, **needs)
@@ -118,7 +124,9 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"
                     needs = [
-                        f"{need} = {value}" for need, value in method.timing._asdict().items() if value is not None
+                        f"{need} = {value}"
+                        for need, value in method.timing._asdict().items()
+                        if value is not None and (need not in ("far_every", "groups") or cluster.far_every > 1)
                     ]
                     length = "" if commits == cell.config.commits else f", of {commits:,} commits for as many gradients"
                     note(f"{method.name} needs {', '.join(needs)}: it gets its own traces{length}")
