@@ -8,13 +8,17 @@ started; with the same number of threads they are the same byte for byte. ``docs
 
 import contextlib
 import itertools
+import os
 import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
 from asyncsim.errors import InputError
+from asyncsim.interruption import ignore_from_now_on
 from asyncsim.threads import one_core_each, work_until
 from asyncsim.wording import tell
 
@@ -143,3 +147,32 @@ def computing_device(kind: str) -> Iterator[None]:
         ) from None
     with jax.default_device(device):
         yield
+
+
+class Processes:
+    """Computes jobs of one function in processes of this machine, one a core, and jobs of others as another executor.
+
+    For what keeps Python itself busy, as simulations do; the function and its arguments must be importable elsewhere.
+    With one job, or one core, there is no other process.
+    """
+
+    def __init__(self, function: Callable[..., Any], otherwise: Executor, processes: int | None = None):
+        self._function, self._otherwise = function, otherwise
+        self._processes = processes or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else "1")
+
+    def map(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Done]:
+        """See `Executor.map`."""
+        jobs = list(jobs)
+        own = all(job[0] is self._function for job in jobs)
+        if not own or min(len(jobs), self._processes) < 2:
+            yield from (Local() if own else self._otherwise).map(function, jobs)
+            return
+        count = min(len(jobs), self._processes)
+        # Not forked: JAX may have threads here. Ctrl-C is for this process, which ends the others.
+        pool = ProcessPoolExecutor(count, get_context("spawn"), ignore_from_now_on)
+        try:
+            places = {pool.submit(attempt, function, job): place for place, job in enumerate(jobs)}
+            for ended in as_completed(places):
+                yield Done(places[ended], ended.result())
+        finally:
+            pool.shutdown(cancel_futures=True)

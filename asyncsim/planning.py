@@ -1,0 +1,187 @@
+"""Measure clusters by time alone, many at once: how long until a horizon, how stale, who waits, what is sent.
+
+No gradients. A trace is measured from its columns, and not kept.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.collectives import collective_bytes
+from asyncsim.simulation.simulate import simulate
+from asyncsim.traces.columns import ACCEPTED
+from asyncsim.traces.gossip import previous_rows
+from asyncsim.traces.trace import Trace
+
+#: What a horizon may be of.
+HORIZONS = ("versions", "gradients", "seconds")
+#: Commits of each worker of the first look at a cluster whose horizon is a time, and how much longer than it seems
+#: necessary its next simulation is.
+_FIRST_LOOK, _MARGIN = 8, 1.05
+
+
+class Horizon(NamedTuple):
+    """What is to be reached: so many versions, gradients or seconds of simulated time."""
+
+    of: str  #: one of `HORIZONS`
+    amount: float
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.10g} {self.of}"
+
+
+def measure(cluster: Cluster, message_bytes: tuple[float, float], horizon: Horizon, most: int, seed: int) -> dict[str, Any]:
+    """Return what a cluster needs until a horizon, from one simulation of at most about ``most`` commits.
+
+    A horizon that is further away is reached at the rate that the simulation has after its start-up: the first commits,
+    one of each worker and whole versions, at most half of all. Rates, shares of time and staleness are without it.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    message_bytes : pair of float
+        Bytes of a message up and of one down, or of each worker's part of an all-reduce.
+    horizon : Horizon
+    most : int
+        Commits that are simulated, if so many are needed.
+    seed : int
+        As of `asyncsim.simulate`: clusters of one seed share their random numbers.
+
+    Returns
+    -------
+    dict
+        - ``seconds``, ``gradients``, ``versions``: at the horizon; ``extrapolated``: whether that is beyond the trace.
+        - ``gradients_per_second``, ``versions_per_second``, ``bytes_per_second``: after the start-up.
+        - ``staleness_mean``, ``staleness_q99``: of the messages taken up (versions).
+        - ``computing``, ``sending``, ``waiting``, ``held``, ``in_vain``: shares of the workers' time, of whole cycles
+          from one visit's end to the next: ``sending`` both ways, ``waiting`` at the server, ``held`` what else is left
+          (the policy lets them wait, they are served, or are dead); ``in_vain`` is the part of ``computing`` of which
+          nothing came.
+        - ``goodput``: gradients taken up per second and worker, in parts of what the workers would compute if they did
+          nothing else.
+    """
+    trace, reached = _simulated(cluster, horizon, most, seed)
+    accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
+    column = {name: trace.frame[name].to_numpy() for name in _NEEDED}
+    time, version = column["commit_time"][accepted], column["version"][accepted]
+    gradients = np.cumsum(column["local_steps"][accepted])
+    group = cluster.policy.per_version(cluster.workers)
+    warm_up = min(group * math.ceil(cluster.workers / group), max(1, len(time) // 2)) - 1
+    lasting = time[-1] - time[warm_up]
+    per_second = {
+        "gradients": (gradients[-1] - gradients[warm_up]) / lasting,
+        "versions": (version[-1] - version[warm_up]) / lasting,
+        "seconds": 1.0,
+    }
+    amounts = {"gradients": gradients, "versions": version, "seconds": time}
+    beyond = amounts[horizon.of][-1] < horizon.amount
+    if beyond:
+        missing = (horizon.amount - amounts[horizon.of][-1]) / per_second[horizon.of]
+        found = {name: amounts[name][-1] + missing * per_second[name] for name in amounts}
+    else:
+        side = "left" if horizon.of != "seconds" else "right"
+        at = int(np.searchsorted(amounts[horizon.of], horizon.amount, side)) - (side == "right")
+        found = {name: float(values[max(at, 0)]) for name, values in amounts.items()}
+    if horizon.of == "seconds":
+        found["seconds"] = horizon.amount
+    begin = time[warm_up]
+    late = column["commit_time"] > begin
+    up, down = message_bytes
+    if cluster.policy.collective is not None:
+        sent = collective_bytes(cluster.policy.collective, up, cluster.workers, cluster.sites).total
+        sent *= per_second["versions"]
+    else:
+        messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
+        sent = (up * messages + down * np.count_nonzero(late)) / lasting
+    staleness = column["staleness"][accepted][warm_up + 1 :]
+    alone = math.fsum(1 / law.mean for law in cluster.compute_laws)
+    return {
+        **found,
+        "extrapolated": bool(beyond),
+        "gradients_per_second": per_second["gradients"],
+        "versions_per_second": per_second["versions"],
+        "bytes_per_second": sent,
+        "staleness_mean": float(staleness.mean()),
+        "staleness_q99": float(np.quantile(staleness, 0.99)),
+        **_shares(column, accepted, begin),
+        "goodput": per_second["gradients"] / alone,
+    }
+
+
+#: Columns of a trace that are measured.
+_NEEDED = ("worker", "local_steps", "version", "staleness", "read_time", "start_time", "send_time", "arrive_time")
+_NEEDED += ("serve_time", "commit_time")
+
+
+def _simulated(cluster: Cluster, horizon: Horizon, most: int, seed: int) -> tuple[Trace, float]:
+    """Return a trace that reaches the horizon, or has all the commits that it may have, and how much of it it reaches."""
+    per_version = cluster.policy.per_version(cluster.workers)
+    whole = math.lcm(per_version, cluster.workers) if per_version < cluster.workers else per_version
+    whole = whole if whole <= most // 4 else per_version
+    most = max(whole * (most // whole), 2 * whole)
+    first = {"versions": horizon.amount * per_version, "gradients": horizon.amount / cluster.mean_window}
+    needed = first.get(horizon.of, _FIRST_LOOK * cluster.workers)
+    while True:
+        commits = min(most, max(2 * whole, whole * math.ceil(min(needed, most) / whole)))
+        trace = simulate(cluster, commits, seed, progress=False)
+        frame = trace.frame
+        reached = {
+            "versions": lambda: int(frame["version"].iloc[-1]),
+            "gradients": lambda: int(frame["local_steps"][frame["outcome"].isin(ACCEPTED)].sum()),
+            "seconds": lambda: float(frame["commit_time"].iloc[-1]),
+        }[horizon.of]()
+        if reached >= horizon.amount or commits >= most:
+            return trace, reached
+        needed = max(commits + whole, commits * _MARGIN * horizon.amount / max(reached, 1e-300))
+
+
+def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float) -> dict[str, float]:
+    """Return what workers do, in parts of the time of their whole cycles after the start-up."""
+    before = previous_rows(column["worker"])
+    commit = column["commit_time"]
+    last = np.where(before >= 0, commit[before], 0.0)
+    whole = (before >= 0) & (last >= begin)
+    total = (commit - last)[whole].sum()
+    if not total > 0:
+        return dict.fromkeys(("computing", "sending", "waiting", "held", "in_vain"), np.nan)
+    computing = np.maximum(column["send_time"] - column["start_time"], 0.0)
+    returning = column["start_time"] - np.maximum(column["read_time"], last)
+    sending = np.maximum(column["arrive_time"] - column["send_time"], 0.0) + np.maximum(returning, 0.0)
+    waiting = np.maximum(column["serve_time"] - column["arrive_time"], 0.0)
+    parts = {"computing": computing, "sending": sending, "waiting": waiting}
+    shares = {name: float(values[whole].sum() / total) for name, values in parts.items()}
+    in_vain = float(computing[whole & ~accepted].sum() / total)
+    return {**shares, "held": max(0.0, 1.0 - sum(shares.values())), "in_vain": in_vain}
+
+
+class Candidate(NamedTuple):
+    """A cluster of a plan."""
+
+    labels: Mapping[str, Any]  #: what sets it apart from the others
+    cluster: Cluster
+    message_bytes: tuple[float, float]  #: up and down
+
+
+def measure_all(candidates: Sequence[Candidate], horizon: Horizon, most: int, seeds: int, table: str) -> dict[str, list]:
+    """Return the rows of a table: one for each candidate and seed, with its labels."""
+    return {
+        table: [
+            {**one.labels, "seed": seed, **measure(one.cluster, one.message_bytes, horizon, most, seed)}
+            for one in candidates
+            for seed in range(seeds)
+        ]
+    }
+
+
+def pareto(cost: np.ndarray, staleness: np.ndarray) -> np.ndarray:
+    """Return which candidates no other beats in both cost and staleness, ``[candidates]``; of equal ones the first."""
+    front = np.zeros(len(cost), bool)
+    least = np.inf
+    for place in np.lexsort((staleness, cost)):
+        if staleness[place] < least:
+            front[place], least = True, staleness[place]
+    return front
