@@ -3,10 +3,9 @@
 No gradients. A trace is measured from its columns, and not kept.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,6 +21,8 @@ HORIZONS = ("versions", "gradients", "seconds")
 #: Commits of each worker of the first look at a cluster whose horizon is a time, and how much longer than it seems
 #: necessary its next simulation is.
 _FIRST_LOOK, _MARGIN = 8, 1.05
+#: Commits of each worker, in bounds of its staleness, until those wait that are somewhat faster than others.
+_AHEAD = 4
 
 
 class Horizon(NamedTuple):
@@ -34,11 +35,14 @@ class Horizon(NamedTuple):
         return f"{self.amount:,.10g} {self.of}"
 
 
-def measure(cluster: Cluster, message_bytes: tuple[float, float], horizon: Horizon, most: int, seed: int) -> dict[str, Any]:
+def measure(
+    cluster: Cluster, message_bytes: tuple[float, float], horizon: Horizon, most: int, seed: int
+) -> dict[str, Any]:
     """Return what a cluster needs until a horizon, from one simulation of at most about ``most`` commits.
 
-    A horizon that is further away is reached at the rate that the simulation has after its start-up: the first commits,
-    one of each worker and whole versions, at most half of all. Rates, shares of time and staleness are without it.
+    A horizon that is further away is reached at the rate that the simulation has after its start-up: one commit of each
+    worker, with bounded staleness as many more as it takes until the fast ones wait, and whole versions, at most half
+    of all. Rates, shares of time and staleness are without it.
 
     Parameters
     ----------
@@ -64,31 +68,26 @@ def measure(cluster: Cluster, message_bytes: tuple[float, float], horizon: Horiz
         - ``goodput``: gradients taken up per second and worker, in parts of what the workers would compute if they did
           nothing else.
     """
-    trace, reached = _simulated(cluster, horizon, most, seed)
+    trace = _simulated(cluster, horizon, most, seed)
     accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
     column = {name: trace.frame[name].to_numpy() for name in _NEEDED}
-    time, version = column["commit_time"][accepted], column["version"][accepted]
-    gradients = np.cumsum(column["local_steps"][accepted])
-    group = cluster.policy.per_version(cluster.workers)
-    warm_up = min(group * math.ceil(cluster.workers / group), max(1, len(time) // 2)) - 1
+    amounts = _amounts(trace)
+    time, group = amounts["seconds"], cluster.policy.per_version(cluster.workers)
+    start = cluster.workers * (1 + _AHEAD * (cluster.policy.bound or 0))
+    warm_up = min(group * math.ceil(start / group), max(1, len(time) // 2)) - 1
     lasting = time[-1] - time[warm_up]
-    per_second = {
-        "gradients": (gradients[-1] - gradients[warm_up]) / lasting,
-        "versions": (version[-1] - version[warm_up]) / lasting,
-        "seconds": 1.0,
-    }
-    amounts = {"gradients": gradients, "versions": version, "seconds": time}
+    per_second = {name: float((values[-1] - values[warm_up]) / lasting) for name, values in amounts.items()}
     beyond = amounts[horizon.of][-1] < horizon.amount
     if beyond:
         missing = (horizon.amount - amounts[horizon.of][-1]) / per_second[horizon.of]
-        found = {name: amounts[name][-1] + missing * per_second[name] for name in amounts}
+        found = {name: float(values[-1]) + missing * per_second[name] for name, values in amounts.items()}
     else:
-        side = "left" if horizon.of != "seconds" else "right"
+        side: Literal["left", "right"] = "right" if horizon.of == "seconds" else "left"
         at = int(np.searchsorted(amounts[horizon.of], horizon.amount, side)) - (side == "right")
-        found = {name: float(values[max(at, 0)]) for name, values in amounts.items()}
+        found = {name: float(values[at]) if at >= 0 else 0.0 for name, values in amounts.items()}
     if horizon.of == "seconds":
         found["seconds"] = horizon.amount
-    begin = time[warm_up]
+    begin = column["commit_time"][accepted][warm_up]
     late = column["commit_time"] > begin
     up, down = message_bytes
     if cluster.policy.collective is not None:
@@ -113,14 +112,13 @@ def measure(cluster: Cluster, message_bytes: tuple[float, float], horizon: Horiz
 
 
 #: Columns of a trace that are measured.
-_NEEDED = ("worker", "local_steps", "version", "staleness", "read_time", "start_time", "send_time", "arrive_time")
-_NEEDED += ("serve_time", "commit_time")
+_NEEDED = ("worker", "staleness", "read_time", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
 
 
-def _simulated(cluster: Cluster, horizon: Horizon, most: int, seed: int) -> tuple[Trace, float]:
-    """Return a trace that reaches the horizon, or has all the commits that it may have, and how much of it it reaches."""
+def _simulated(cluster: Cluster, horizon: Horizon, most: int, seed: int) -> Trace:
+    """Return a trace that reaches the horizon, or has all the commits that it may have: whole versions and rounds."""
     per_version = cluster.policy.per_version(cluster.workers)
-    whole = math.lcm(per_version, cluster.workers) if per_version < cluster.workers else per_version
+    whole = math.lcm(per_version, cluster.workers)
     whole = whole if whole <= most // 4 else per_version
     most = max(whole * (most // whole), 2 * whole)
     first = {"versions": horizon.amount * per_version, "gradients": horizon.amount / cluster.mean_window}
@@ -128,15 +126,24 @@ def _simulated(cluster: Cluster, horizon: Horizon, most: int, seed: int) -> tupl
     while True:
         commits = min(most, max(2 * whole, whole * math.ceil(min(needed, most) / whole)))
         trace = simulate(cluster, commits, seed, progress=False)
-        frame = trace.frame
-        reached = {
-            "versions": lambda: int(frame["version"].iloc[-1]),
-            "gradients": lambda: int(frame["local_steps"][frame["outcome"].isin(ACCEPTED)].sum()),
-            "seconds": lambda: float(frame["commit_time"].iloc[-1]),
-        }[horizon.of]()
+        reached = float(_amounts(trace)[horizon.of][-1])
         if reached >= horizon.amount or commits >= most:
-            return trace, reached
+            return trace
         needed = max(commits + whole, commits * _MARGIN * horizon.amount / max(reached, 1e-300))
+
+
+def _amounts(trace: Trace) -> dict[str, np.ndarray]:
+    """Return the versions, gradients and seconds after each message that was taken up.
+
+    A version of an all-reduce is there once that is done.
+    """
+    frame, done = trace.frame, 0.0 if trace.cluster is None else trace.cluster.collective_time
+    accepted = frame["outcome"].isin(ACCEPTED).to_numpy()
+    return {
+        "versions": frame["version"].to_numpy()[accepted],
+        "gradients": np.cumsum(frame["local_steps"].to_numpy()[accepted]),
+        "seconds": frame["commit_time"].to_numpy()[accepted] + done,
+    }
 
 
 def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float) -> dict[str, float]:
@@ -166,7 +173,9 @@ class Candidate(NamedTuple):
     message_bytes: tuple[float, float]  #: up and down
 
 
-def measure_all(candidates: Sequence[Candidate], horizon: Horizon, most: int, seeds: int, table: str) -> dict[str, list]:
+def measure_all(
+    candidates: Sequence[Candidate], horizon: Horizon, most: int, seeds: int, table: str
+) -> dict[str, list]:
     """Return the rows of a table: one for each candidate and seed, with its labels."""
     return {
         table: [

@@ -130,6 +130,19 @@ scaling --nodes 4 4 | nodes = 4, 4: one comes twice
 scaling --nodes 0 | nodes = 0: must be at least 1
 scaling --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
 scaling --overlap 2 | overlap = 2: is a part; give at most 1
+plan --gradients 9 --hours 1 | gradients and hours: there is one horizon; give one of versions, gradients and hours
+plan --versions 0 | versions = 0.0: must be above zero
+plan --policy asynchronous --collective ring | no combination is possible: collective: an all-reduce follows a barrier
+plan --collective rings | collective = 'rings': unknown; did you mean 'ring'?
+plan --compression 0.5 | compression = 0.5: the size of messages is not known; give model_parameters
+plan --compression gem --model-parameters 9 | compression = gem: compresses no messages; give none, 0.25 or
+plan --compression 2 --model-parameters 9 | compression = 2: a share of the bytes must be above zero and at most one
+plan --model-parameters 9 --message-bytes 9 --bandwidth 9 | message_bytes: follows from model_parameters
+plan --window 2 2 | window = 2, 2: one comes twice
+plan --recording nowhere.parquet | recording = 'nowhere.parquet': there is no such file
+plan --replay -1 | replay = -1: must be at least 0
+plan --price -1 | price = -1.0: must be zero or above
+plan --sites 3 3 --workers 5 | sites = 3, 3: have 6 workers, and workers = 5
 policies --target 0.0 | target = 0.0: must be above zero
 policies --problem quadratic --target-of test_accuracy | target_of = 'test_accuracy': unknown; choose
 best_momentum --methods gem | methods =

@@ -1,0 +1,103 @@
+"""The figure of a plan, from the folder of results that the study wrote.
+
+The data come from ``python -m asyncsim.study plan``, which draws it itself. To draw it again::
+
+    python -m figures results/plan              # in a clone
+    asyncsim figures results/plan     # installed
+
+``plan``: how long each combination needs against how stale it is; the Pareto front is a line, and its members are
+named. With replays, beside it the time until the target, with its range over seeds.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from asyncsim.drawing import layout, look
+from asyncsim.study.finished import Finished, read
+from asyncsim.wording import over_seeds, wrapped
+
+_COLUMNS = ("name", "policy", "collective", "cost", "cost_low", "cost_high", "staleness_mean", "front", "seeds")
+#: Members of the front that are named at their points.
+_NAMED = 8
+#: Characters of a line of a name.
+_WIDTH = 26
+_UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "s"))
+
+
+def draw(folder: str | os.PathLike) -> list[Path]:
+    """Draw the figure of a folder of results, into the folder."""
+    folder = Path(folder)
+    with look.style():
+        return look.save(plan(read(folder, "plan")), folder / "plan")
+
+
+def plan(finished: Finished) -> Figure:
+    """Draw time against staleness, and with replays the times to the target."""
+    config, table = finished.config, finished.table("plan.csv", _COLUMNS)
+    replayed = table[table["time_to_target"].notna()] if "time_to_target" in table else table.head(0)
+    figure, panels = look.new_figure(look.DOUBLE, 3.6, 2 if len(replayed) else 1)
+    axes = panels[0]
+    seconds, unit = next(one for one in _UNITS if table["cost"].median() >= one[0] or one[0] == 1)
+    kinds = table["policy"].where(table["collective"] == "none", table["policy"] + ", " + table["collective"])
+    looks = look.others(dict.fromkeys(kinds.sort_values()))
+    markers = dict(zip(looks, look.MARKERS * len(looks), strict=False))
+    for kind, one in looks.items():
+        rows = table[kinds == kind]
+        time = rows["cost"] / seconds
+        spread = np.maximum(np.abs(rows[["cost_low", "cost_high"]].to_numpy().T / seconds - time.to_numpy()), 0)
+        axes.errorbar(
+            time,
+            rows["staleness_mean"],
+            xerr=spread,
+            fmt=markers[kind],
+            color=one.color,
+            label=kind,
+            markersize=4,
+            alpha=0.8,
+            elinewidth=0.8,
+        )
+    front = table[table["front"]].sort_values("cost")
+    axes.plot(
+        front["cost"] / seconds,
+        front["staleness_mean"],
+        color=look.BLACK,
+        linewidth=0.8,
+        zorder=0,
+        drawstyle="steps-post",
+        label="Pareto front",
+    )
+    axes.set_xscale("log")
+    layout.plain_logs(axes.xaxis)
+    if table["staleness_mean"].max() > 0:
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.yaxis.set_major_formatter("{x:g}")
+    per = "per 1,000 gradients" if config["hours"] is not None else "until the horizon"
+    axes.set_xlabel(f"time {per} ({unit})")
+    axes.set_ylabel("mean staleness (versions)")
+    for number, row in enumerate(front.head(_NAMED).itertuples(), start=1):
+        axes.annotate(str(number), (row.cost / seconds, row.staleness_mean), (3, 3), textcoords="offset points")
+    if len(replayed):
+        right, rows = panels[1], replayed.sort_values("time_to_target", ignore_index=True)
+        right.set_yticks(range(len(rows)), [wrapped(name, _WIDTH) for name in rows["name"]], fontsize=6)
+        right.set_ylim(len(rows) - 0.4, -0.6)
+        for place, row in enumerate(rows.itertuples()):
+            if np.isfinite(row.time_to_target):
+                right.plot([row.time_low, row.time_high], [place, place], color=look.BLUE, linewidth=1)
+                right.plot(row.time_to_target, place, "o", color=look.BLUE, markersize=4)
+            else:
+                right.annotate(
+                    "not reached", (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6
+                )
+        right.set_xlim(left=0)
+        right.set_xlabel("simulated time to the target (s)")
+        right.set_title(f"replayed on {config['problem']}")
+    handles, labels = axes.get_legend_handles_labels()
+    names = [f"{number}  {name}" for number, name in enumerate(front["name"].head(_NAMED), start=1)]
+    blank = [axes.plot([], [], linestyle="none")[0] for _ in names]
+    layout.legend_below(figure, handles + blank, labels + names, 2)
+    workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
+    layout.title(figure, f"{len(table)} combinations, {workers}; {seeds}; the front is numbered", look.DOUBLE)
+    return figure

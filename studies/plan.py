@@ -1,0 +1,608 @@
+"""Which protocol, policy, window, collective and compression a cluster should have, by time alone.
+
+Every combination of the choices is simulated, without a gradient, with the same random numbers: how long until so many
+versions or gradients, or how much in so many hours; how stale, who waits, what is sent, and what it costs.
+Combinations that contradict themselves are left out, and it is said which. Prints a table, the fastest first, and one
+sentence that answers; writes these and a figure of time against staleness, on which the Pareto front is named. --replay
+5 then trains the best few on a stand-in problem whose messages have the real model's size, for the time to a loss or an
+accuracy.
+
+A horizon beyond --simulate commits is reached at the rate after the start-up. Where a closed form is known, the table
+has what it gives.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.collectives import COLLECTIVES
+from asyncsim.clusters.policy import parse_policy
+from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
+from asyncsim.files import plain, read_table, write_csv
+from asyncsim.planning import Candidate, Horizon, measure_all, pareto
+from asyncsim.study import results
+from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
+from asyncsim.study.executor import Executor, Local, Processes
+from asyncsim.study.finished import figures
+from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
+from asyncsim.study.loading import sha256
+from asyncsim.study.target import Target
+from asyncsim.traces.columns import package_versions
+from asyncsim.units import BYTES, positive
+from asyncsim.wording import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.methods import Method
+
+#: The table of the combinations, and of the runs of the best few.
+PLAN, REPLAYS = "plan.csv", "replays.csv"
+#: What sets combinations apart.
+CHOICES = ("protocol", "policy", "window", "collective", "compression")
+NONE = "none"
+#: Bytes of a parameter in a message.
+_WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+#: Commits that one job simulates, and seconds of an hour.
+_JOB, _HOUR = 100_000, 3600.0
+#: Evaluations of a replay.
+_EVALUATIONS = 40
+#: Times within this part of each other are the same, of replays of no noise say.
+_SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Config(StudyConfig):
+    """Options of the study that plans."""
+
+    workers: int = 32
+    """Workers of the cluster."""
+    recording: Path | None = None
+    """A recorded or simulated trace to calibrate the cluster from: its workers, their times, the server's and the
+    network's, in the place of these options."""
+    model_parameters: float | None = None
+    """Parameters of the real model, 25e6 say; its messages have so many values. None: --message-bytes, or the stand-in
+    problem's."""
+    message_type: Literal["float64", "float32", "bfloat16", "float16", "int8"] = "float32"
+    """Type of the values of a message."""
+    # Several values here, of which each combination has one.
+    protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]
+    """Protocols to try."""
+    policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier")  # type: ignore[assignment]
+    """Policies to try; see above."""
+    window: tuple[int, ...] = (1,)  # type: ignore[assignment]
+    """Local steps per communication to try."""
+    collective: tuple[str, ...] = (NONE,)
+    """All-reduces to try behind a barrier: none (a server), ring, tree, halving_doubling, shared_link, two_level."""
+    compression: tuple[str, ...] = (NONE,)
+    """Compressed messages to try on the way up: none; a share of their bytes, 0.25 say; or a method that compresses,
+    "qsgd(levels=7)" or "mem_sgd(fraction=0.01)", whose size is counted for values of 32 bits."""
+    versions: float | None = None
+    """The horizon: so many versions."""
+    gradients: float | None = None
+    """The horizon: so many gradients, local steps of all workers together. The default: 100,000."""
+    hours: float | None = None
+    """The horizon: so many hours of simulated time. Then what is done in them counts."""
+    simulate: int = 20_000
+    """Most commits that are simulated for a combination and a seed; what is beyond is extrapolated."""
+    price: float | None = None
+    """Of a worker's hour, in any currency."""
+    show: int = 20
+    """Rows of the table that are printed; plan.csv has all."""
+
+    replay: int = 0
+    """How many of the best are trained: those that nobody beats in both time and staleness, then the fastest."""
+    steps: int = 200
+    """Local steps of each worker in these runs, on average."""
+    methods: tuple[MethodLike, ...] = ("batch_sgd(policy=None)",)
+    """Methods of these runs: by default the mean of the messages of a version is taken."""
+    tune: tuple[float, ...] = (0.05, 0.2, 0.8)
+    """Learning rates to try in these runs; each combination counts at its best one."""
+    target: float | None = None
+    """Loss, or accuracy, that these runs are to reach. None: an accuracy of 0.95, or a loss of 0.3."""
+    target_of: str = "train_loss"
+    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
+    below, if the problem has it."""
+
+    @property
+    def horizon(self) -> Horizon:
+        """What is to be reached."""
+        given = {"versions": self.versions, "gradients": self.gradients, "seconds": self.hours}
+        known = {name: value for name, value in given.items() if value is not None}
+        if len(known) > 1:
+            names = " and ".join("hours" if name == "seconds" else name for name in known)
+            raise InputError(f"{names}: there is one horizon; give one of versions, gradients and hours")
+        ((of, amount),) = known.items() or {"gradients": 100_000.0}.items()
+        amount = require_positive("hours" if of == "seconds" else of, amount)
+        return Horizon(of, amount * (_HOUR if of == "seconds" else 1))
+
+    @property
+    def goal(self) -> Target:
+        """What replays are to reach."""
+        goal = Target(0.95, self.target_of)
+        return goal._replace(value=self.target if self.target is not None else 0.95 if goal.from_below else 0.3)
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        StudyOptions.check(self.at())
+        self.horizon  # noqa: B018  raises an error if there are two
+        self.goal.check()
+        for name, least in (("simulate", 1), ("show", 1), ("replay", 0)):
+            require_count(name, getattr(self, name), least)
+        if self.model_parameters is not None:
+            require_positive("model_parameters", self.model_parameters)
+            if self.message_bytes is not None:
+                raise InputError("message_bytes: follows from model_parameters; give one of them")
+        if self.price is not None:
+            require_nonnegative("price", self.price)
+        for name in (*CHOICES, "tune"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not isinstance(values, Sequence):
+                raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
+            if not values:
+                raise InputError(f"{name}: none given; give one or more")
+            if len(set(map(str, values))) < len(values):
+                raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
+        for one in self.policy:
+            parse_policy(one) if isinstance(one, str) else one
+        for collective in self.collective:
+            require_choice("collective", collective, (NONE, *COLLECTIVES))
+        for rate in self.tune:
+            require_positive("tune", rate)
+        if self.recording is not None and not Path(self.recording).is_file():
+            raise InputError(f"recording = {str(self.recording)!r}: there is no such file; give one of Trace.save")
+
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of one combination, by default of the first values."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
+        first = {name: getattr(self, name)[0] for name in ("protocol", "policy", "window")}
+        return StudyConfig(**{**options, **first, **values})
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what the results depend on, as values that JSON can hold, without importing JAX."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        typed = self.command if self.command is not None else results.typed_in(self.resume)
+        files = {} if self.recording is None else {"recording_sha256": sha256(Path(self.recording).read_bytes())}
+        return {
+            "study": "plan",
+            **({} if typed is None else {results.COMMAND: list(typed)}),
+            results.FILES: dict(self.study_file),
+            **{name: plain(value) for name, value in own.items() if name not in ELSEWHERE},
+            **files,
+            "versions_of": package_versions(),
+        }
+
+
+def run(config: Config) -> Result:
+    """Run the study; see `asyncsim.study.jobs.run_jobs`.
+
+    Raises
+    ------
+    InputError
+        No combination is possible, or the replays have no target.
+    """
+    config.check()
+    candidates = make_candidates(config)
+    horizon = config.horizon
+    each = max(1, _JOB // min(config.simulate, 10**9) // config.seeds)
+    jobs = []
+    for first in range(0, len(candidates), each):
+        some = candidates[first : first + each]
+        name = f"combinations {first + 1} to {first + len(some)} of {len(candidates)}"
+        arguments = (some, horizon, config.simulate, config.seeds, results.SUMMARY)
+        jobs.append(measurement(name, measure_all, *arguments, place=f"parts/{first:05d}"))
+    follow = None if not config.replay else functools.partial(_replays, config, candidates)
+    conclude = functools.partial(_conclude, config, candidates)
+    return run_jobs("plan", config, config.recorded(), jobs, _executor(config), conclude, follow)
+
+
+@contextlib.contextmanager
+def _executor(config: Config) -> Iterator[Executor]:
+    if config.executor == "ray":
+        with opened(config, ()) as executor:
+            yield executor
+    else:
+        yield Processes(measure_all, Local())
+
+
+@each_note_once()
+def make_candidates(config: Config) -> list[Candidate]:
+    """Return the clusters of all combinations that do not contradict themselves; say which do."""
+    base, size = _calibrated(config), _message_bytes(config)
+    found, refused = [], Counter[str]()
+    for values in itertools.product(*(getattr(config, name) for name in CHOICES)):
+        labels = dict(zip(CHOICES, map(str, values), strict=True)) | {"window": values[2]}
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found.append(_candidate(config, base, size, labels))
+            for warning in caught:
+                note(str(warning.message))
+        except InputError as error:
+            refused[str(error)] += 1
+    total = len(found) + sum(refused.values())
+    for reason, count in refused.items():
+        note(f"{count} of {counted(total, 'combination')} left out: {reason}")
+    if not found:
+        raise InputError(f"no combination is possible: {next(iter(refused))}")
+    return found
+
+
+def _candidate(config: Config, base: Cluster | None, size: float | None, labels: dict[str, Any]) -> Candidate:
+    """Return one combination; raise InputError if it contradicts itself."""
+    policy, collective = parse_policy(labels["policy"]), labels["collective"]
+    own: dict[str, Any] = {"protocol": labels["protocol"], "window": labels["window"]}
+    if collective != NONE:
+        if policy.name != "barrier":
+            raise InputError("collective: an all-reduce follows a barrier, and other policies have none")
+        if labels["compression"] != NONE:
+            raise InputError("compression: a sum of compressed messages is not compressed, so an all-reduce takes none")
+        policy = dataclasses.replace(policy, collective=collective)
+    if policy.collective is not None:  # and no server
+        own |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo"}
+        for name in ("bandwidth", "far_bandwidth"):
+            own[name] = _narrower(name, getattr(config, name))
+    own["policy"] = policy
+    sizes = None
+    if size is not None:
+        up = _compressed(labels["compression"], size, config)
+        sizes = size if up == size else (up, size)
+    elif labels["compression"] != NONE:
+        raise InputError(
+            f"compression = {labels['compression']}: the size of messages is not known; give model_parameters"
+        )
+    if base is not None:
+        if policy.collective is not None:
+            laws = (base.latency_up, base.latency_down)
+            own["latency"] = sum(law.mean for law in laws) / 2
+            note("an all-reduce takes the mean of the recorded latencies")
+        bandwidth = own.pop("bandwidth", config.bandwidth)
+        network = {} if bandwidth is None else {"bandwidth": bandwidth, "message_bytes": sizes}
+        own.pop("far_bandwidth", None)
+        cluster = dataclasses.replace(base, exclusive=True, **own, **network)
+    else:
+        cluster = config.at(**own)._cluster(message_bytes=sizes)  # type: ignore[arg-type]
+    up, down = sizes if isinstance(sizes, tuple) else (sizes or 0.0, sizes or 0.0)
+    return Candidate(labels, cluster, (up, down))
+
+
+def _narrower(name: str, value: Any) -> Any:
+    """Return the narrower way of a bandwidth: each worker sends and receives in an all-reduce."""
+    from asyncsim.clusters.network import as_bandwidth
+
+    found = None if value is None else as_bandwidth(name, value, 1)
+    return min(found) if isinstance(found, tuple) else found
+
+
+def _message_bytes(config: Config) -> float | None:
+    """Return the size of a message with all parameters; None if nobody says it."""
+    if config.model_parameters is not None:
+        return config.model_parameters * _WIDTHS[config.message_type]
+    if config.message_bytes is not None:
+        return positive("message_bytes", config.message_bytes, BYTES)
+    if config.replay or config.bandwidth is not None or config.far_bandwidth is not None:
+        problem = config.at().make_problem()
+        if not config.replay:
+            note(f"messages have the size of {problem.name}'s parameters; --model-parameters gives another model's")
+        return float(problem.parameter_count * _WIDTHS[config.message_type])
+    return None
+
+
+def _compressed(compression: str, size: float, config: Config) -> float:
+    """Return the bytes of a compressed message; raise InputError for what compresses none."""
+    if compression == NONE:
+        return size
+    try:
+        share = float(compression)
+    except ValueError:
+        share = None
+    if share is not None:
+        if not 0 < share <= 1:
+            raise InputError(f"compression = {compression}: a share of the bytes must be above zero and at most one")
+        return share * size
+    factor = _compressing(config, compression).timing.message_size or 1.0
+    return min(size, factor * size / _WIDTHS[config.message_type] * 4)
+
+
+def _compressing(config: Config, compression: str) -> "Method":
+    """Return the method that compresses."""
+    (method,) = config.at(methods=(compression,)).make_methods(changed=lambda name: name == "learning_rate")
+    if method.timing.message_size is None:
+        raise InputError(f"compression = {compression}: compresses no messages; give none, 0.25 or qsgd(levels=7) say")
+    return method
+
+
+def _calibrated(config: Config) -> Cluster | None:
+    """Return the cluster of the recording; None without one."""
+    if config.recording is None:
+        return None
+    from asyncsim.calibration import calibrate
+    from asyncsim.traces.trace import Trace
+
+    config.say_ignored(("compute", "service", "latency", "discipline", "sites"), "beside --recording")
+    more = config.changed("workers")
+    cluster = calibrate(Trace.load(config.recording), per_worker=False if more else None)
+    return dataclasses.replace(cluster, workers=config.workers) if more else cluster
+
+
+def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return one row per combination, the best first: means over its seeds.
+
+    Columns: the choices and ``name``, those of them that differ; ``seconds``, ``gradients`` and ``versions`` at the
+    horizon; ``cost`` (s), of the horizon or, of one in hours, of a thousand gradients, with ``cost_low`` and
+    ``cost_high``, the range of the seeds; ``behind``, ``behind_low`` and ``behind_high``, the ratio to the cost of the
+    first in the same seed; what `asyncsim.planning.measure` returns; ``gigabytes``, ``worker_hours`` and ``money``
+    until the horizon; ``theory`` (s), what a closed form gives for the cost, ``theory_name`` and ``exact``, else the
+    least possible cost; ``front``: whether nobody is better in both cost and staleness.
+    """
+    import pandas as pd
+
+    horizon = config.horizon
+    clusters = {tuple(one.labels.values()): one.cluster for one in candidates}
+    differing = [name for name in CHOICES if len({one.labels[name] for one in candidates}) > 1] or ["policy"]
+    summary = summary[summary["seconds"].notna()]
+    cost = summary["seconds"] * (1000 / summary["gradients"] if horizon.of == "seconds" else 1.0)
+    summary = summary.assign(cost=cost, window=summary["window"].astype(int))
+    for name in set(CHOICES) - {"window"}:
+        summary[name] = summary[name].astype(str)
+    rows = []
+    numbers = [name for name in summary if name not in (*CHOICES, "seed", "status", "error")]
+    for labels, group in summary.groupby(list(CHOICES), sort=False):
+        if labels not in clusters:
+            continue
+        cluster, means = clusters[labels], group[numbers].astype(float).mean()
+        hours = cluster.workers * means["seconds"] / _HOUR
+        known = _known(cluster, horizon)
+        rows.append(
+            {
+                "name": _name(dict(zip(CHOICES, labels, strict=True)), differing),
+                **dict(zip(CHOICES, labels, strict=True)),
+                "seeds": len(group),
+                "cost_low": group["cost"].min(),
+                "cost_high": group["cost"].max(),
+                **means,
+                "gigabytes": means["bytes_per_second"] * means["seconds"] / 1e9,
+                "worker_hours": hours,
+                **({} if config.price is None else {"money": hours * config.price}),
+                **dict(zip(("theory", "theory_name", "exact"), known, strict=True)),
+            }
+        )
+    table = pd.DataFrame(rows).sort_values(["cost", "staleness_mean"], kind="stable", ignore_index=True)
+    first = table.iloc[0]
+    paired = summary.set_index([*CHOICES, "seed"])["cost"]
+    best = paired.xs(tuple(first[name] for name in CHOICES), level=list(CHOICES))
+    ratios = paired.groupby(level=list(CHOICES), sort=False)
+    behind = {labels: (group.droplevel(list(CHOICES)) / best).dropna() for labels, group in ratios}
+    own = [behind[tuple(row)] for row in table[list(CHOICES)].itertuples(index=False, name=None)]
+    table["behind"], table["behind_low"] = [one.mean() for one in own], [one.min() for one in own]
+    table["behind_high"] = [one.max() for one in own]
+    table["front"] = pareto(table["cost"].to_numpy(), table["staleness_mean"].round(9).to_numpy())
+    return table
+
+
+class _Known(NamedTuple):
+    seconds: float
+    name: str
+    exact: bool
+
+
+def _known(cluster: Cluster, horizon: Horizon) -> _Known:
+    """Return what a closed form says of the cost: it, or the least possible."""
+    from asyncsim.theory import throughput_theory
+
+    known = throughput_theory(cluster)
+    if known is None:
+        return _Known(math.nan, "", False)
+    per_second = known.commits * cluster.mean_window
+    if horizon.of == "versions":
+        per_version = cluster.policy.per_version(cluster.workers)
+        return _Known(horizon.amount * per_version / known.commits, known.name, known.exact)
+    return _Known((horizon.amount if horizon.of == "gradients" else 1000) / per_second, known.name, known.exact)
+
+
+def _name(labels: dict[str, Any], differing: Sequence[str]) -> str:
+    """Return what sets a combination apart, in words; of what is none nothing is said, if something else is there."""
+    said = [f"window {labels[name]}" if name == "window" else str(labels[name]) for name in differing]
+    return ", ".join(one for one in said if one != NONE) or f"no {differing[0]}"
+
+
+def chosen(table: "pd.DataFrame", count: int) -> "pd.DataFrame":
+    """Return the rows to replay: of the front, evenly from its fastest to its least stale, then the fastest others."""
+    front, others = table[table["front"]], table[~table["front"]]
+    if len(front) > count:
+        places = {round(i * (len(front) - 1) / max(1, count - 1)) for i in range(count)}
+        return front.iloc[sorted(places)]
+    return table.loc[[*front.index, *others.index[: count - len(front)]]]
+
+
+def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summary: "pd.DataFrame") -> list[Job]:
+    """Return the runs of the best few, whose rows go into a table of their own."""
+    from asyncsim.methods import Timing, batch_sgd
+    from asyncsim.study.cell import Cell, jobs_of
+
+    clusters = {tuple(one.labels.values()): one.cluster for one in candidates}
+    problem = config.at().make_problem()
+    config.goal.check_of(problem)
+    mean = batch_sgd(policy=None)
+    cells: list[Any] = []
+    for row in chosen(plan_table(config, candidates, summary), config.replay).to_dict("records"):
+        cluster = clusters[tuple(row[name] for name in CHOICES)]
+        steps = max(1, round(config.steps / cluster.mean_window))
+        for rate in config.tune:
+            own = config.at(
+                workers=cluster.workers,
+                steps=steps,
+                learning_rate=rate,
+                evaluate_every=config.evaluate_every or max(1, steps // _EVALUATIONS),
+            )
+            methods = own.make_methods({"learning_rate"}, config.changed)
+            if row["compression"] != NONE and not row["compression"][0].isdigit():
+                entry = (row["compression"],)
+                (method,) = config.at(learning_rate=rate, methods=entry).make_methods({"learning_rate"}, config.changed)
+                # The mean of a version's messages, as of the others; the cluster has the size already.
+                methods = [method._replace(apply=mean.apply, init_server=mean.init_server, timing=Timing())]
+            values = {"name": row["name"], "learning_rate": rate}
+            place = f"{len(cells):03d}-{rate:g}"
+            cells.append(Cell(place, values, own, cluster, methods, problem))
+    jobs = jobs_of(cells, {})
+    return [_apart(job) for job in jobs]
+
+
+def _apart(job: Job) -> Job:
+    """Return a run whose row goes into the table of replays."""
+
+    def read(folder: Path) -> Any:
+        found = job.read(folder)
+        return None if found is None else {REPLAYS: found[results.SUMMARY]}
+
+    return job._replace(
+        keep=lambda folder, value: {REPLAYS: job.keep(folder, value)[results.SUMMARY]},
+        read=read,
+        say=lambda tables: job.say({results.SUMMARY: tables[REPLAYS]}),
+        errors=REPLAYS,
+    )
+
+
+def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the table with the best rate of each combination that was replayed, and its time to the target (s)."""
+    import pandas as pd
+
+    from asyncsim.runs.run import Run
+
+    if not (folder / REPLAYS).exists():
+        return table
+    runs = read_table(folder / REPLAYS)
+    runs = runs[runs["status"] != results.FAILED]
+    rows = []
+    for (name, method, rate), group in runs.groupby(["name", "method", "learning_rate"], sort=False):
+        times = [config.goal.time(Run.load(folder / one).evaluations) for one in group["run_folder"]]
+        reached = [time for time in times if math.isfinite(time)]
+        rows.append(
+            {
+                "name": name,
+                "method": method,
+                "learning_rate": rate,
+                "diverged": int((group["status"] == "diverged").sum()),
+                "reached": len(reached),
+                "time_to_target": sum(times) / len(times),
+                "time_low": min(times),
+                "time_high": max(times),
+                "final_loss": group["final_loss"].mean(),
+            }
+        )
+    found = pd.DataFrame(rows).sort_values(["diverged", "time_to_target", "final_loss"], kind="stable")
+    return table.merge(found.groupby("name", sort=False).head(1), how="left", on="name")
+
+
+def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: "pd.DataFrame") -> None:
+    table = _with_replays(config, folder, plan_table(config, candidates, summary))
+    write_csv(folder / PLAN, table)
+    figures("plan").draw(folder)
+    print(_text(config, table))
+    print(f"\n{answer(config, table)}")
+
+
+#: Units of times, the first of which there are two or more is taken.
+_UNITS = (("days", 86400.0), ("hours", _HOUR), ("min", 60.0), ("s", 1.0))
+
+
+def _text(config: Config, table: "pd.DataFrame") -> str:
+    import pandas as pd
+
+    horizon, shown = config.horizon, table.head(config.show)
+    unit, each = next(one for one in _UNITS if table["cost"].median() >= 2 * one[1] or one[1] == 1)
+    ranges = zip(shown["cost_low"] / each, shown["cost_high"] / each, strict=True)
+    columns = {
+        "combination": shown["name"],
+        f"time ({unit})" if horizon.of != "seconds" else f"{unit} per 1,000 gradients": shown["cost"] / each,
+        "range": [f"{number_text(low)} to {number_text(high)}" for low, high in ranges],
+        "theory": [_theory(row.theory / each, row.theory_name, row.exact) for row in shown.itertuples()],
+        "behind": shown["behind"],
+        "staleness": shown["staleness_mean"],
+        **{name: shown[name] for name in ("computing", "sending", "waiting", "held")},
+        "in vain": shown["in_vain"],
+        "goodput": shown["goodput"],
+        "GB": shown["gigabytes"],
+        "worker hours": shown["worker_hours"],
+    }
+    if config.price is not None:
+        columns["money"] = shown["money"]
+    if horizon.of == "seconds":
+        columns["gradients"] = shown["gradients"]
+    if "time_to_target" in table:
+        columns |= {"to target (s)": shown["time_to_target"], "rate": shown["learning_rate"]}
+    frame = pd.DataFrame(columns)
+    small = [name for name in ("sending", "waiting", "held", "in vain") if not frame[name].max() >= LEAST_SHARE]
+    beyond = int((table["extrapolated"] > 0).sum())
+    far = f"; {beyond} of {len(table)} reach it beyond {config.simulate:,} commits, at the rate after the start-up"
+    more = f"\nand {len(table) - len(shown)} more in {PLAN}" if len(table) > len(shown) else ""
+    over = over_seeds(int(table["seeds"].max()), "means over")
+    return (
+        f"{_horizon(horizon)}, {counted(config.workers, 'worker')}, {over}{far if beyond else ''}\n"
+        "computing, sending, ...: parts of the workers' time; goodput: gradients taken up, of those that the workers\n"
+        f"would compute if they did nothing else\n{table_text(frame.drop(columns=small))}{more}"
+    )
+
+
+def _horizon(horizon: Horizon) -> str:
+    return f"{horizon.amount / _HOUR:g} hours" if horizon.of == "seconds" else str(horizon)
+
+
+def _theory(value: float, name: str, exact: bool) -> str:
+    return f"{'' if exact else 'at least '}{number_text(value)} ({name})" if name else "-"
+
+
+def answer(config: Config, table: "pd.DataFrame") -> str:
+    """Return one sentence: which is the fastest, which cannot be told from it, and what less staleness costs."""
+    first, others, horizon = table.iloc[0], table.iloc[1:], config.horizon
+    seeds = over_seeds(int(table["seeds"].max()), "")
+    if horizon.of == "seconds":
+        done = f"{number_text(first['gradients'])} gradients in {_horizon(horizon)}"
+    else:
+        unit, each = next(one for one in _UNITS if first["cost"] >= 2 * one[1] or one[1] == 1)
+        done = (
+            f"{_horizon(horizon)} in {_band(first['cost'] / each, first['cost_low'] / each, first['cost_high'] / each)}"
+        )
+        done += f" {unit}"
+    text = f"Fastest: {first['name']}, {done}, at a mean staleness of {number_text(first['staleness_mean'])}"
+    text += f", for {number_text(first['money'])}" if config.price is not None else ""
+    alike = others[others["behind_low"] <= 1 + _SAME]
+    if len(alike):
+        more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
+        names = "; ".join(alike["name"].head(3))
+        text += f"; not to be told from it by {seeds}: {names}{more}"
+    elif len(others):
+        second = others.iloc[0]
+        band = _band(second["behind"], second["behind_low"], second["behind_high"])
+        text += f"; the next, {second['name']}, takes {band} times as long, paired over {seeds}"
+    least = table[table["front"]].iloc[-1]
+    if least["name"] != first["name"]:
+        band = _band(least["behind"], least["behind_low"], least["behind_high"])
+        text += f"; at a staleness of {number_text(least['staleness_mean'])} {least['name']} takes {band} times as long"
+    if "time_to_target" in table:
+        ended = table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
+        met = ended[ended["time_to_target"] < math.inf]
+        if met.empty:
+            return f"{text}; none of the {len(ended)} that were replayed reaches {config.goal} on {config.problem}."
+        best = met.iloc[0]
+        band = _band(best["time_to_target"], best["time_low"], best["time_high"])
+        text += f"; of {len(ended)} replayed {best['name']} is the first to reach {config.goal} on {config.problem}, "
+        text += f"after {band} s"
+        close = met.iloc[1:][met.iloc[1:]["time_low"] <= best["time_high"]]["name"]
+        text += f", within whose range is also {'; '.join(close)}" if len(close) else ""
+    return f"{text}."
+
+
+def _band(value: float, low: float, high: float) -> str:
+    """Return a mean with its range, if that is seen at this many digits."""
+    texts = [number_text(one) for one in (value, low, high)]
+    return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"

@@ -1,0 +1,187 @@
+"""The study plan: its cells against times computed by hand, what contradicts itself, the front, the answer, replays."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from asyncsim import Cluster, InputError, Trace, simulate, study, theory
+from asyncsim.planning import Candidate, Horizon, measure, measure_all, pareto
+from asyncsim.study.executor import Local, Processes
+from asyncsim.study.finished import figures, read
+
+plan = study.load("plan")
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+SIZE = (5e7, 5e7)
+NETWORK = {"bandwidth": 1e8, "message_bytes": 5e7}  # half a second each way
+
+
+def close(found, seconds, rel=0.01):
+    assert found["seconds"] == pytest.approx(seconds, rel=rel)
+
+
+def test_three_cells_by_hand():
+    """A rotation without a queue, a shared link that is never idle, and rounds with a ring all-reduce."""
+    horizon = Horizon("gradients", 32_000)
+    alone = measure(Cluster(32, 1.0, latency=0.04, **NETWORK), SIZE, horizon, 3200, 0)
+    close(alone, 32_000 / 32 * (1 + 2 * (0.04 + 0.5)))
+    assert alone["extrapolated"] and alone["staleness_mean"] == pytest.approx(31)
+    assert alone["computing"] == pytest.approx(1 / 2.08) and alone["sending"] == pytest.approx(1.08 / 2.08)
+    shared = measure(Cluster(32, 1.0, latency=0.04, shared_bandwidth=True, **NETWORK), SIZE, horizon, 3200, 0)
+    close(shared, 32_000 * 0.5)  # one message of half a second after the other
+    ring = measure(Cluster(32, "exponential(1)", **NETWORK, policy="barrier(collective=ring)"), SIZE, horizon, 10**6, 0)
+    close(ring, 1000 * (sum(1 / k for k in range(1, 33)) + 2 * 31 / 32 * 0.5), rel=0.02)  # of 1,000 rounds
+    assert not ring["extrapolated"] and ring["versions"] == 1000 and ring["staleness_q99"] == 0
+    assert ring["bytes_per_second"] * ring["seconds"] == pytest.approx(1000 * 2 * 31 * 5e7, rel=0.01)
+    steady = measure(Cluster(32, 1.0, **NETWORK, policy="barrier(collective=ring)"), SIZE, horizon, 640, 0)
+    close(steady, 1000 * (1 + 2 * 31 / 32 * 0.5), rel=1e-9)
+
+
+def test_horizons_agree_and_finite_ones_are_counted():
+    cluster = Cluster(4, "gamma(1, 0.3)", service=0.05, window=3)
+    trace = simulate(cluster, 400, seed=2)
+    times = trace.frame["commit_time"].to_numpy()
+    found = measure(cluster, SIZE, Horizon("gradients", 300), 400, 2)
+    assert (found["seconds"], found["gradients"], found["versions"]) == (times[99], 300, 100)
+    found = measure(cluster, SIZE, Horizon("versions", 77), 400, 2)
+    assert found["seconds"] == times[76] and not found["extrapolated"]
+    found = measure(cluster, SIZE, Horizon("seconds", 50.0), 10_000, 2)
+    assert found["seconds"] == 50 and found["versions"] == np.searchsorted(times, 50.0, side="right")
+    further = measure(cluster, SIZE, Horizon("seconds", 5000.0), 400, 2)
+    assert further["extrapolated"]
+    bound = theory.throughput_theory(cluster)
+    assert bound.name == "saturation bound" and 0.97 < further["versions"] / (5000 * bound.commits) < 1
+    summary = trace.summary()
+    for name in ("computing", "waiting"):
+        assert found[name] == pytest.approx(summary[f"{name}_share"], abs=0.02)
+    lossy = measure(Cluster(8, "exponential(1)", policy="discard_stale(3)"), SIZE, Horizon("versions", 500), 500, 0)
+    known = simulate(Cluster(8, "exponential(1)", policy="discard_stale(3)"), 500, seed=0).summary()
+    assert lossy["in_vain"] == pytest.approx(known["lost_time_share"], abs=0.03)
+    assert lossy["goodput"] == pytest.approx(known["throughput"] / 8, rel=0.03)  # mean times of 1 s
+
+
+@pytest.mark.parametrize(
+    ("policy", "protocol"),
+    [("asynchronous", "write_then_read"), ("barrier(6)", "exchange"), ("bounded_staleness(2)", "exchange"),
+     ("rounds", "exchange"), ("buffered(5)", "read_then_write"), ("cancel_stale(4)", "exchange")],
+)  # fmt: skip
+def test_rates_are_those_of_the_summary(policy, protocol):
+    cluster = Cluster(8, "gamma(1, 0.4)", service=0.02, latency=0.1, policy=policy, protocol=protocol)
+    found = measure(cluster, SIZE, Horizon("gradients", 1e6), 2400, 1)
+    summary = simulate(cluster, 2400, seed=1).summary(200)
+    assert found["gradients_per_second"] == pytest.approx(summary["throughput"], rel=0.02)
+    assert found["staleness_mean"] == pytest.approx(summary["staleness_mean"], rel=0.03, abs=0.02)
+    assert found["computing"] == pytest.approx(summary["computing_share"], abs=0.02)
+    assert sum(found[name] for name in ("computing", "sending", "waiting", "held")) == pytest.approx(1)
+
+
+def test_combinations_contradict_themselves(capsys):
+    config = plan.Config(
+        workers=6, policy=("asynchronous", "barrier", "barrier(4)"), collective=("none", "ring", "halving_doubling"),
+        compression=("none", "0.25"), model_parameters=1e6, message_type="bfloat16", bandwidth=1e6,
+    )  # fmt: skip
+    found = plan.make_candidates(config)
+    told = capsys.readouterr().err
+    assert len(found) == 7  # three policies by two compressions, and one ring
+    assert "4 of 18 combinations left out: collective: an all-reduce follows a barrier" in told
+    assert "halving_doubling needs a power of two" in told and "count = 4: an all-reduce has" in told
+    small = [one for one in found if one.labels["compression"] == "0.25"]
+    assert {one.message_bytes for one in small} == {(5e5, 2e6)}
+    assert small[0].cluster.message_bytes == (5e5, 2e6)
+    with pytest.raises(InputError, match="no combination is possible: collective"):
+        plan.make_candidates(dataclasses.replace(config, policy=("asynchronous",), collective=("ring",)))
+    sizes = dataclasses.replace(config, collective=("none",), compression=("mem_sgd(fraction=0.01)", "qsgd(levels=7)"))
+    assert [one.message_bytes[0] for one in plan.make_candidates(sizes)[:2]] == pytest.approx([8e4, 4e6 * 4.0625 / 32])
+
+
+def test_pareto_front():
+    assert pareto(np.array([1.0, 2, 3, 2, 1]), np.array([5.0, 3, 3, 4, 5])).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_the_plan_answers(capsys):
+    config = plan.Config(
+        workers=4, compute="gamma(mean=1, cv=0.3)", service=0.0,
+        policy=("asynchronous", "barrier", "bounded_staleness(1)"),
+        window=(1, 4), collective=("none", "ring"), model_parameters=1e6, bandwidth=1e7, gradients=4000, simulate=400,
+        price=3.0, seeds=2,
+    )  # fmt: skip
+    folder, summary = plan.run(config)
+    printed = capsys.readouterr().out
+    table = read(folder, "plan").table(plan.PLAN)
+    assert len(summary) == 2 * len(table) == 16
+    assert (table["cost"].diff().dropna() >= 0).all() and table["behind"].iloc[0] == 1
+    first = table.iloc[0]
+    assert f"Fastest: {first['name']}, 4,000 gradients in" in printed and printed.count("\nFastest") == 1
+    assert first["money"] == pytest.approx(3 * 4 * first["seconds"] / 3600)
+    row = table[(table["policy"] == "asynchronous") & (table["window"] == 4)].iloc[0]
+    assert row["exact"] and row["theory"] == pytest.approx(4000 / 16 * (4 + 2 * 0.4))
+    assert row["cost"] == pytest.approx(row["theory"], rel=0.02)
+    paired = summary[summary["policy"] == "asynchronous"].pivot(index="seed", columns="window", values="seconds")
+    ratio = table[(table["policy"] == "asynchronous") & (table["window"] == 1)].iloc[0]["behind"]
+    assert first["policy"] == "asynchronous" and ratio == pytest.approx((paired[1] / paired[4]).mean())
+    assert {path.name for path in folder.glob("*.p*")} == {"plan.png", "plan.pdf"}
+    left = figures("plan").plan(read(folder, "plan")).axes[0]
+    front = next(line for line in left.lines if line.get_label() == "Pareto front")
+    assert len(front.get_xdata()) == table["front"].sum() and table["front"].iloc[0]
+
+
+def test_hours_and_recordings(capsys):
+    trace = simulate(Cluster(4, "gamma(2, 0.2)", service=0.01, latency=0.1), 600, seed=3)
+    trace.save("recorded.parquet")
+    config = plan.Config(recording="recorded.parquet", policy=("asynchronous", "barrier"), collective=("none", "ring"),
+                         hours=1.0, seeds=1)  # fmt: skip
+    folder, _ = plan.run(config)
+    table = read(folder, "plan").table(plan.PLAN).set_index("name")
+    assert table.loc["asynchronous", "gradients"] == pytest.approx(4 * 3600 / (2 + 0.2 + 0.01), rel=0.02)
+    assert "gradients in 1 hours" in capsys.readouterr().out
+    larger = plan.make_candidates(dataclasses.replace(config, workers=16))
+    assert all(one.cluster.workers == 16 for one in larger)
+    assert Trace.load("recorded.parquet").workers == 4
+
+
+def test_the_best_are_replayed(capsys):
+    config = plan.Config(
+        workers=4, compute="exponential(1)", service=0.0, policy=("asynchronous", "barrier"),
+        compression=("none", "mem_sgd(fraction=0.25)"),
+        bandwidth=1e5, model_parameters=1e4, gradients=2000, simulate=200, replay=2, steps=40, seeds=2, tune=(0.1, 0.3),
+        problem="quadratic", target=0.05,
+    )  # fmt: skip
+    folder, summary = plan.run(config)
+    finished = read(folder, "plan")
+    runs, table = finished.table(plan.REPLAYS), finished.table(plan.PLAN)
+    assert len(runs) == 2 * 2 * 2 and "run_folder" not in summary and len(summary) == 8
+    replayed = table[table["time_to_target"].notna()]
+    assert len(replayed) == 2
+    for row in replayed.itertuples():
+        own = runs[(runs["name"] == row.name) & (runs["learning_rate"] == row.learning_rate)]
+        times = [config.goal.time(finished.run(one).evaluations) for one in own["run_folder"]]
+        assert row.time_to_target == pytest.approx(np.mean(times)) and row.reached == sum(map(math.isfinite, times))
+    cluster = finished.trace(runs["trace_file"].iloc[0]).cluster
+    assert cluster.message_bytes in (4e4, (2e4, 4e4))
+    assert "of 2 replayed" in capsys.readouterr().out
+    assert len(figures("plan").plan(finished).axes) == 2
+    again, _ = plan.run(dataclasses.replace(config, resume=folder))
+    pd.testing.assert_frame_equal(finished.table(plan.PLAN), read(again, "plan").table(plan.PLAN))
+
+
+@pytest.mark.full
+def test_other_processes_give_the_same():
+    some = [Candidate({"policy": str(n)}, Cluster(n, "gamma(1, 0.2)"), SIZE) for n in (2, 3, 4)]
+    jobs = [(measure_all, [one], Horizon("versions", 50), 100, 2, "t") for one in some]
+    here, there = ({done.place: done.value for done in executor.map(_call, jobs)} for executor in
+                   (Local(), Processes(measure_all, Local(), processes=2)))  # fmt: skip
+    assert here == there
+
+
+def _call(function, *arguments):
+    return function(*arguments)
