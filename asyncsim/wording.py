@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -73,9 +74,23 @@ def number_text(value: float, digits: int = 3) -> str:
     return f"{value:#.{digits}g}"
 
 
-def table_text(table: Any, digits: int = 3) -> str:
-    """Return the rows of a DataFrame: floats as `number_text` has them, and a dash for those that are missing."""
-    return table.to_string(index=False, float_format=lambda value: number_text(value, digits), na_rep="-")
+def table_text(table: Any, digits: int = 3, file: str = "") -> str:
+    """Return the rows of a DataFrame: floats as `number_text` has them, and a dash for those that are missing.
+
+    ``file``: where the whole table is: where standard output is a terminal that is too narrow, the last columns are
+    left out, and a line below says which.
+    """
+    count = len(table.columns)
+    terminal = bool(file) and sys.stdout is not None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    while True:
+        shown = table.iloc[:, :count]
+        text = str(shown.to_string(index=False, float_format=lambda value: number_text(value, digits), na_rep="-"))
+        if width is None or count <= 2 or max(map(len, text.splitlines())) <= width:
+            break
+        count -= 1
+    left_out = ", ".join(table.columns[count:])
+    return "\n".join([text, *textwrap.wrap(f"also in {file}: {left_out}", width or 80)]) if left_out else text
 
 
 #: The notes that were told, where each is told once.

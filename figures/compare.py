@@ -1,16 +1,17 @@
-"""The figure of a comparison of methods, from the folder of results that it wrote.
+"""The figures of a comparison of methods, from the folder of results that it wrote.
 
-The data come from ``python -m asyncsim.study compare``, which draws this itself. To draw it again::
+The data come from ``python -m asyncsim.study compare``, which draws them itself. To draw them again::
 
     python -m figures results/compare              # in a clone
     asyncsim figures results/compare     # installed
 
-``loss``: training loss of every method, at its best learning rate, against simulated time and against gradients
-computed.
+``curves``: what the methods are compared by, each at its best learning rate, against simulated time and gradients
+computed. ``tuning``: the measure of every method at every learning rate that was tried.
 """
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,8 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
+    add_steps,
+    coinciding,
     draw_curves,
     draw_target,
     evaluation_curve,
@@ -27,6 +30,7 @@ from asyncsim.drawing.curves import (
     mark_after,
     mark_below,
     mark_beyond,
+    steady_time,
 )
 from asyncsim.errors import InputError
 from asyncsim.runs.run import Run
@@ -36,57 +40,141 @@ from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ("method", "workers", "own_workers", "simulated_seconds", "trace_file", "run_folder")
 _OF_TABLE = ("method", "learning_rate", "seeds")
+_GRADIENTS = "gradients computed, also those thrown away"
+#: Measures in words.
+_IN_WORDS = {
+    "time_to_target": "simulated time to the target (s)",
+    "gradients_to_target": "gradients to the target",
+    "final_loss": "minibatch loss",
+    "train_loss": "loss on the training data",
+    "test_loss": "loss on the test data",
+    "train_accuracy": "accuracy on the training data",
+    "test_accuracy": "accuracy on the test data",
+}
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder."""
+    """Draw the figures of a folder of results, into the folder."""
     folder = Path(folder)
     finished = read(folder, "compare", _COLUMNS)
+    every = finished.table("tuning.csv", (*_OF_TABLE, "best", finished.config["measure"]))
     with look.style():
-        return look.save(loss(finished, finished.table("comparison.csv", _OF_TABLE)), folder / "loss")
+        written = look.save(curves(finished, finished.table("comparison.csv", _OF_TABLE)), folder / "curves")
+        if every["learning_rate"].nunique() > 1 and every["method"].duplicated().any():
+            written += look.save(tuning(every, finished.config), folder / "tuning")
+        return written
 
 
-def loss(finished: Finished, table: pd.DataFrame) -> Figure:
-    """Draw the training loss of every method at its best rate: mean and range of the seeds.
+def curves(finished: Finished, table: pd.DataFrame) -> Figure:
+    """Draw the measure of every method at its best rate as it goes: mean and range of the seeds.
 
-    A seed that diverged counts as far as it went, and losses far above the first are cut off. The axis of time ends
-    with the traces of the study's own number of workers, if there are some.
+    Of times and gradients to a target that is what the target is of. A seed that diverged counts as far as it went, and
+    values far above the first are cut off. The axis of time ends with the traces of the study's own number of workers,
+    if there are some. One panel, with both axes, where time and gradients say the same.
     """
-    figure, panels = look.new_figure(look.DOUBLE, 3.0, 2, sharey=True)
-    labels = {name: one.label for name, one in look.looks(table["method"]).items()}
-    curves: dict[str, Curve] = {}
+    config, drawn = finished.config, {}
+    quantity = config["target_of"] if config["measure"].endswith("_to_target") else config["measure"]
     for row in table.itertuples():
         # Without a rate of that name there is only one.
         rate = {} if pd.isna(row.learning_rate) else {"method.learning_rate": row.learning_rate}
-        rows = finished.rows(method=row.method, **rate)
+        rows = finished.rows(method=row.method, **rate).drop_duplicates("seed")
         if len(rows):
-            curves[str(row.method)] = _curve(finished, rows)
-    if not curves:
+            drawn[str(row.method)] = _curve(finished, rows, quantity)
+    if not drawn:
         what = "its summary.csv has no run of comparison.csv"
         raise InputError(f"folder = {str(finished.folder)!r}: {what}; {finished.remedy}")
-    scale, *limits = loss_axis(curves.values())
-    for axes, against in zip(panels, ("time", "step"), strict=True):
+    labels = {name: one.label for name, one in look.looks(drawn).items()}
+    steady = steady_time(drawn, config["workers"])
+    size = (look.DOUBLE, 3.0, 2) if steady is None else (0.75 * look.DOUBLE, 3.2)
+    figure, panels = look.new_figure(*size, sharey=True) if steady is None else look.new_figure(*size)
+    rising = quantity.endswith("accuracy")
+    scale, *limits = loss_axis(drawn.values()) if not rising else ("linear", *_accuracies(drawn, config))
+    for axes, against in zip(panels, ("time", "step"), strict=False):
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
         if scale == "log":
             layout.plain_logs(axes.yaxis)
-        draw_curves(axes, curves, labels, against, _longest_time(finished.summary) if against == "time" else None)
-        draw_target(axes, finished.config)
-    panels[1].set_xlabel("gradients computed, also those thrown away")
-    panels[0].set_ylabel("loss on the training data")
-    mark_beyond(panels[0], curves, labels, "time")
-    mark_below(panels[0], curves, labels, "time")
-    mark_after(panels[0], curves, labels)
+        draw_curves(axes, drawn, labels, against, _longest_time(finished.summary) if against == "time" else None)
+        draw_target(axes, config, quantity)
+    panels[-1].set_xlabel(_GRADIENTS if steady is None else panels[0].get_xlabel())
+    if steady is not None:
+        add_steps(panels[0], steady, _GRADIENTS)
+    panels[0].set_ylabel(_IN_WORDS.get(quantity, quantity.replace("_", " ")))
+    if not rising:
+        mark_beyond(panels[0], drawn, labels, "time")
+        mark_below(panels[0], drawn, labels, "time")
+    mark_after(panels[0], drawn, labels)
     handles, named = panels[0].get_legend_handles_labels()
-    if any(curve.ends for curve in curves.values()):
+    if any(curve.ends for curve in drawn.values()):
         handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)
         named.append("diverged")
     layout.legend_below(figure, handles, named, 5)
+    same = [" and ".join(labels[name] for name in group) for group in coinciding(drawn)]
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
-    config = finished.config
-    tuned = "; each at the best of its learning rates" if config.get("tune") else ""
-    layout.title(figure, f"{config['problem']}, {counted(config['workers'], 'worker')}; {seeds}{tuned}")
+    tuned = ["each at the best of its learning rates"] if config.get("tune") else []
+    layout.title(figure, "; ".join([_cluster(config), seeds, *tuned, *(f"{names} coincide" for names in same)]))
     return figure
+
+
+def tuning(every: pd.DataFrame, config: dict[str, Any]) -> Figure:
+    """Draw the measure of every method at every learning rate: mean and standard deviation, the best filled.
+
+    A rate at which a seed diverged, or did not reach the target, is a cross above the others, or below where the most
+    is best.
+    """
+    name = config["measure"]
+    figure, (axes,) = look.new_figure(0.75 * look.DOUBLE, 3.2)
+    every = every.dropna(subset="learning_rate")
+    there = np.isfinite(every[name]) & (every["diverged"] == 0)
+    known = every.loc[there, name]
+    if len(known) and known.min() > 0 and known.max() > 3 * known.min():
+        axes.set_yscale("log")
+    axes.set_xscale("log")
+    looks = look.looks(every["method"].unique())
+    for method, one in looks.items():
+        rows = every[there & (every["method"] == method)].sort_values("learning_rate")
+        best, bars = rows["best"].astype(bool), rows[f"{name}_sd"].fillna(0)
+        x, y = rows["learning_rate"], rows[name]
+        axes.errorbar(x, y, bars, color=one.color, linestyle=one.line, capsize=2, elinewidth=0.6, label=one.label)
+        axes.plot(x, y, "o", color=one.color, markersize=4, markerfacecolor="white")
+        axes.plot(x[best], y[best], "o", color=one.color, markersize=5)
+    edge = 0.04 if config.get("best") == "most" or name.endswith("accuracy") else 0.96
+    if not there.all():
+        # Those of one rate beside each other, in a row of their own that no curve enters.
+        turns = np.linspace(-1, 1, len(looks)) * 0.012 * (len(looks) - 1)
+        for (method, one), turn in zip(looks.items(), turns, strict=True):
+            x = every.loc[~there & (every["method"] == method), "learning_rate"] * 10**turn
+            axes.plot(x, [edge] * len(x), color=one.color, transform=axes.get_xaxis_transform(), **DIVERGED)
+        scale = axes.yaxis.get_transform()
+        low, high = scale.transform(np.array(axes.get_ylim()))
+        room = 0.12 * (high - low)
+        wider = [low - room, high] if edge < 0.5 else [low, high + room]
+        axes.set_ylim(*scale.inverted().transform(np.array(wider)))
+    rates = sorted(every["learning_rate"].unique())
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axes.set_xticks([], minor=True)
+    if axes.get_yscale() == "log":
+        layout.plain_logs(axes.yaxis)
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel(_IN_WORDS.get(name, name.replace("_", " ")))
+    handles, named = axes.get_legend_handles_labels()
+    if not there.all():
+        handles += axes.plot([], [], color=look.BLACK, **DIVERGED)
+        named.append("not reached by all seeds" if name.endswith("_to_target") else "diverged")
+    layout.legend_below(figure, handles, named, 3)
+    seeds = over_seeds(int(every["seeds"].max()), "mean and standard deviation of", int(every["seeds"].min()))
+    layout.title(figure, f"{_cluster(config)}; {seeds}; filled: the best rate")
+    return figure
+
+
+def _cluster(config: dict[str, Any]) -> str:
+    return f"{config['problem']}, {counted(config['workers'], 'worker')}"
+
+
+def _accuracies(drawn: dict[str, Curve], config: dict[str, Any]) -> tuple[float, float]:
+    """Return the limits of an axis of accuracies: from where the last is at the end, or six errors of the target."""
+    ends = min(float(np.nan_to_num(curve.mean).max()) for curve in drawn.values())
+    return max(0.0, min(1 - 6 * (1 - config["target"]), ends - 0.1)) if config["target"] < 1 else 0.0, 1.0
 
 
 def _longest_time(summary: pd.DataFrame) -> float:
@@ -98,11 +186,11 @@ def _longest_time(summary: pd.DataFrame) -> float:
     return float((beside if len(beside) else summary)["simulated_seconds"].max())
 
 
-def _curve(finished: Finished, rows: pd.DataFrame) -> Curve:
-    """Return the training loss of some runs at their evaluations; the steps are gradients computed by then."""
+def _curve(finished: Finished, rows: pd.DataFrame, quantity: str) -> Curve:
+    """Return a quantity of some runs at their evaluations; the steps are gradients computed by then."""
     runs, traces = map(finished.run, rows["run_folder"]), map(finished.trace, rows["trace_file"])
     pairs = list(zip(runs, traces, strict=True))
-    return evaluation_curve([run for run, _ in pairs], [_computed(*pair) for pair in pairs])
+    return evaluation_curve([run for run, _ in pairs], [_computed(*pair) for pair in pairs], quantity)
 
 
 def _computed(run: Run, trace: Trace) -> np.ndarray:

@@ -27,7 +27,7 @@ from asyncsim.clusters.policy import asynchronous
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
-    axis_along,
+    add_steps,
     bins,
     curve_of,
     draw_curves,
@@ -164,10 +164,7 @@ def loss(results: Results) -> Figure:
     mark_below(panels[0], curves, results.labels, "time")
     mark_after(panels[0], curves, results.labels)
     if steady is not None:
-        each, zero = steady
-        ways: Any = (lambda time: (time - zero) / each, lambda step: zero + each * step)
-        second = panels[0].secondary_xaxis("top", functions=ways)
-        axis_along(second, "step")
+        add_steps(panels[0], steady)
     _finish(figure, results, panels[0], "mean")
     return figure
 

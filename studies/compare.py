@@ -1,7 +1,9 @@
 """Which method is best on a cluster: any methods side by side, by the time or the gradients they need.
 
 Every seed has one trace for each timing that some method needs, with the same random numbers. Prints a table sorted by
-the measure of your choice, with what each method sends and throws away; writes traces, runs, two tables and a figure.
+the measure of your choice, says which methods are best, which are not to be told apart and how sure that is, and what
+each method sends and throws away; writes traces, runs, the tables of the methods and of all learning rates, and
+figures. docs/compare.md says how to read the table.
 """
 
 from dataclasses import dataclass
@@ -12,29 +14,42 @@ from asyncsim.clusters.cluster_text import describe
 from asyncsim.errors import InputError, require_choice, require_positive
 from asyncsim.files import write_csv
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import figures, read
+from asyncsim.study.finished import Finished, figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
-from asyncsim.study.target import Target, until_target
-from asyncsim.wording import note, table_text
+from asyncsim.study.target import Target, TargetOptions, say_at_start
+from asyncsim.wording import counted, note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.problems import Problem
-    from asyncsim.runs.run import Run
     from asyncsim.study.cell import Cell
+    from asyncsim.study.ranking import Measure
     from asyncsim.traces.trace import Trace
 
 #: The measures of every problem that has them; a problem may have others of its own.
 MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy")
 #: Those of every run, whatever the problem evaluates.
 _ALWAYS = ("time_to_target", "gradients_to_target", "final_loss")
-#: The table of each method at its best learning rate, beside the summary of all runs.
-TABLE = "comparison.csv"
+#: The table of each method at its best learning rate, and the one of all rates, beside the summary of all runs.
+TABLE, TUNING = "comparison.csv", "tuning.csv"
+#: What sets the rows of the tables apart.
+_BY = ("method", "learning_rate")
+#: Titles of columns, where these are not their names.
+_TITLES = {
+    "learning_rate": "rate",
+    "time_to_target": "time (s)",
+    "gradients_to_target": "gradients",
+    "final_loss": "minibatch loss",
+    "test_accuracy": "accuracy",
+    "staleness_mean": "staleness",
+    "simulated_seconds": "in all (s)",
+    "first_touch": "first touch (s)",
+}
 
 
 @dataclass(frozen=True)
-class Config(StudyConfig):
+class Config(TargetOptions, StudyConfig):
     """Options of the comparison."""
 
     workers: int = 20
@@ -44,35 +59,40 @@ class Config(StudyConfig):
     # None leaves the rate to each method.
     learning_rate: float | None = None  # type: ignore[assignment]
     """Step size of a gradient, for all methods. None: each method's own default."""
-    tune: tuple[float, ...] = ()
-    """Learning rates to try for every method; the table shows each method at its best one."""
-    target: float = 0.3
-    """Loss that is to be reached, or accuracy."""
-    target_of: str = "train_loss"
-    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
-    below, if the problem has it."""
     measure: str = "time_to_target"
     """What the table is sorted by, and the best learning rate chosen by: time_to_target, gradients_to_target,
     final_loss (of minibatches), or train_ or test_ and what the problem evaluates: test_accuracy, say."""
     best: Literal["least", "most"] | None = None
     """Which values of the measure are best. None: the most of accuracies, the least of losses, times and counts."""
-    evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
-    the logarithm of the loss."""
+    time_budget: float | None = None
+    """Simulated time that each method has (s). None: as many gradients for all, by --steps."""
 
     @property
     def goal(self) -> Target:
-        """What is to be reached."""
-        return Target(self.target, self.target_of)
+        """What is to be reached: of the measure if that is a loss or an accuracy at the end."""
+        measured = self.measure if self.measure.startswith(("train_", "test_")) else "train_loss"
+        return self.goal_of(measured if measured.endswith(("loss", "accuracy")) else "train_loss")
+
+    @property
+    def direction(self) -> str | None:
+        """Which values of the measure are best; None of a measure that has to be told."""
+        if self.best is not None or self.measure in _ALWAYS:
+            return self.best or "least"
+        return {"loss": "least", "accuracy": "most"}.get(self.measure.partition("_")[2])
+
+    @property
+    def measured(self) -> "Measure":
+        """What methods are compared by."""
+        from asyncsim.study.ranking import Measure
+
+        return Measure(self.measure, self.direction or "least", _TITLES.get(self.measure, ""))
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        self.goal.check()
-        for rate in self.tune:
-            require_positive("tune", rate)
-        if len(set(self.tune)) < len(self.tune):
-            raise InputError(f"tune = {self.tune}: holds a rate twice; give each once")
+        self.check_target()
+        if self.time_budget is not None:
+            require_positive("time_budget", self.time_budget, "s")
 
 
 def run(config: Config) -> Result:
@@ -80,69 +100,56 @@ def run(config: Config) -> Result:
     config.check()
     if config.tune and config.learning_rate is not None:
         note("learning_rate changes nothing beside tune")
-    rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in config.tune] or [{}]
+    if config.time_budget is not None:
+        config.say_ignored(("steps",), "beside --time-budget")
+    rates: list[dict[str, float]] = [{"learning_rate": rate} for rate in config.tune or ()] or [{}]
     with config.computing_device():
         cells = sweep(config, rates)
         _check_measure(config, cells[0].problem)
         config.goal.check_of(cells[0].problem)
+        cells = [cell._replace(goal=config.goal, seconds=config.time_budget) for cell in cells]
 
         def conclude(folder: Path, summary: "pd.DataFrame") -> None:
-            table = results_table(config, cells[0], folder)
+            table, every = results_tables(config, cells[0], read(folder, "compare"))
             write_csv(folder / TABLE, table)
+            write_csv(folder / TUNING, every)
             figures("compare").draw(folder)
             print(report(config, cells[0], table))
-            _say_at_the_edge(summary, table)
+            if said := say_at_start(summary, config.goal):
+                note(said)
 
         return run_cells("compare", config, cells, conclude)
 
 
-def results_table(config: Config, cell: "Cell", folder: Path) -> "pd.DataFrame":
-    """Return a row per method at its best learning rate, the best method first.
+def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """Return a row per method at its best learning rate, the best method first, and a row per method and rate.
 
-    Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target), the
-    measures (those to the target are infinite if a seed did not meet it, the others means over the seeds that finished;
-    those of the problem's own last), ``simulated_seconds`` of these runs, and means over the method's traces:
-    ``staleness_mean``, ``discarded`` (share of the computations whose work was thrown away), ``messages`` and
-    ``gigabytes`` (both ways; a vector of parameters each, up as much of it as the method's ``message_size``).
+    Columns: those of `asyncsim.study.ranking.grid`, with all measures, the problem's own last, ``simulated_seconds`` of
+    the runs, and of their traces ``staleness_mean``, ``discarded`` (share of the computations whose work was thrown
+    away), ``messages`` and ``gigabytes`` (both ways; a vector of parameters each, up as much of it as the method's
+    ``message_size``). The first table has those of `asyncsim.study.ranking.ranked`, too, the second ``best``: whether
+    the rate is in the first.
     """
-    import pandas as pd
-
     from asyncsim.problems.problem import measures
+    from asyncsim.study.ranking import grid, ranked
 
-    names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES))]
-    finished = read(folder, "compare")
     summary = finished.summary
-    if "method.learning_rate" not in summary:  # all are methods of one's own, with other hyper-parameters
-        summary = summary.assign(**{"method.learning_rate": float("nan")})
+    # Of methods of one's own, with other hyper-parameters, there is none.
+    rate = summary.get("method.learning_rate", float("nan"))
+    summary = summary.assign(learning_rate=rate).drop_duplicates([*_BY, "seed"])
     vector = config.vector_bytes(cell.problem)
     sizes = {method.name: method.timing.message_size or 1.0 for method in cell.methods}
-    rows = []
-    for (method, rate), group in summary.groupby(["method", "method.learning_rate"], sort=False, dropna=False):
-        traces = {name: finished.trace(name) for name in group["trace_file"]}
-        seeds = [(finished.run(row.run_folder), traces[row.trace_file]) for row in group.itertuples()]
-        ended = group[group["status"] == "finished"]
-        costs = pd.DataFrame([_costs(trace, vector, sizes[method]) for _, trace in seeds]).mean()
-        rows.append(
-            {
-                "method": method,
-                "learning_rate": rate,
-                "seeds": len(group),
-                "diverged": len(group) - len(ended),
-                **_until_target(seeds, config.goal),
-                **{name: ended[name].mean() for name in names if name in ended},
-                "simulated_seconds": ended["simulated_seconds"].mean(),
-                **costs,
-            }
-        )
-    table = pd.DataFrame(rows)
-    # By seeds that diverged first: the means of the others would flatter a method. Where the measures are the same, as
-    # those of rates with which the target was never met, by a loss that is shown.
-    least = _best(config) == "least"
-    then = "train_loss" if "train_loss" in table else "final_loss"
-    order = {"diverged": True, then: True, config.measure: least}
-    by = ["diverged", config.measure, *({then} - {config.measure})]
-    table = table.sort_values(by, ascending=[order[name] for name in by], na_position="last", kind="stable")
-    return table.drop_duplicates("method").reset_index(drop=True)
+    costs = [
+        _costs(finished.trace(file), vector, sizes[method])
+        for method, file in zip(summary["method"], summary["trace_file"], strict=True)
+    ]
+    summary = summary.assign(**{name: [cost[name] for cost in costs] for name in costs[0]})
+    names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES)), "simulated_seconds"]
+    every = grid(summary, _BY, names, config.measured)
+    means = summary.groupby(list(_BY), sort=False, dropna=False)[list(costs[0])].mean().reset_index()
+    every = every.merge(means, on=list(_BY))
+    best = ~every.duplicated("method")
+    return ranked(every[best], summary, _BY, config.measured), every.assign(best=best)
 
 
 def _check_measure(config: Config, problem: "Problem") -> None:
@@ -154,78 +161,60 @@ def _check_measure(config: Config, problem: "Problem") -> None:
     require_choice("measure", config.measure, [*known, *sorted(found.difference(known))])
     if config.best == "most" and config.measure in MEASURES[:2]:
         raise InputError(f"best = 'most': nobody wants the most of {config.measure}; leave it out")
-    if _best(config) is None:
+    if config.direction is None:
         raise InputError(
             f"measure = {config.measure!r}: is the least of it best, or the most? say so with best = 'least' or 'most'"
         )
 
 
-def _best(config: Config) -> str | None:
-    """Return which values of the measure are best; None of a measure that has to be told."""
-    if config.best is not None or config.measure in _ALWAYS:
-        return config.best or "least"
-    kind = config.measure.partition("_")[2]
-    return {"loss": "least", "accuracy": "most"}.get(kind)
-
-
 def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
-    """Return what the study prints: beside losses and the test accuracy those measures for which there is room."""
+    """Return what the study prints: the table, the most important columns first, and what it says."""
     from asyncsim.study.cell import timings
     from asyncsim.study.outcome import ROOM, own_measures
+    from asyncsim.study.ranking import at_the_edge, order_columns, spread, verdict
 
-    measured = [name for name in table if name.startswith(("final_", "train_", "test_"))]
-    wanted = {"train_loss", "test_loss", "test_accuracy", *own_measures(table)[:ROOM], config.measure}
-    shown = table.drop(columns=["seeds", *(name for name in measured if name not in wanted)])
-    titles = {
-        **{name: name.replace("_", " ") for name in measured},
-        "time_to_target": "time (s)",
-        "gradients_to_target": "gradients",
-        "final_loss": "minibatch loss",
-        "test_accuracy": "accuracy",
-        "staleness_mean": "staleness",
-        "simulated_seconds": "in all (s)",
-    }
-    shown = shown.rename(columns=titles)
+    measure, many = config.measured, len(table) > 1
+    wanted = ["time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy"]
+    wanted += [name for name in own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]]
+    shown = table[["method", "learning_rate"]].copy()
+    shown[measure.name] = spread(table, measure.name)
+    place, above, best = order_columns(table).items()
+    if many:
+        shown.insert(0, *place)
+        shown[above[0]], shown[best[0]] = above[1], best[1]
     for name in ("reached", "diverged"):
         shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
-    text = table_text(shown)
-    direction = "" if config.best is None else f", the {config.best} first"
-    tuned = ", each at the best of its learning rates" if config.tune else ""
+    for name in wanted:
+        if name in table and name != measure.name:
+            shown[name] = table[name]
+    costs = ["first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages", "gigabytes"]
+    shown = shown.assign(**{name: table[name] for name in costs})
+    shown = shown.rename(columns={name: _TITLES.get(name, name.replace("_", " ")) for name in shown})
     clusters = timings(cell.cluster, cell.methods)
     whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
     described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
-    return (
-        f"{described}\n{cell.problem.name}; time and gradients until {config.goal} is "
-        f"reached; sorted by {titles[config.measure]}{direction}{tuned}\n{text}"
-    )
-
-
-def _say_at_the_edge(summary: "pd.DataFrame", table: "pd.DataFrame") -> None:
-    """Say aloud which methods are best at the least or the largest rate of several: others may be better."""
-    at_edge: dict[tuple[str, float], list[str]] = {}
-    for row in table.dropna(subset="learning_rate").itertuples():
-        tried = sorted(summary.loc[summary["method"] == row.method, "method.learning_rate"].dropna().unique())
-        if len(tried) > 2 and row.learning_rate in (tried[0], tried[-1]):
-            which = "least" if row.learning_rate == tried[0] else "largest"
-            at_edge.setdefault((which, float(row.learning_rate)), []).append(str(row.method))
-    for (which, rate), names in at_edge.items():
-        note(f"{', '.join(names)}: best at the {which} rate of --tune, {rate:g}; one beyond it may be better")
-
-
-def _until_target(seeds: "list[tuple[Run, Trace]]", target: Target) -> dict[str, float]:
-    """Return how many seeds met the target, and the mean time (s) and gradients computed until then.
-
-    The time is read between evaluations; thrown-away gradients count. Infinite if a seed never met it.
-    """
-    import numpy as np
-
-    times, gradients = [], []
-    for run, trace in seeds:
-        time = target.time(run.evaluations)
-        computed = int(trace.frame.loc[trace.frame["commit_time"] <= time, "local_steps"].sum())
-        times.append(time)
-        gradients.append(float(computed) if np.isfinite(time) else np.inf)
-    return {**until_target(times), "gradients_to_target": float(np.mean(gradients))}
+    length = "as many gradients" if config.time_budget is None else f"{config.time_budget:g} s"
+    tuned = f", each at the best of {len(config.tune)} learning rates" if config.tune else ""
+    direction = f"the {measure.best} first"
+    held = f" and held at the next {counted(config.hold, 'evaluation')}" if config.hold else ""
+    lines = [
+        described,
+        f"{cell.problem.name}; {length} for every method{tuned}; {counted(int(table['seeds'].max()), 'seed')}",
+        f"time and gradients until {config.goal} is reached{held}; sorted by {measure.shown}, {direction}; \u00b1: "
+        "standard deviation over the seeds",
+    ]
+    lines.append(table_text(shown, file=TABLE))
+    if many:
+        relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
+        lines.append(
+            f"vs above, vs best: {relative} in the line above, in the first line; ~: within the noise of the line above; "
+            "?: not compared"
+        )
+        lines.append(verdict(table, list(table["method"]), measure))
+        if config.tune and int(table["seeds"].max()) > 1:
+            lines[-1] += "; the learning rates were chosen with the same seeds"
+    lines += filter(None, [at_the_edge(table, config.tune, table["method"])])
+    return "\n".join(lines)
 
 
 def _costs(trace: "Trace", vector: float, message_size: float) -> dict[str, float]:

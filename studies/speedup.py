@@ -184,12 +184,6 @@ def _conclude(target: float, divided: bool, folder: Path, summary: "pd.DataFrame
 
 def _long_enough(cell: "Cell", seconds: float) -> "Cell":
     """Return a cell with as many steps as its cluster makes in some simulated seconds."""
-    from asyncsim.simulation.simulate import simulate
+    from asyncsim.study.cell import commits_within
 
-    commits = cell.cluster.workers
-    times = simulate(cell.cluster, commits).accepted.frame["commit_time"]
-    while times.iloc[-1] < seconds:
-        commits *= 2
-        times = simulate(cell.cluster, commits).accepted.frame["commit_time"]
-    steps = int((times <= seconds).sum()) // cell.cluster.workers
-    return cell.with_options(steps=max(1, steps))
+    return cell.with_options(steps=max(1, commits_within(cell.cluster, seconds) // cell.cluster.workers))

@@ -84,16 +84,23 @@ def diagnostic_curve(
 def evaluation_curve(
     runs: Sequence[Run], steps: Sequence[ArrayLike] | None = None, measure: str = "train_loss"
 ) -> Curve:
-    """Return the training losses of one method's runs at their evaluations; one that is not finite is none.
+    """Return a quantity of one method's runs at their evaluations; a value that is not finite is none.
 
     ``runs``: one per seed. ``steps``: what counts as the step of each evaluation, run by run; by default the commits by
-    then. ``measure``: another column of the evaluations.
+    then. ``measure``: a column of `Run.evaluations`, or ``"final_loss"``, the mean loss of the minibatches since the
+    evaluation before.
     """
     named = [run.evaluations["commit"] for run in runs] if steps is None else steps
     found = []
     for run, step in zip(runs, named, strict=True):
-        losses = run.evaluations[measure]
-        found.append(run.evaluations[["commit_time"]].assign(step=step, loss=losses.where(np.isfinite(losses))))
+        if measure == "final_loss":
+            ends = run.evaluations["commit"].to_numpy()
+            with np.errstate(over="ignore"):
+                means = run.commits["loss"].groupby(np.searchsorted(ends, run.commits["commit"], "right")).mean()
+            values = means.reindex(range(len(ends)))
+        else:
+            values = run.evaluations[measure]
+        found.append(run.evaluations[["commit_time"]].assign(step=step, loss=values.where(np.isfinite(values))))
     ends = [
         (float(one["commit_time"].iloc[-1]), float(one["step"].iloc[-1]), float(one["loss"].dropna().iloc[-1]))
         for run, one in zip(runs, found, strict=True)
@@ -115,11 +122,11 @@ def curve_over_seeds(
     return Curve(np.asarray(time), np.asarray(step), mean, low, high, ends)
 
 
-def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
+def steady_time(curves: Mapping[str, Curve], apart: float = 1.0) -> tuple[float, float] | None:
     """Return seconds per worker step, and the time of step zero, if they are the same all along for all methods.
 
     The two horizontal axes then say the same: no point is further from its place than a hundredth of the axis, and step
-    zero, where nothing is drawn, no further from time zero than a step.
+    zero, where nothing is drawn, no further from time zero than ``apart`` steps.
     """
     known = [curve.time[np.isfinite(curve.time)] for curve in curves.values()]
     steps = [curve.step[np.isfinite(curve.time)] for curve in curves.values()]
@@ -127,7 +134,7 @@ def steady_time(curves: Mapping[str, Curve]) -> tuple[float, float] | None:
     if np.ptp(time) == 0 or np.ptp(step) == 0:
         return None
     each, zero = (float(value) for value in np.polyfit(step, time, 1))
-    steady = np.abs(zero + each * step - time).max() < 0.01 * time.max() and abs(zero) <= each
+    steady = np.abs(zero + each * step - time).max() < 0.01 * time.max() and abs(zero) <= apart * each
     return (each, zero) if steady else None
 
 
@@ -230,11 +237,37 @@ def draw_curve(
             axes.plot(end, height, color=one.color, clip_on=False, zorder=4, **DIVERGED)
 
 
-def draw_target(axes: Axes, options: Mapping[str, Any]) -> None:
-    """Draw what is to be reached by the options of a study, if that is a loss on the training data and in view."""
-    loss, (low, high) = options["target"], axes.get_ylim()
-    if options.get("target_of") in (None, "train_loss") and low <= loss <= high:
-        axes.axhline(loss, color=look.BLACK, linewidth=0.6, zorder=0, label="target")
+def draw_target(axes: Axes, options: Mapping[str, Any], quantity: str = "train_loss") -> None:
+    """Draw what is to be reached by the options of a study, if it is of the quantity on the axes and in view."""
+    target, (low, high) = options["target"], axes.get_ylim()
+    if options.get("target_of") in (None, quantity) and low <= target <= high:
+        axes.axhline(target, color=look.BLACK, linewidth=0.6, zorder=0, label="target")
+
+
+def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
+    """Return which curves hide each other: the groups of those whose points are the same to a thousandth."""
+    groups: list[list[str]] = []
+    for name, curve in curves.items():
+        for group in groups:
+            first = curves[group[0]]
+            if len(first.mean) == len(curve.mean) and all(
+                np.allclose(one, other, rtol=1e-3, atol=0, equal_nan=True)
+                for one, other in zip(first[:3], curve[:3], strict=True)
+            ):
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return [group for group in groups if len(group) > 1]
+
+
+def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"]) -> None:
+    """Add an axis of steps on top of one of time, of which both say the same; see `steady_time`."""
+    each, zero = steady
+    ways: Any = (lambda time: (time - zero) / each, lambda step: zero + each * step)
+    second = axes.secondary_xaxis("top", functions=ways)
+    axis_along(second, "step")
+    second.set_xlabel(label)
 
 
 def loss_axis(curves: Iterable[Curve]) -> tuple[str, float, float]:

@@ -33,6 +33,7 @@ from asyncsim.study.executor import computing_device
 from asyncsim.study.jobs import Job, Tables
 from asyncsim.study.outcome import outcome
 from asyncsim.study.results import SUMMARY
+from asyncsim.study.target import Target
 from asyncsim.threads import cached
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import each_note_once, note
@@ -47,13 +48,27 @@ class Cell(NamedTuple):
     values: Mapping[str, Any]  #: what sets it apart from the others, as columns of the summary
     config: StudyConfig  #: with its seeds, its length and what is recorded
     cluster: Cluster
-    methods: list[Method]
+    methods: list[Method]  #: none: traces alone
     problem: Problem
+    goal: Target | None = None  #: what its runs are to reach: columns of the summary
+    seconds: float | None = None  #: simulated, that each method has in place of as many gradients
 
-    def own(self, method: Method) -> tuple[Cluster, int]:
-        """Return the cluster that a method is run on, and the commits there, which have as many gradients for all."""
+    def own(self, method: Method, seed: int = 0) -> tuple[Cluster, int]:
+        """Return the cluster that a method is run on, and the commits there, with as many gradients for all methods.
+
+        Where the cell has ``seconds``, the commits are those of that time with this seed.
+        """
         cluster = meet(self.cluster, method.timing)
-        return cluster, same_gradients(self.config.commits, self.cluster, cluster)
+        return cluster, self.length(cluster, seed)
+
+    def length(self, cluster: Cluster, seed: int) -> int:
+        """Return the commits of a trace of the cell's cluster, or of one that meets a method's timing."""
+        if self.seconds is None:
+            return same_gradients(self.config.commits, self.cluster, cluster)
+        commits = commits_within(cluster, self.seconds, seed)
+        if not commits:
+            raise InputError(f"time_budget = {self.seconds:g}: ends before the first commit of seed {seed}; give more")
+        return commits
 
     def with_options(self, **options: Any) -> "Cell":
         """Return the cell with other values of some options, on the same cluster."""
@@ -108,9 +123,18 @@ def same_gradients(commits: int, cluster: Cluster, other: Cluster) -> int:
     return math.floor(commits * cluster.mean_window / other.mean_window * (1 + _ROUND_OFF))
 
 
+@cached(maxsize=256)
+def commits_within(cluster: Cluster, seconds: float, seed: int = 0) -> int:
+    """Return how many commits a cluster makes in some simulated seconds; there may be none."""
+    commits = cluster.workers
+    while (times := simulate(cluster, commits, seed, progress=False).accepted.frame["commit_time"]).iloc[-1] <= seconds:
+        commits *= 2
+    return int((times <= seconds).sum())
+
+
 @each_note_once()
 def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) -> list[Job]:
-    """Return the runs of some cells, each method of a cell on one trace per seed.
+    """Return the runs of some cells, each method of a cell on one trace per seed; of one without methods the traces.
 
     ``traces``: the files of the traces that other cells have, by cluster, commits and seed; those of these cells are
     added.
@@ -118,8 +142,10 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
     jobs = []
     for cell in cells:
         for seed in range(cell.config.seeds):
+            if not cell.methods:
+                jobs.append(_trace_job(cell, seed))
             for method in cell.methods:
-                cluster, commits = cell.own(method)
+                cluster, commits = cell.own(method, seed)
                 name = f"seed{seed}"
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"
@@ -128,7 +154,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                         for need, value in method.timing._asdict().items()
                         if value is not None and (need not in ("far_every", "groups") or cluster.far_every > 1)
                     ]
-                    length = "" if commits == cell.config.commits else f", of {commits:,} commits for as many gradients"
+                    same = cell.seconds is not None or commits == cell.config.commits
+                    length = "" if same else f", of {commits:,} commits for as many gradients"
                     note(f"{method.name} needs {', '.join(needs)}: it gets its own traces{length}")
                 file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
                 file = traces.setdefault((cluster, commits, seed), file)
@@ -136,6 +163,35 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     require_replies(method, find_waves(_trace(cluster, commits, seed).accepted).reads)
                 jobs.append(_job(cell, method, seed, cluster, commits, file))
     return jobs
+
+
+def _trace_job(cell: Cell, seed: int) -> Job:
+    """Return a trace without a run: its numbers are a row of the summary."""
+    cluster, commits = cell.cluster, cell.length(cell.cluster, seed)
+    file = (Path("traces", cell.name) / f"seed{seed}.parquet").as_posix()
+    labels = {**cell.values, "workers": cluster.workers, "seed": seed}
+
+    def row(trace: Trace) -> Tables:
+        own = {f"trace.{name}": value for name, value in trace.summary().items()}
+        return {SUMMARY: [{**labels, "status": "finished", **own, "trace_file": file}]}
+
+    def keep(folder: Path, trace: Trace) -> Tables:
+        trace.save(folder / file)
+        return row(trace)
+
+    def read(folder: Path) -> Tables | None:
+        try:
+            trace = Trace.load(folder / file)
+            _require_own("trace", {"cluster": trace.cluster, "seed": trace.seed}, {"cluster": cluster, "seed": seed})
+            return row(trace)
+        except InputError as error:
+            if (folder / file).exists():
+                note(f"{error}: made again")
+                (folder / file).unlink()
+            return None
+
+    values = "".join(f"{name} {value}, " for name, value in cell.values.items())
+    return Job(f"{values}seed {seed}", file, simulate, (cluster, commits, seed), keep, read, labels)
 
 
 def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, trace_file: str) -> Job:
@@ -158,6 +214,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
         own = {
             **labels,
             **outcome(run, trace),
+            **({} if cell.goal is None else cell.goal.reached(run, trace)),
             **{f"method.{name}": value for name, value in run.config["hyperparameters"].items()},
             **{f"trace.{name}": value for name, value in trace.summary().items()},
             **of_trace,

@@ -81,10 +81,13 @@ class SweepConfig(StudyOptions):
 
 
 @each_note_once()
-def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) -> "list[Cell]":
+def sweep(
+    config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]], traces_alone: bool = False
+) -> "list[Cell]":
     """Return a cell for each entry of a grid: the config with these values in the place of its own.
 
-    Each entry for a `SweepConfig` has ``workers``.
+    Each entry for a `SweepConfig` has ``workers``. ``traces_alone``: an empty list of methods makes cells without any,
+    of which there are traces alone; else it raises InputError.
 
     Cells that agree in all options of their methods, or of their problem, share the very objects: these are compiled
     once. Options that change nothing are said aloud.
@@ -99,7 +102,8 @@ def sweep(config: SweepConfig | StudyConfig, grid: Iterable[Mapping[str, Any]]) 
         own.check()
         of_methods, of_problem = _chosen(own, ("methods", *OF_METHODS)), _chosen(own, ("problem", *OF_PROBLEMS))
         if of_methods not in methods:
-            methods[of_methods] = own.make_methods(set(values), config.changed)
+            alone = traces_alone and not own.methods
+            methods[of_methods] = [] if alone else own.make_methods(set(values), config.changed)
         if of_problem not in problems:
             problems[of_problem] = own.make_problem(set(values), config.changed)
         problem = problems[of_problem]
@@ -143,6 +147,8 @@ def run_cells(
     for cell in cells:
         methods |= {method.name: method for method in cell.methods if method.name not in methods}
     record = {"study": study, **config.record(list(methods.values()), cells[0].problem)}
+    if cells[0].goal is not None:
+        record |= {"target": cells[0].goal.value, "target_of": cells[0].goal.of}
     if any(cell.values for cell in cells):
         record["cells"] = [dict(cell.values) for cell in cells]
     traces: dict[Any, str] = {}

@@ -1,0 +1,245 @@
+"""Which of several methods, policies or rates is best, and which are not to be told apart.
+
+A study's summary has a row for each run. `grid` makes of it a row for each combination of some columns, with means and
+spreads over the seeds, the best first; `ranked` says of the best of these how sure their order is::
+
+    every = grid(summary, ("method", "learning_rate"), ["time_to_target", "train_loss"], measure)
+    table = ranked(every.drop_duplicates("method"), summary, ("method", "learning_rate"), measure)
+
+Seeds are paired: with one seed all rows have the same delays and minibatches. The differences of two rows, seed by seed,
+therefore hold less noise than the rows.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from asyncsim.wording import counted, number_text
+
+#: Of all comparisons of a table together.
+CONFIDENCE = 0.95
+#: Of a time to a target that was not reached: what it is at least.
+_AT_LEAST = {"time_to_target": "simulated_seconds", "gradients_to_target": "gradients"}
+#: More seeds than these nobody is advised to take.
+_MANY_SEEDS = 100
+
+
+class Measure(NamedTuple):
+    """A column of the summary that runs are compared by."""
+
+    name: str
+    best: str = "least"  #: or ``"most"``: which of its values are best
+    title: str = ""  #: in a table; by default its name
+
+    @property
+    def shown(self) -> str:
+        """Its title in a table."""
+        return self.title or self.name.replace("_", " ")
+
+
+def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measure: Measure) -> pd.DataFrame:
+    """Return a row for each combination of some columns of a summary, those with the best measure first.
+
+    First come the rows that have the measure of every seed: it is missing where a run diverged, or never reached its
+    target. Rows without it are sorted by a loss. Columns: those of ``by``, ``seeds``, ``diverged``, with targets
+    ``reached`` and ``touched`` (seeds that met it and held it, that met it at all) and ``first_touch``, then the means
+    of ``columns`` and of the measure and their standard deviations, ``..._sd``. Of a target they are over all seeds, infinite if
+    one never reached it; the others are over the seeds that finished.
+    """
+    columns = [name for name in dict.fromkeys((measure.name, *columns)) if name in summary]
+    rows = []
+    for values, group in summary.groupby(list(by), sort=False, dropna=False):
+        ended = group[group["status"] == "finished"]
+        row = {**dict(zip(by, values, strict=True)), "seeds": len(group), "diverged": len(group) - len(ended)}
+        if "time_to_target" in group:
+            row["reached"] = int(np.isfinite(group["time_to_target"]).sum())
+            row["touched"] = int(np.isfinite(group["first_touch"]).sum())
+            row["first_touch"] = group["first_touch"].mean()
+        for name in columns:
+            own = group[name] if name in _AT_LEAST else ended[name]
+            row |= {name: own.mean(), f"{name}_sd": own.std() if np.isfinite(own).all() else np.nan}
+        row["missing"] = len(group) - int(np.isfinite(group[measure.name]).sum())
+        rows.append(row)
+    found = pd.DataFrame(rows)
+    loss = next((name for name in ("train_loss", "final_loss") if name in found), measure.name)
+    order = {"missing": True, loss: True, measure.name: measure.best == "least"}
+    keys = ["missing", measure.name, *({loss} - {measure.name})]
+    found = found.sort_values(keys, ascending=[order[name] for name in keys], na_position="last", kind="stable")
+    return found.drop(columns="missing").reset_index(drop=True)
+
+
+def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.DataFrame:
+    """Return some rows of a `grid`, the best first, with how sure their order is.
+
+    Added are ``best_low`` and ``best_high``, between which this row's measure is relative to the first row's, and
+    ``above_low`` and ``above_high``, relative to the row above; ``apart_from_best`` and ``apart_from_above``, whether
+    that leaves no doubt which is better; and ``needs_seeds``, with about how many seeds row and row above would be told
+    apart if they differ as they seem to. All are NaN or None where nothing can be said: of a single seed, of a row that
+    diverged, of two that did not reach the target.
+
+    The intervals are of ratios, through differences of logarithms, where the least is best and all values are above
+    zero; of what is missing to the better row elsewhere. All intervals of a table hold together with the probability
+    `CONFIDENCE`: they are Tukey's of all pairs (the studentized range) in blocks of a seed each. The noise of a pair is
+    what methods and seeds leave unexplained, pooled over all rows, or the spread of its own differences if that is
+    larger: methods are not equally noisy. In simulations without any difference, up to thirty times as noisy rows among
+    others, three seeds and eight rows, some pair was told apart in 4 to 12 % of the tables; paired t tests, one by one,
+    do so in 30 to 70 %.
+
+    Of a row that has not reached the target with every seed the ends of its runs are taken for its times: the
+    difference is at least the lower bound, and the upper one is infinite.
+    """
+    table = table.reset_index(drop=True)
+    runs = table[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
+
+    def per_seed(name: str) -> np.ndarray:
+        return runs.pivot(index="place", columns="seed", values=name).to_numpy()
+
+    paired = ~pd.isna(per_seed("status")).any(axis=0)
+    finished = (per_seed("status") == "finished")[:, paired]
+    values = per_seed(measure.name).astype(float)[:, paired]
+    complete = np.isfinite(values).all(axis=1)
+    known = values.copy()
+    if measure.name in _AT_LEAST:
+        known = np.where(np.isfinite(values), values, per_seed(_AT_LEAST[measure.name]).astype(float)[:, paired])
+    usable, seeds = finished.all(axis=1) & np.isfinite(known).all(axis=1), int(paired.sum())
+    ratio = measure.best == "least" and bool((known[usable] > 0).all())
+    known = np.log(known, where=usable[:, None], out=known) if ratio else known * (1 if measure.best == "least" else -1)
+    half = _half_width(known[complete & usable], len(table), seeds)
+    found: list[dict[str, Any]] = []
+    for row in range(len(table)):
+        own: dict[str, Any] = {}
+        for name, better in (("best", 0), ("above", row - 1)):
+            low = high = np.nan
+            if row and seeds > 1 and complete[better] and usable[better] and usable[row]:
+                apart = known[row] - known[better]
+                width = half(apart)
+                low, high = apart.mean() - width, apart.mean() + width if complete[row] else np.inf
+                if name == "above" and complete[row]:
+                    needed = seeds * (width / abs(apart.mean())) ** 2 if apart.mean() else np.inf
+                    own["needs_seeds"] = math.ceil(min(needed, _MANY_SEEDS + 1))
+            own[f"apart_from_{name}"] = None if np.isnan(low) else bool(low > 0)
+            own[f"{name}_low"], own[f"{name}_high"] = (np.exp(low), np.exp(high)) if ratio else (low, high)
+        own["same_as_above"] = bool(row and complete[row] and (values[row] == values[row - 1]).all())
+        found.append(own)
+    names = ("best_low", "best_high", "above_low", "above_high", "apart_from_best", "apart_from_above")
+    more = pd.DataFrame(found, columns=[*names, "needs_seeds", "same_as_above"])
+    return table.assign(**{name: more[name] for name in more}, ratio=ratio, paired_seeds=seeds)
+
+
+def _half_width(known: np.ndarray, rows: int, seeds: int) -> Any:
+    """Return the function from the differences of two rows, seed by seed, to half the width of their interval."""
+    from scipy.stats import studentized_range
+
+    if rows < 2 or seeds < 2:
+        return lambda apart: np.nan
+    unexplained = known - known.mean(axis=1, keepdims=True) - known.mean(axis=0) + (known.mean() if len(known) else 0)
+    degrees = (max(2, len(known)) - 1) * (seeds - 1)
+    pooled = (unexplained**2).sum() / degrees if len(known) > 1 else 0.0
+    factor = studentized_range.ppf(CONFIDENCE, rows, degrees) / math.sqrt(2)
+    return lambda apart: float(factor * math.sqrt(max(2 * pooled, apart.var(ddof=1)) / seeds))
+
+
+def spread(table: pd.DataFrame, name: str) -> list[str]:
+    """Return the means of a column with the standard deviations over the seeds, as texts: ``23.5 ± 3.1``."""
+    pairs = zip(table[name], table[f"{name}_sd"], strict=True)
+    return [number_text(mean) + (f" \u00b1 {number_text(sd, 2)}" if np.isfinite(sd) else "") for mean, sd in pairs]
+
+
+def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
+    """Return what a printed table says of the order: the places, and the intervals beside the row above and the best.
+
+    A place that begins with ``~`` is within the noise of the row above; ``?``: nothing can be said.
+    """
+    marks = {True: "", False: "~", None: "?"}
+    places = [f"{marks[row.apart_from_above] if row.Index else ''}{row.Index + 1}" for row in table.itertuples()]
+    return {
+        "": places,
+        "vs above": [_interval(low, high) for low, high in zip(table["above_low"], table["above_high"], strict=True)],
+        "vs best": [_interval(low, high) for low, high in zip(table["best_low"], table["best_high"], strict=True)],
+    }
+
+
+def _interval(low: float, high: float) -> str:
+    if np.isnan(low):
+        return "-"
+    ends = [f"{end:.2f}" if 0.1 <= abs(end) < 100 else number_text(end, 2) for end in (low, high)]
+    return " to ".join(ends) if np.isfinite(high) else f"over {ends[0]}"
+
+
+def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: str = "method") -> str:
+    """Return in words which rows of a `ranked` table are best, which are not to be told apart, and how sure that is.
+
+    ``names``: of the rows. ``what``: a row is one of.
+    """
+    seeds, total = int(table["paired_seeds"].iloc[0]), int(table["seeds"].max())
+    first = table.iloc[0]
+    unit = f"times the {measure.shown.partition(' (')[0]} of" if first["ratio"] else f"less {measure.shown} than"
+    if measure.best == "least" and not first["ratio"]:
+        unit = unit.replace("less", "more")
+    if not np.isfinite(first[measure.name]):
+        why = "diverged" if first["diverged"] else "did not reach the target"
+        return f"no {what} can be called the best: even {names[0]} {why} with some seed; the order is of losses"
+    if len(table) == 1:
+        return f"{names[0]} is the only {what}: there is nothing to compare it with"
+    if seeds < 2:
+        return "one seed: nothing can be said of how sure this order is; give --seeds 3 or more"
+    rows = list(zip(names, table.to_dict("records"), strict=True))
+    rivals = [(name, row) for name, row in rows[1:] if row["apart_from_best"] is False]
+    lines = []
+    if rivals:
+        beside = ", ".join(f"{name} ({_interval(row['best_low'], row['best_high'])})" for name, row in rivals)
+        lines.append(
+            f"best: {names[0]}, but {counted(seeds, 'seed')} do not tell it apart from {beside}, in brackets {unit} "
+            f"{names[0]}"
+        )
+    elif all(row["apart_from_best"] is None for _, row in rows[1:]):
+        lines.append(f"best: {names[0]}, the only one that can be compared")
+    else:
+        name, row = min(
+            ((name, row) for name, row in rows[1:] if row["apart_from_best"]), key=lambda one: one[1]["best_low"]
+        )
+        gap = _interval(row["best_low"], row["best_high"])
+        lines.append(f"best: {names[0]}, told apart from all others; the nearest, {name}, has {gap} {unit} {names[0]}")
+    for (above, _), (name, row) in zip(rows, rows[1:], strict=False):
+        if row["same_as_above"]:
+            lines.append(f"the same with every seed: {above} and {name}")
+        elif row["apart_from_above"] is False and np.isinf(row["above_high"]):
+            lines.append(f"not told apart: {above} and {name} ({_lacking(row)}; longer runs might)")
+        elif row["apart_from_above"] is False:
+            more = int(row["needs_seeds"])
+            would = f"about {more} seeds" if more <= _MANY_SEEDS else f"more than {_MANY_SEEDS} seeds"
+            lines.append(f"within the noise: {above} and {name}; {would} would tell, if they differ as it seems")
+    unknown = [f"{name} ({_lacking(row)})" for name, row in rows if row["apart_from_best"] is None][1:]
+    if unknown:
+        lines.append(f"not compared: {', '.join(unknown)}")
+    lines.append(
+        f"how sure: all intervals and what follows from them hold together with {CONFIDENCE:.0%} confidence, paired over "
+        f"{counted(seeds, 'seed')}"
+        + ("" if seeds == total else f", those that every {what} has")
+    )
+    return "\n".join(lines)
+
+
+def _lacking(row: dict[str, Any]) -> str:
+    if row["diverged"]:
+        return f"diverged with {row['diverged']} of {row['seeds']} seeds"
+    missed = f", not reached with {row['seeds'] - row['reached']} of {row['seeds']} seeds" if "reached" in row else ""
+    return missed.removeprefix(", ") or "nothing to compare"
+
+
+def at_the_edge(table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str], option: str = "--tune") -> str:
+    """Return which rows of a table are best at the least or the largest of several rates; empty if none is.
+
+    ``tried``: the rates. ``names``: of the rows. A better rate may lie beyond the edge, unless a single rate was tried.
+    """
+    if tried is None or len(tried) < 2:
+        return ""
+    edges = []
+    for which, rate in (("least", min(tried)), ("largest", max(tried))):
+        there = [name for name, own in zip(names, table["learning_rate"], strict=True) if own == rate]
+        if there:
+            edges.append(f"at the {which} rate of {option}, {rate:g}: {', '.join(there)}")
+    return f"best {'; '.join(edges)}; a rate beyond it may be better" if edges else ""
