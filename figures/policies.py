@@ -5,8 +5,9 @@ The data come from ``python -m asyncsim.study policies``, which draws them itsel
     python -m figures results/policies              # in a clone
     asyncsim figures results/policies     # installed
 
-``policies``: what the workers do with their time under each policy. ``loss``: training losses against simulated time, a
-panel for each method.
+``policies``: what the workers do with their time under each policy. ``loss``: training losses, or what the target is
+of, against simulated time, a panel for each method and window, each policy at its best learning rate; none where no
+gradients were computed.
 """
 
 import itertools
@@ -24,25 +25,27 @@ from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace_summary import IN_WORDS, Phases
 from asyncsim.wording import LEAST_SHARE, counted, number_text, over_seeds
 
-_COLUMNS = ("workers", "policy", *Phases._fields, "in_vain", "throughput")
+_COLUMNS = ("workers", "window", "policy", *Phases._fields, "in_vain", "throughput")
 
 
 def draw(folder: str | os.PathLike) -> list[Path]:
     """Draw both figures of a folder of results, into the folder."""
     folder = Path(folder)
-    finished = read(folder, "policies", ("workers", "method", "policy", "status", "run_folder"))
+    finished = read(folder, "policies", ("workers", "policy", "status"))
     with look.style():
         written = look.save(time_spent(finished), folder / "policies")
+        if "method" not in finished.summary:
+            return written
+        finished.require(("method", "run_folder"))
         return written + look.save(loss(finished), folder / "loss")
 
 
 def time_spent(finished: Finished) -> Figure:
     """Draw what workers do with their time, and which part of it is in vain: a bar for each policy."""
     table = finished.table("policies.csv", _COLUMNS)
-    counts = table["workers"].unique()
-    figure, panels = look.new_figure(look.DOUBLE, 0.9 + 0.27 * len(table) + 0.3 * len(counts), 1, len(counts))
-    for axes, count in zip(panels, counts, strict=True):
-        rows = table[table["workers"] == count]
+    clusters = [group for _, group in table.groupby(["workers", "window"], sort=False)]
+    figure, panels = look.new_figure(look.DOUBLE, 0.9 + 0.27 * len(table) + 0.3 * len(clusters), 1, len(clusters))
+    for axes, rows in zip(panels, clusters, strict=True):
         place = np.arange(len(rows))
         left = np.zeros(len(rows))
         for label, part, color in _parts(rows):
@@ -56,7 +59,7 @@ def time_spent(finished: Finished) -> Figure:
         for row, throughput in zip(place, rows["throughput"], strict=True):
             rate = f"{number_text(throughput)} commits/s"
             axes.annotate(rate, (1, row), (3, 0), textcoords="offset points", va="center")
-        axes.set_title(counted(int(count), "worker"))
+        axes.set_title(_cluster(table, rows["workers"].iloc[0], rows["window"].iloc[0]))
     panels[-1].set_xlabel("part of the workers' time")
     handles, labels = panels[0].get_legend_handles_labels()
     layout.legend_below(figure, handles, labels, 3)
@@ -76,20 +79,25 @@ def _parts(rows: pd.DataFrame) -> list[tuple[str, pd.Series, str]]:
 
 
 def loss(finished: Finished) -> Figure:
-    """Draw the training losses under each policy against simulated time: a panel for each method and cluster."""
-    summary = finished.summary
-    panels_of = summary[["workers", "method"]].drop_duplicates().itertuples(index=False)
-    found = [(int(workers), str(method)) for workers, method in panels_of]
-    looks = look.others(summary["policy"].unique())
+    """Draw the training losses under each policy against simulated time: a panel for each method, cluster and window.
+
+    It is what the target is of, should that be something else.
+    """
+    times = finished.table("times.csv", ("workers", "window", "policy", "method", "learning_rate"))
+    quantity = finished.config["target_of"]
+    panels_of = finished.summary[["workers", "window", "method"]].drop_duplicates().itertuples(index=False)
+    found = [(int(workers), int(window), str(method)) for workers, window, method in panels_of]
+    looks = look.others(finished.summary["policy"].unique())
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
     size = look.SINGLE if columns == 1 else look.DOUBLE, 2.7 * rows
     figure, panels = look.new_figure(*size, columns, rows, sharey=True)
     for axes in panels[len(found) :]:
         axes.remove()
-    curves_of = {one: _curves(finished._replace(summary=finished.rows(workers=one[0], method=one[1]))) for one in found}
-    scale, *limits = loss_axis(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))
-    for axes, ((workers, method), curves) in zip(panels, curves_of.items(), strict=False):
+    curves_of = {one: _curves(finished, times, one, quantity) for one in found}
+    every = list(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))
+    scale, *limits = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(every)
+    for axes, ((workers, window, method), curves) in zip(panels, curves_of.items(), strict=False):
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
         if scale == "log":
@@ -97,27 +105,40 @@ def loss(finished: Finished) -> Figure:
         own_looks, named = {name: looks[name] for name in curves}, {name: name for name in curves}
         draw_curves(axes, curves, named, "time", looks=own_looks)
         mark_beyond(axes, curves, named, "time", own_looks)
-        draw_target(axes, finished.config)
-        axes.set_title(f"{look.looks([method])[method].label}, {counted(workers, 'worker')}")
+        draw_target(axes, finished.config, quantity)
+        axes.set_title(f"{look.looks([method])[method].label}, {_cluster(times, workers, window)}")
     for axes in panels[: len(found) : columns]:
-        axes.set_ylabel("loss on the training data")
+        axes.set_ylabel("loss on the training data" if quantity == "train_loss" else quantity.replace("_", " "))
     handles: dict[str, Any] = {}
     for axes in figure.axes:  # a policy may be missing in some of them, after an interruption say
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    if (summary["status"] == "diverged").any():
+    if any(curve.ends for curve in every):
         (handles["diverged"],) = panels[0].plot([], [], color=look.BLACK, **DIVERGED)
     layout.legend_below(figure, list(handles.values()), list(handles), 2 * columns)
     layout.title(figure, f"{finished.config['problem']}; {_seeds(finished)}", figure.get_figwidth())
     return figure
 
 
-def _curves(finished: Finished) -> dict[str, Curve]:
-    """Return the training losses under each policy."""
-    return {
-        str(policy): evaluation_curve(finished.runs(policy=policy)) for policy in finished.summary["policy"].unique()
-    }
+def _curves(
+    finished: Finished, times: pd.DataFrame, one: tuple[int, int, str], quantity: str
+) -> dict[str, Curve]:
+    """Return the curves under each policy at its best rate, of a number of workers, a window and a method."""
+    workers, window, method = one
+    found = {}
+    for row in times[(times["workers"] == workers) & (times["window"] == window)].itertuples():
+        rate = {} if pd.isna(row.learning_rate) else {"method.learning_rate": row.learning_rate}
+        own = finished.rows(workers=workers, window=window, policy=row.policy, method=method, **rate)
+        if row.method == method and len(own):
+            names = own.drop_duplicates("seed")["run_folder"]
+            found[str(row.policy)] = evaluation_curve([finished.run(name) for name in names], measure=quantity)
+    return found
+
+
+def _cluster(table: pd.DataFrame, workers: int, window: int) -> str:
+    several = table["window"].nunique() > 1
+    return counted(int(workers), "worker") + (f", window {window}" if several else "")
 
 
 def _seeds(finished: Finished, what: str = "mean and range of") -> str:
-    counts = finished.summary.groupby(["workers", "policy", "method"])["seed"].nunique()
+    counts = finished.summary.groupby(["workers", "window", "policy"])["seed"].nunique()
     return over_seeds(int(counts.max()), what, int(counts.min()))

@@ -193,14 +193,13 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     clusters = timings(cell.cluster, cell.methods)
     whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
     described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
-    length = "as many gradients" if config.time_budget is None else f"{config.time_budget:g} s"
+    length = "as many gradients taken up" if config.time_budget is None else f"{config.time_budget:g} s"
     tuned = f", each at the best of {len(config.tune)} learning rates" if config.tune else ""
     direction = f"the {measure.best} first"
-    held = f" and held at the next {counted(config.hold, 'evaluation')}" if config.hold else ""
     lines = [
         described,
         f"{cell.problem.name}; {length} for every method{tuned}; {counted(int(table['seeds'].max()), 'seed')}",
-        f"time and gradients until {config.goal} is reached{held}; sorted by {measure.shown}, {direction}; \u00b1: "
+        f"time and gradients until {config.goal.held()}; sorted by {measure.shown}, {direction}; \u00b1: "
         "standard deviation over the seeds",
     ]
     lines.append(table_text(shown, file=TABLE))
@@ -212,7 +211,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
         )
         lines.append(verdict(table, list(table["method"]), measure))
         if config.tune and int(table["seeds"].max()) > 1:
-            lines[-1] += "; the learning rates were chosen with the same seeds"
+            lines[-1] += "; the rates were chosen with the same seeds, which flatters all methods, noisy ones most"
     lines += filter(None, [at_the_edge(table, config.tune, table["method"])])
     return "\n".join(lines)
 

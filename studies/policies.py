@@ -4,40 +4,49 @@ Clusters that differ in nothing but the policy, who waits for whom and what the 
 numbers. By default every worker is five times as slow once in twenty local steps. Prints for each policy how many
 commits a second the server takes up, beside the most that theory allows, in which parts of their time the workers
 compute, send, wait and are held, how unequal their shares are and how stale their commits; and how long each method
-needs until a training loss. Writes this as two tables, beside traces, runs, a summary and two figures.
+needs until a training loss, under which policies least, and how sure that is. Writes this as tables, beside traces,
+runs, a summary and figures. Without any method (--methods, and nothing after it) it computes no gradients: traces,
+their table and its figure.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError
 from asyncsim.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
-from asyncsim.study.finished import Finished, Known, beside, figures, read, trace_means
+from asyncsim.study.finished import Known, beside, figures, trace_means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.study.target import Target, until_target
-from asyncsim.wording import LEAST_SHARE, counted, table_text
+from asyncsim.study.target import Target, TargetOptions, say_at_start
+from asyncsim.wording import LEAST_SHARE, counted, note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.clusters.cluster import Cluster
 
-#: The tables of the policies, and of the methods under each, beside the summary of all runs.
-POLICIES, TIMES = "policies.csv", "times.csv"
+#: The tables of the policies, of the methods under each, and of all their learning rates, beside the summary.
+POLICIES, TIMES, TUNING = "policies.csv", "times.csv", "tuning.csv"
+#: What sets clusters apart, and what sets the runs there apart.
+_CLUSTER, _RUNS = ("workers", "window", "policy"), ("workers", "window", "policy", "method", "learning_rate")
 
 
 @dataclass(frozen=True)
-class Config(SweepConfig):
+class Config(TargetOptions, SweepConfig):
     """Options of the study of policies."""
+
+    varied: ClassVar[tuple[str, ...]] = ("workers", "window")
 
     workers: tuple[int, ...] = (20,)
     """Workers of the clusters, one after the other."""
     # Several values here, of which each cell has one, or none yet.
+    window: tuple[int, ...] = (1,)  # type: ignore[assignment]
+    """Local steps per communication, one after the other."""
     policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
     """What the server takes up and when workers go on, one policy after the other; see above. None: asynchronous,
     bounded_staleness(3), barrier, barrier of four fifths of each cluster's workers, first_of half of them, and
@@ -45,25 +54,13 @@ class Config(SweepConfig):
     compute: LawLike = "mixture([gamma(mean=1, cv=0.2), gamma(mean=5, cv=0.2)], [0.95, 0.05])"
     """Law of the time of a local step (s); "[constant(1)]*18 + [constant(3)]*2" gives one per worker."""
     methods: tuple[MethodLike, ...] = ("downpour",)
-    """Methods to compare that name no policy of their own; also yours as FILE.py:FUNCTION (see the README)."""
-    target: float = 0.3
-    """Loss until which the time is told, or accuracy."""
-    target_of: str = "train_loss"
-    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
-    below, if the problem has it."""
-    evaluate_every: int | None = 5
-    """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
-    the logarithm of the loss."""
-
-    @property
-    def goal(self) -> Target:
-        """What is to be reached."""
-        return Target(self.target, self.target_of)
+    """Methods to compare that name no policy of their own; also yours as FILE.py:FUNCTION (see the README). Nothing
+    after --methods: the timing alone."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        self.goal.check()
+        self.check_target()
         if self.policy is not None:
             if isinstance(self.policy, str | Policy) or not isinstance(self.policy, Sequence):
                 raise InputError(
@@ -74,16 +71,21 @@ class Config(SweepConfig):
                 raise InputError("policy: none given; give one or more")
             if len(set(policies)) < len(policies):
                 raise InputError(f"policy = {', '.join(map(_text, self.policy))}: one comes twice; give each once")
-        for workers, policy in self.points():
-            self.at(workers=workers, policy=policy).check()
+        for values in self.points():
+            self.at(**values).check()
 
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cluster; asynchronous, if the values have no policy."""
         return super().at(**{"policy": "asynchronous", **values})
 
-    def points(self) -> list[tuple[int, str]]:
-        """Return the workers and the policy of each cluster."""
-        return [(n, one) for n in self.workers for one in map(_text, self.policy or _usual_policies(n))]
+    def points(self) -> list[dict[str, Any]]:
+        """Return policy, workers and window of each cluster."""
+        return [
+            {"policy": policy, "workers": n, "window": window}
+            for n in self.workers
+            for window in self.window
+            for policy in map(_text, self.policy or _usual_policies(n))
+        ]
 
 
 SCALES = {
@@ -97,24 +99,30 @@ def run(config: Config) -> Result:
     from asyncsim.study.cell import meet
 
     config.check()
+    if not config.methods:
+        config.say_ignored([field.name for field in dataclasses.fields(TargetOptions)], "without methods")
+    elif config.tune:
+        config.say_ignored(("learning_rate",), "beside --tune")
+    rates: list[dict[str, Any]] = [{"learning_rate": rate} for rate in (config.tune or ()) if config.methods] or [{}]
     with config.computing_device():
-        cells = sweep(config, [{"policy": policy, "workers": n} for n, policy in config.points()])
+        cells = sweep(config, [{**point, **rate} for point in config.points() for rate in rates], traces_alone=True)
         config.goal.check_of(cells[0].problem)
+        cells = [cell._replace(goal=config.goal) for cell in cells]
         for method in cells[0].methods:
             if any(meet(cell.cluster, method.timing) != cell.cluster for cell in cells):
                 raise InputError(
                     f"methods = {method.name}: has a timing of its own, and here policies are compared; give methods "
                     "that have none, or run the study compare"
                 )
-        clusters = {(cell.values["policy"], cell.cluster.workers): cell.cluster for cell in cells}
-        conclude = functools.partial(_conclude, clusters, config.goal)
+        clusters = {tuple(cell.values[name] for name in _CLUSTER): cell.cluster for cell in cells}
+        conclude = functools.partial(_conclude, clusters, config)
         return run_cells("policies", config, cells, conclude)
 
 
-def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Cluster]") -> "pd.DataFrame":
+def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Cluster]") -> "pd.DataFrame":
     """Return what each policy costs: a row for each, with means over its traces.
 
-    Columns: ``workers``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that is in the long
+    Columns: ``workers``, ``window``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that is in the long
     run or can be at most, and why (``theory_name``, ``exact``); ``versions`` a second; ``computing``, ``sending``,
     ``waiting``, ``served``, ``held`` and ``returning``, the parts of the workers' time, and ``in_vain``, in which they
     compute for nothing; ``steps``, commits per worker of a trace; ``least`` and ``most``, the commits of a worker
@@ -126,14 +134,13 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
     from asyncsim.traces.trace_summary import Phases
 
     rows = []
-    traces = summary.drop_duplicates(["workers", "policy", "trace_file"])
-    for (workers, policy), group in traces.groupby(["workers", "policy"], sort=False):
-        mean = trace_means(group, workers)
-        known = throughput_theory(clusters[policy, workers])
+    traces = summary.drop_duplicates([*_CLUSTER, "seed"])
+    for names, group in traces.groupby(list(_CLUSTER), sort=False):
+        mean = trace_means(group, names[0])
+        known = throughput_theory(clusters[names])
         rows.append(
             {
-                "workers": workers,
-                "policy": policy,
+                **dict(zip(_CLUSTER, names, strict=True)),
                 "throughput": mean["throughput"],
                 "theory": float("nan") if known is None else known.commits,
                 "theory_name": "" if known is None else known.name,
@@ -151,48 +158,47 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[str, int], Clust
     return pd.DataFrame(rows)
 
 
-def times_table(finished: Finished, target: Target) -> "pd.DataFrame":
-    """Return how long each method needs under each policy: a row for each pair.
+def times_tables(summary: "pd.DataFrame") -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """Return how long each method needs under each policy at its best learning rate, and at every learning rate.
 
-    Columns: ``workers``, ``policy``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target),
-    ``time_to_target`` (s, simulated; the mean, infinite if a seed did not meet it), and ``final_loss`` (of
-    minibatches), ``train_loss`` and ``test_accuracy`` (if the problem has it) at the end, after ``simulated_seconds``:
-    means over the seeds that finished.
+    The best policy and window of a method on so many workers come first. Columns: those of `asyncsim.study.ranking.grid`
+    with ``time_to_target`` (s, simulated), and ``final_loss`` (of minibatches), ``train_loss`` and ``test_accuracy``
+    (if the problem has it) at the end, after ``simulated_seconds``. The first table has those of
+    `asyncsim.study.ranking.ranked`, too, of the clusters with as many workers, method by method.
     """
     import pandas as pd
 
-    rows = []
-    summary = finished.summary
-    measured = [name for name in ("final_loss", "train_loss", "test_accuracy") if name in summary]
-    for (workers, policy, method), group in summary.groupby(["workers", "policy", "method"], sort=False):
-        told = [finished.run(name).evaluations for name in group["run_folder"]]
-        times = [target.time(one) for one in told]
-        ended = group[group["status"] == "finished"]
-        rows.append(
-            {
-                "workers": workers,
-                "policy": policy,
-                "method": method,
-                "seeds": len(group),
-                "diverged": len(group) - len(ended),
-                **until_target(times),
-                **ended[measured].mean(),
-                "simulated_seconds": ended["simulated_seconds"].mean(),
-            }
-        )
-    return pd.DataFrame(rows)
+    from asyncsim.study.ranking import Measure, grid, ranked
+
+    measure = Measure("time_to_target", title="time (s)")
+    summary = summary.assign(learning_rate=summary.get("method.learning_rate", float("nan")))
+    summary = summary.drop_duplicates([*_RUNS, "seed"])
+    every = grid(summary, _RUNS, ("final_loss", "train_loss", "test_accuracy", "simulated_seconds"), measure)
+    best = every.drop_duplicates([*_CLUSTER, "method"])
+    groups = [
+        ranked(best[(best["method"] == method) & (best["workers"] == workers)], summary, _RUNS, measure)
+        for workers in summary["workers"].unique()
+        for method in summary["method"].unique()
+    ]
+    return pd.concat([group for group in groups if len(group)], ignore_index=True), every
 
 
 def _conclude(
-    clusters: "dict[tuple[str, int], Cluster]", target: Target, folder: Path, summary: "pd.DataFrame"
+    clusters: "dict[tuple[Any, ...], Cluster]", config: Config, folder: Path, summary: "pd.DataFrame"
 ) -> None:
     policies = policy_table(summary, clusters)
-    times = times_table(read(folder, "policies"), target)
     write_csv(folder / POLICIES, policies)
-    write_csv(folder / TIMES, times)
+    learning = "method" in summary
+    if learning:
+        times, every = times_tables(summary)
+        write_csv(folder / TIMES, times)
+        write_csv(folder / TUNING, every)
     figures("policies").draw(folder)
     print(_policies_text(policies, summary["seed"].nunique()))
-    print(_times_text(times, target))
+    if learning:
+        print(_times_text(times, config))
+        if said := say_at_start(summary, config.goal):
+            note(said)
 
 
 def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
@@ -200,6 +206,8 @@ def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
 
     shown = policies.drop(columns=["theory", "theory_name", "exact", "steps", "least", "most"])
     shown = shown.drop(columns=[phase for phase in Phases._fields if shown[phase].max() < LEAST_SHARE])
+    if shown["window"].nunique() == 1:
+        shown = shown.drop(columns="window")
     known = [
         Known(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
     ]
@@ -209,24 +217,44 @@ def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
     titles = {"throughput": "commits/s", "versions": "versions/s", "in_vain": "in vain"}
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
-        f"staleness in versions; commits of a worker relative to the mean\n{table_text(shown.rename(columns=titles))}\n"
+        f"staleness in versions; commits of a worker relative to the mean\n{table_text(shown.rename(columns=titles), file=POLICIES)}\n"
     )
 
 
-def _times_text(times: "pd.DataFrame", target: Target) -> str:
-    shown = times.drop(columns="seeds")
-    for name in ("diverged", "reached"):
-        shown[name] = [f"{count} of {seeds}" for count, seeds in zip(times[name], times["seeds"], strict=True)]
+def _times_text(times: "pd.DataFrame", config: Config) -> str:
+    from asyncsim.study.ranking import Measure, at_the_edge, order_columns, spread, verdict
+
+    measure, texts = Measure("time_to_target", title="time (s)"), []
     titles = {
-        "time_to_target": "time (s)",
+        "learning_rate": "rate",
+        "first_touch": "first touch (s)",
         "simulated_seconds": "in all (s)",
         "final_loss": "minibatch loss",
-        "train_loss": "train loss",
     }
-    return (
-        f"simulated time until {target} is reached: mean over the seeds, inf if one never does\n"
-        f"{table_text(shown.rename(columns=titles | {'test_accuracy': 'test accuracy'}))}"
-    )
+    for (workers, method), group in times.groupby(["workers", "method"], sort=False):
+        table = group.reset_index(drop=True)
+        one = table["window"].nunique() == 1
+        names = [row.policy if one else f"{row.policy}, window {row.window}" for row in table.itertuples()]
+        place, *intervals = order_columns(table).items()
+        shown = table[["policy", "window", "learning_rate"]].copy()
+        shown.insert(0, *place)
+        shown[measure.shown] = spread(table, measure.name)
+        shown = shown.assign(**dict(intervals))
+        for name in ("reached", "diverged"):
+            shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
+        rest = ("first_touch", "final_loss", "train_loss", "test_accuracy", "simulated_seconds")
+        shown = shown.assign(**{name: table[name] for name in rest if name in table})
+        if one:
+            shown = shown.drop(columns="window")
+        shown = shown.rename(columns={name: titles.get(name, name.replace("_", " ")) for name in shown})
+        edge = at_the_edge(table, config.tune, names)
+        texts.append(
+            f"{method}, {counted(int(workers), 'worker')}: simulated time until {config.goal.held()}; vs above, vs "
+            f"best: how many times that of the line above, of the first line; ~: within the noise of the line above\n"
+            f"{table_text(shown, file=TIMES)}\n{verdict(table, names, measure, 'policy')}"
+            + (f"\n{edge}" if edge else "")
+        )
+    return "\n\n".join(texts)
 
 
 def _usual_policies(workers: int) -> tuple[str, ...]:

@@ -117,6 +117,8 @@ policies --methods rennala | methods = rennala: has a timing of its own, and her
 policies --methods sgd | methods = sgd: has a timing of its own
 policies --methods dana_zero --window 2 | methods = dana_zero: has a timing of its own
 policies --policy | policy: none given
+policies --window 2 2 | window = 2, 2: one comes twice
+policies --tune | tune: none given
 policies --policy barrier barrier | policy = barrier, barrier: one comes twice
 policies --policy barrier(3) barrier(count=3) | policy = barrier(3), barrier(count=3): one comes twice
 policies --policy barrier(5) --workers 4 | policy
@@ -159,6 +161,11 @@ compare --target 1.5 --target-of test_accuracy | target =
 compare --target-of test_accuracy --problem quadratic | target_of =
 compare --tune 0.1 -1.0 | tune =
 compare --tune 0.1 0.1 | tune =
+compare --tune | tune: none given; give one or more learning rates
+compare --hold -1 | hold = -1
+compare --time-budget 0.0 | time_budget = 0.0: must be above zero (s)
+compare --methods | methods: none given
+compare --measure test_accuracy --target 1.5 | target = 1.5: an accuracy is at most 1
 compare --measure test_loss --problem quadratic | measure =
 compare --measure accuracy | measure =
 gossip --dirichlet | dirichlet: none given; give one or more

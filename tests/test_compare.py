@@ -33,12 +33,15 @@ def test_methods_of_their_own_timing_and_tuned_rates_are_sorted(capsys):
     for row in table.itertuples():
         rivals = summary[summary["method"] == row.method]["method.learning_rate"].unique()
         assert set(rivals) == {0.02, 0.2} and row.learning_rate in rivals
-    assert (folder / "loss.png").exists() and (folder / "loss.pdf").exists()
+    assert {path.name for path in folder.glob("*.png")} == {"curves.png", "tuning.png"}
+    every = pd.read_csv(folder / compare.TUNING)
+    assert len(every) == 4 and every["best"].sum() == 2 and set(every["learning_rate"]) == {0.02, 0.2}
+    assert {"time_to_target", "gradients_to_target", "first_touch"} <= set(summary)
 
 
 @pytest.mark.full
 def test_target_and_costs_are_those_of_runs_and_traces():
-    config = compare.Config(**SMALL, methods=("downpour",), learning_rate=0.1, target=1.7)
+    config = compare.Config(**SMALL, methods=("downpour",), learning_rate=0.1, target=1.7, hold=0)
     folder, summary = compare.run(config)
     row = pd.read_csv(folder / compare.TABLE).iloc[0]
     times, gradients = [], []
@@ -50,7 +53,10 @@ def test_target_and_costs_are_those_of_runs_and_traces():
         times.append(before + part * (after - before))
         frame = Trace.load(folder / trace_file).frame
         gradients.append((frame["commit_time"] <= times[-1]).sum())
-    assert row["time_to_target"] == pytest.approx(np.mean(times))
+    assert row["time_to_target"] == pytest.approx(np.mean(times)) and row["first_touch"] == row["time_to_target"]
+    assert row["time_to_target_sd"] == pytest.approx(np.std(times, ddof=1))
+    np.testing.assert_allclose(summary["time_to_target"], times)
+    np.testing.assert_allclose(summary["gradients_to_target"], gradients)
     assert row["gradients_to_target"] == np.mean(gradients)
     assert row["reached"] == 2 and row["discarded"] == 0
     assert row["messages"] == 2 * len(frame) and row["gigabytes"] == pytest.approx(2 * 60 * 17_226 * 4 / 1e9)
@@ -73,19 +79,24 @@ def test_lighter_messages_take_less_of_the_link_and_count_for_less(tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("losses", "target", "time"),
+    ("losses", "target", "hold", "time"),
     [
-        ([4.0, 1.0, 0.25], 0.5, 1.5),  # half of the way in the logarithm
-        ([4.0, 1.0, 0.25], 1.0, 1.0),
-        ([4.0, 1.0, 0.25], 5.0, 0.0),  # met from the start
-        ([4.0, 1.0, 3.0, 0.5], 1.0, 1.0),  # the first time counts
-        ([4.0, 0.0], 1.0, 0.75),  # no logarithm
-        ([4.0, np.nan, 0.25], 1.0, 2.0),
-        ([4.0, 1.0, np.nan], 0.5, np.inf),
+        ([4.0, 1.0, 0.25], 0.5, 0, 1.5),  # half of the way in the logarithm
+        ([4.0, 1.0, 0.25], 1.0, 0, 1.0),
+        ([4.0, 1.0, 0.25], 5.0, 0, 0.0),  # met from the start
+        ([4.0, 1.0, 3.0, 0.5], 1.0, 0, 1.0),  # the first time counts
+        ([4.0, 0.0], 1.0, 0, 0.75),  # no logarithm
+        ([4.0, np.nan, 0.25], 1.0, 0, 2.0),
+        ([4.0, 1.0, np.nan], 0.5, 0, np.inf),
+        ([4.0, 1.0, 4.0, 1.0, 0.5, 0.25], 2.0, 1, 2.5),  # the first touch is not held
+        ([4.0, 1.0, 4.0, 1.0, 0.5, 0.25], 2.0, 2, 2.5),
+        ([4.0, 1.0, 4.0, 1.0, 0.5], 2.0, 2, np.inf),  # nor is what the run's end cuts off
+        ([1.0, 1.0, 1.0], 2.0, 2, 0.0),
+        ([1.0, 1.0], 2.0, 2, np.inf),
     ],
 )
-def test_time_to_a_target_is_read_between_evaluations(losses, target, time):
-    assert time_to_target(pd.Series(range(len(losses))), pd.Series(losses), target) == pytest.approx(time)
+def test_time_to_a_target_is_read_between_evaluations(losses, target, hold, time):
+    assert time_to_target(pd.Series(range(len(losses))), pd.Series(losses), target, hold) == pytest.approx(time)
 
 
 def test_accuracies_are_reached_from_below():
@@ -140,10 +151,34 @@ def test_rates_that_never_meet_the_target_are_told_apart_by_the_loss(capsys):
     folder, _ = compare.run(judged(seeds=1, target=1e-9, tune=(0.1, 0.15, 0.2)))
     (row,) = pd.read_csv(folder / compare.TABLE).itertuples()
     assert np.isinf(row.time_to_target) and row.learning_rate == 0.2
-    assert (
-        "note: downpour: best at the largest rate of --tune, 0.2; one beyond it may be better"
-        in capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "best at the largest rate of --tune, 0.2: downpour; a rate beyond it may be better" in said
+    assert "no method can be called the best: even downpour did not reach the target" in said
+
+
+def test_a_target_of_what_is_measured_and_one_that_the_start_meets(capsys):
+    def goal(**options):
+        return compare.Config(**options).goal
+
+    assert goal(measure="test_accuracy", target=0.9) == Target(0.9, "test_accuracy", 2)
+    assert goal(measure="test_accuracy") == Target(0.95, "test_accuracy", 2)
+    assert goal(measure="train_come", best="most").of == goal().of == "train_loss"
+    assert goal(measure="test_loss", target_of="train_accuracy").of == "train_accuracy"
+    compare.run(judged(seeds=1, target=5.0, tune=None))
+    assert "note: the start meets a train loss of 5 already in 1 of 1 seeds; give a lower --target" in (
+        capsys.readouterr().err
     )
+
+
+@pytest.mark.full
+def test_a_budget_of_time_is_the_same_for_all():
+    options = {"workers": 4, "seeds": 2, "problem": "quadratic", "methods": ("downpour", "rennala"), "compute": "1"}
+    folder, summary = compare.run(compare.Config(**options, service=0.0, time_budget=30.5))
+    assert (summary["simulated_seconds"] == 30).all()
+    finished = read(folder, "compare")
+    assert {len(finished.trace(file).accepted) for file in summary["trace_file"]} == {4 * 30, 30}
+    with pytest.raises(InputError, match=r"^time_budget = 0\.5: ends before the first commit of seed 0; give more$"):
+        compare.run(compare.Config(**options, time_budget=0.5))
 
 
 def test_measures_that_there_are_not_are_listed():
@@ -161,7 +196,7 @@ def test_runs_that_diverge_or_are_short_or_lone_are_drawn_in_silence(options, re
     given = {"workers": 3, "steps": 100, "seeds": 2, "problem": "quadratic", "methods": ("sgd", "gem"), **options}
     folder, summary = compare.run(compare.Config(**given))
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
-    figure = figures.loss(read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
+    figure = figures.curves(read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
     diverged = (summary["status"] == "diverged").any()
     assert diverged == ("learning_rate" in options)
     assert np.isfinite(figure.axes[0].get_ylim()).all()
@@ -202,3 +237,17 @@ def test_a_damaged_summary_is_drawn_or_said_and_made_again(capsys):
     (folder / "config.json").write_bytes((folder / "config.json").read_bytes()[:100])
     assert command.main([str(folder)]) == 2
     assert "its config.json is there but damaged" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_figures_draw_the_measure_in_one_panel_and_name_curves_that_coincide():
+    twins = [methods.downpour()._replace(name=name) for name in ("one", "other")]
+    options = {"workers": 2, "steps": 30, "seeds": 2, "methods": tuple(twins), "problem": "digits(hidden=[8])"}
+    folder, _ = compare.run(compare.Config(**options, measure="test_accuracy", compute="1", tune=(0.1, 0.3)))
+    figure = figures.curves(read(folder, "compare"), pd.read_csv(folder / compare.TABLE))
+    assert len(figure.axes) == 1 and figure.axes[0].get_ylabel() == "accuracy on the test data"
+    assert "one and other coincide" in figure.get_suptitle().replace("\n", " ")
+    table = pd.read_csv(folder / compare.TABLE)
+    assert table["same_as_above"].tolist() == [False, True]
+    (axes,) = figures.tuning(pd.read_csv(folder / compare.TUNING), read(folder, "compare").config).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.1", "0.3"]

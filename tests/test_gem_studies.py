@@ -41,7 +41,7 @@ TINY = {
         "--workers 2 --window 2 --gradients 8 --learning-rate 0.1 --methods lsgd",
         "workers window learning_rate",
     ),
-    "policies": ("--workers 2 --steps 6 --policy asynchronous barrier", "policy workers"),
+    "policies": ("--workers 2 --steps 6 --policy asynchronous barrier", "policy workers window"),
     "windows": ("--workers 2 --window 2 --methods agn --problem digits --steps 4", "workers window"),
 }
 OWN_TABLES = {"speedup": {"speedup.csv"}, "queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}

@@ -49,7 +49,9 @@ def test_tables_are_of_the_traces_and_the_runs(results):
     assert table["computing"].loc["asynchronous"] == pytest.approx(1) and table["computing"].loc["barrier"] < 0.8
     assert table["in_vain"].loc[["asynchronous", "barrier"]].max() == 0 < table["in_vain"].loc["discard_stale(2)"]
     times = finished.table(policies.TIMES)
-    assert list(times["policy"]) == list(POLICIES) and (times["reached"] <= times["seeds"]).all()
+    assert set(times["policy"]) == set(POLICIES) and (times["reached"] <= times["seeds"]).all()
+    assert times["time_to_target"].is_monotonic_increasing and times["above_low"].notna().any()
+    assert "within the noise" in printed or "told apart from all others" in printed
     assert "4.00 (nobody waits)" in printed
     assert {path.name for path in folder.glob("*.png")} == {"policies.png", "loss.png"}
 
@@ -57,10 +59,40 @@ def test_tables_are_of_the_traces_and_the_runs(results):
 def test_by_default_the_policies_fit_each_number_of_workers():
     def usual(n, most, half):
         texts = ("asynchronous", "bounded_staleness(3)", "barrier", f"barrier({most})", f"first_of({half})")
-        return [(n, text) for text in (*texts, f"discard_stale({n})")]
+        return [{"policy": text, "workers": n, "window": 1} for text in (*texts, f"discard_stale({n})")]
 
     assert policies.Config(workers=(20, 5)).points() == usual(20, 16, 10) + usual(5, 4, 2)
     policies.Config(workers=(1,)).check()
+
+
+def test_without_methods_there_are_traces_alone(capsys):
+    options = {**SMALL, "service": 0.0, "policy": ("asynchronous", "barrier"), "window": (1, 3)}
+    folder, summary = policies.run(policies.Config(**options, methods=()))
+    assert len(summary) == 2 * 2 * 2 and not (folder / "runs").exists() and not (folder / policies.TIMES).exists()
+    table = read(folder, "policies").table(policies.POLICIES).set_index(["policy", "window"])
+    assert table.loc[("asynchronous", 3), "throughput"] == pytest.approx(4 / 3, rel=0.2)
+    assert table.loc["barrier", "staleness_mean"].max() == 0 < table.loc["asynchronous", "staleness_mean"].min()
+    assert {path.name for path in folder.glob("*.png")} == {"policies.png"}
+    files = {path: path.read_bytes() for path in (folder / "summary.csv", *folder.rglob("*.parquet"))}
+    capsys.readouterr()
+    policies.run(policies.Config(**options, methods=(), resume=folder))
+    assert capsys.readouterr().err.count(": read") == 8
+    assert {path: path.read_bytes() for path in files} == files
+
+
+@pytest.mark.full
+def test_each_policy_and_window_is_at_its_best_rate():
+    options = {**SMALL, "policy": ("asynchronous", "barrier"), "window": (1, 2), "tune": (0.02, 0.1, 0.2)}
+    folder, summary = policies.run(policies.Config(**options))
+    finished = read(folder, "policies")
+    assert len(summary) == 2 * 2 * 3 * 2 and len(finished.table(policies.TUNING)) == 2 * 2 * 3
+    times = finished.table(policies.TIMES)
+    assert len(times) == 4 and times["time_to_target"].is_monotonic_increasing
+    for row in times.itertuples():
+        own = summary[(summary["policy"] == row.policy) & (summary["window"] == row.window)]
+        means = own.groupby("method.learning_rate")["time_to_target"].mean()
+        assert means.idxmin() == row.learning_rate and means.min() == pytest.approx(row.time_to_target)
+    assert len(figures.loss(finished).axes) == 2
 
 
 @pytest.mark.full

@@ -40,3 +40,13 @@ def test_tables():
         ["gem", "0.500", "3"],
         ["sgd", "-", "20000"],
     ]
+
+
+def test_on_a_narrow_terminal_the_last_columns_are_named_below(monkeypatch):
+    table = pd.DataFrame({f"column {number}": [1.0] for number in range(12)})
+    assert "also in" not in table_text(table, file="table.csv")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = table_text(table, file="table.csv").splitlines()
+    assert max(map(len, lines)) <= 40 and lines[0].split()[1::2] == ["0", "1", "2", "3"]
+    assert " ".join(lines[2:]).startswith("also in table.csv: column 4, column 5") and "column 11" in lines[-1]

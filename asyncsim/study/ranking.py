@@ -10,6 +10,7 @@ Seeds are paired: with one seed all rows have the same delays and minibatches. T
 therefore hold less noise than the rows.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -131,15 +132,21 @@ def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measur
 
 def _half_width(known: np.ndarray, rows: int, seeds: int) -> Any:
     """Return the function from the differences of two rows, seed by seed, to half the width of their interval."""
-    from scipy.stats import studentized_range
-
     if rows < 2 or seeds < 2:
         return lambda apart: np.nan
-    unexplained = known - known.mean(axis=1, keepdims=True) - known.mean(axis=0) + (known.mean() if len(known) else 0)
-    degrees = (max(2, len(known)) - 1) * (seeds - 1)
-    pooled = (unexplained**2).sum() / degrees if len(known) > 1 else 0.0
-    factor = studentized_range.ppf(CONFIDENCE, rows, degrees) / math.sqrt(2)
+    degrees, pooled = (max(2, len(known)) - 1) * (seeds - 1), 0.0
+    if len(known) > 1:
+        unexplained = known - known.mean(axis=1, keepdims=True) - known.mean(axis=0) + known.mean()
+        pooled = (unexplained**2).sum() / degrees
+    factor = _studentized(rows, degrees) / math.sqrt(2)
     return lambda apart: float(factor * math.sqrt(max(2 * pooled, apart.var(ddof=1)) / seeds))
+
+
+@functools.cache
+def _studentized(rows: int, degrees: int) -> float:
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(CONFIDENCE, rows, degrees))
 
 
 def spread(table: pd.DataFrame, name: str) -> list[str]:

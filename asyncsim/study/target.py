@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncsim.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +77,11 @@ class Target(NamedTuple):
     def __str__(self) -> str:
         part, _, kind = self.of.partition("_")
         return f"a {part} {kind.replace('_', ' ')} of {self.value:g}"
+
+    def held(self) -> str:
+        """Return in words when it counts as reached."""
+        held = f" and held at the next {counted(self.hold, 'evaluation')}" if self.hold else ""
+        return f"{self} is reached{held}"
 
     @property
     def from_below(self) -> bool:

@@ -1,0 +1,140 @@
+"""Statistics of tables over seeds, on made-up summaries: spreads, orders, what is within the noise, and edges."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import studentized_range, t
+
+from asyncsim.study.ranking import Measure, at_the_edge, grid, order_columns, ranked, spread, verdict
+
+TIME = Measure("time_to_target", title="time (s)")
+LOSS = Measure("train_loss")
+
+
+def summary(times: dict[str, list[float]], rate: float = 0.1, length: float = 100.0) -> pd.DataFrame:
+    """Runs of some methods, by their times to a target; NaN where one diverged."""
+    rows = [
+        {
+            "method": method,
+            "learning_rate": rate,
+            "seed": seed,
+            "status": "diverged" if np.isnan(time) else "finished",
+            "time_to_target": np.inf if np.isnan(time) else time,
+            "first_touch": min(time, 5.0),
+            "train_loss": time / 100 if np.isfinite(time) else np.nan,
+            "simulated_seconds": length,
+        }
+        for method, values in times.items()
+        for seed, time in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def judged(found: pd.DataFrame, measure: Measure = TIME) -> pd.DataFrame:
+    by = ("method", "learning_rate")
+    return ranked(grid(found, by, (), measure).drop_duplicates("method"), found, by, measure)
+
+
+def said(table: pd.DataFrame, measure: Measure = TIME) -> str:
+    return verdict(table, list(table["method"]), measure)
+
+
+def test_two_methods_are_a_paired_t_interval_of_the_ratio():
+    first, second = np.array([10.0, 20.0, 15.0, 12.0]), np.array([13.0, 25.0, 20.0, 15.0])
+    table = judged(summary({"slow": list(second), "fast": list(first)}))
+    assert list(table["method"]) == ["fast", "slow"]
+    apart = np.log(second / first)
+    half = t.ppf(0.975, 3) * apart.std(ddof=1) / 2
+    row = table.iloc[1]
+    assert (row["above_low"], row["above_high"]) == pytest.approx(tuple(np.exp([apart.mean() - half, apart.mean() + half])))
+    assert (row["best_low"], row["best_high"]) == (row["above_low"], row["above_high"])
+    assert row["apart_from_best"] and "best: fast, told apart from all others" in said(table)
+    assert table["time_to_target_sd"].tolist() == pytest.approx([first.std(ddof=1), second.std(ddof=1)])
+    assert spread(table, "time_to_target") == ["14.2 \u00b1 4.3", "18.2 \u00b1 5.4"]
+
+
+def test_of_several_the_noise_is_pooled_or_a_pairs_own_if_that_is_larger():
+    rng = np.random.default_rng(0)
+    logs = np.log([10.0, 11.0, 30.0])[:, None] + np.array([0.02, 0.02, 0.3])[:, None] * rng.standard_normal((3, 4))
+    table = judged(summary(dict(zip("abc", np.exp(logs).tolist(), strict=True))))
+    noise = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()
+    factor = studentized_range.ppf(0.95, 3, 6) / np.sqrt(2)
+    for row, better in ((1, 0), (2, 1)):
+        apart = logs[row] - logs[better]
+        own = max(2 * (noise**2).sum() / 6, apart.var(ddof=1))
+        assert np.log(table["above_low"][row]) == pytest.approx(apart.mean() - factor * np.sqrt(own / 4))
+    assert list(order_columns(table)[""]) == ["1", "~2", "3"]
+    text = said(table)
+    assert "best: a, but 4 seeds do not tell it apart from b" in text and "within the noise: a and b; about" in text
+    assert "95% confidence, paired over 4 seeds" in text
+
+
+@pytest.mark.full
+def test_where_there_is_no_difference_it_is_seldom_told():
+    """Rows of unequal noise without any difference: of 300 tables fewer than a tenth tell some pair apart."""
+    rng, wrong = np.random.default_rng(1), 0
+    for _ in range(300):
+        noise = np.geomspace(0.01, 0.1, 5)[:, None] * rng.standard_normal((5, 3)) + 0.1 * rng.standard_normal(3)
+        table = judged(summary(dict(zip("abcde", (20 * np.exp(noise)).tolist(), strict=True))))
+        wrong += bool(table["apart_from_best"].eq(True).any() or table["apart_from_above"].eq(True).any())
+    assert wrong < 30  # 4 standard deviations of a share of 5 % more
+
+
+def test_seeds_that_do_not_reach_it_bound_the_time_from_below():
+    table = judged(summary({"late": [20.0, np.inf, 21.0], "never": [np.inf] * 3, "fast": [10.0, 11.0, 9.0]}))
+    assert list(table["method"]) == ["fast", "late", "never"] and list(table["reached"]) == [3, 2, 0]
+    late, never = table.iloc[1], table.iloc[2]
+    assert np.isinf(late["time_to_target"]) and np.isnan(late["time_to_target_sd"]) and late["touched"] == 3
+    assert never["apart_from_best"] and never["best_low"] > 5 and np.isinf(never["best_high"])
+    assert never["apart_from_above"] is None and list(order_columns(table)[""])[2] == "?3"
+    assert spread(table, "time_to_target")[1] == "inf"
+
+
+def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there():
+    assert "one seed: nothing can be said" in said(judged(summary({"a": [1.0], "b": [9.0]})))
+    table = judged(summary({"a": [10.0, 11.0, 10.0], "b": [9.0, np.nan, 9.0], "c": [20.0, 22.0, 20.0]}))
+    assert list(table["method"]) == ["a", "c", "b"] and table["apart_from_best"].tolist() == [None, True, None]
+    assert "not compared: b (diverged with 1 of 3 seeds)" in said(table)
+    assert "no method can be called the best" in said(judged(summary({"a": [np.inf] * 3, "b": [np.inf] * 3})))
+    assert "only method" in said(judged(summary({"a": [1.0, 2.0]})))
+
+
+def test_the_same_runs_are_called_that():
+    table = judged(summary({"a": [10.0, 12.0], "b": [10.0, 12.0], "c": [50.0, 70.0]}))
+    assert "the same with every seed: a and b" in said(table) and table["same_as_above"].tolist() == [False, True, False]
+
+
+def test_the_most_is_best_by_differences():
+    found = summary({"a": [90.0, 92.0, 91.0], "b": [80.0, 82.5, 81.0]})
+    found["test_accuracy"] = found["time_to_target"] / 100
+    table = judged(found, Measure("test_accuracy", "most", "accuracy"))
+    assert list(table["method"]) == ["a", "b"] and not table["ratio"].any()
+    assert 0.08 < table["above_low"][1] < 0.0983 < table["above_high"][1] < 0.12
+    assert "less accuracy than a" in said(table, Measure("test_accuracy", "most", "accuracy"))
+
+
+def test_the_best_rate_and_the_edge_of_the_rates():
+    found = pd.concat(
+        [
+            summary({"a": [10.0, 11.0], "b": [30.0, 31.0]}, rate=0.1),
+            summary({"a": [9.0, np.inf], "b": [20.0, 21.0]}, rate=0.2),
+            summary({"a": [50.0, 51.0], "b": [np.nan, 1.0]}, rate=0.3),
+        ]
+    )
+    every = grid(found, ("method", "learning_rate"), ("train_loss",), TIME)
+    best = every.drop_duplicates("method").set_index("method")["learning_rate"]
+    assert len(every) == 6 and best.to_dict() == {"a": 0.1, "b": 0.2}
+    table = every.drop_duplicates("method")
+    assert at_the_edge(table, (0.3, 0.1, 0.2), table["method"]) == (
+        "best at the least rate of --tune, 0.1: a; a rate beyond it may be better"
+    )
+    assert "at the largest rate of --tune, 0.2: b" in at_the_edge(table, (0.2, 0.1), table["method"])
+    assert at_the_edge(table, (0.1,), table["method"]) == at_the_edge(table, None, table["method"]) == ""
+
+
+def test_pairs_are_of_the_seeds_that_all_have():
+    found = summary({"a": [10.0, 11.0, 10.5], "b": [20.0, 22.5, 21.0]})
+    table = judged(found.drop(index=found.index[-1]))
+    assert table["paired_seeds"].tolist() == [2, 2] and table["seeds"].tolist() == [3, 2]
+    assert "paired over 2 seeds, those that every method has" in said(table)
+    assert judged(found, LOSS)["ratio"].all()
