@@ -119,9 +119,7 @@ def loss(finished: Finished) -> Figure:
     return figure
 
 
-def _curves(
-    finished: Finished, times: pd.DataFrame, one: tuple[int, int, str], quantity: str
-) -> dict[str, Curve]:
+def _curves(finished: Finished, times: pd.DataFrame, one: tuple[int, int, str], quantity: str) -> dict[str, Curve]:
     """Return the curves under each policy at its best rate, of a number of workers, a window and a method."""
     workers, window, method = one
     found = {}

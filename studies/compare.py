@@ -206,8 +206,8 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     if many:
         relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
         lines.append(
-            f"vs above, vs best: {relative} in the line above, in the first line; ~: within the noise of the line above; "
-            "?: not compared"
+            f"vs above, vs best: {relative} in the line above, in the first line; ~: within the noise of the line "
+            "above; ?: not compared"
         )
         lines.append(verdict(table, list(table["method"]), measure))
         if config.tune and int(table["seeds"].max()) > 1:

@@ -22,7 +22,7 @@ from asyncsim.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Known, beside, figures, trace_means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.study.target import Target, TargetOptions, say_at_start
+from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.wording import LEAST_SHARE, counted, note, table_text
 
 if TYPE_CHECKING:
@@ -122,11 +122,11 @@ def run(config: Config) -> Result:
 def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Cluster]") -> "pd.DataFrame":
     """Return what each policy costs: a row for each, with means over its traces.
 
-    Columns: ``workers``, ``window``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that is in the long
-    run or can be at most, and why (``theory_name``, ``exact``); ``versions`` a second; ``computing``, ``sending``,
-    ``waiting``, ``served``, ``held`` and ``returning``, the parts of the workers' time, and ``in_vain``, in which they
-    compute for nothing; ``steps``, commits per worker of a trace; ``least`` and ``most``, the commits of a worker
-    relative to the mean; ``staleness_mean``, ``staleness_q99``.
+    Columns: ``workers``, ``window``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that
+    is in the long run or can be at most, and why (``theory_name``, ``exact``); ``versions`` a second; ``computing``,
+    ``sending``, ``waiting``, ``served``, ``held`` and ``returning``, the parts of the workers' time, and ``in_vain``,
+    in which they compute for nothing; ``steps``, commits per worker of a trace; ``least`` and ``most``, the commits
+    of a worker relative to the mean; ``staleness_mean``, ``staleness_q99``.
     """
     import pandas as pd
 
@@ -161,10 +161,10 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Clust
 def times_tables(summary: "pd.DataFrame") -> "tuple[pd.DataFrame, pd.DataFrame]":
     """Return how long each method needs under each policy at its best learning rate, and at every learning rate.
 
-    The best policy and window of a method on so many workers come first. Columns: those of `asyncsim.study.ranking.grid`
-    with ``time_to_target`` (s, simulated), and ``final_loss`` (of minibatches), ``train_loss`` and ``test_accuracy``
-    (if the problem has it) at the end, after ``simulated_seconds``. The first table has those of
-    `asyncsim.study.ranking.ranked`, too, of the clusters with as many workers, method by method.
+    The best policy and window of a method on so many workers come first. Columns: those of
+    `asyncsim.study.ranking.grid` with ``time_to_target`` (s, simulated), and ``final_loss`` (of minibatches),
+    ``train_loss`` and ``test_accuracy`` (if the problem has it) at the end, after ``simulated_seconds``. The first
+    table has those of `asyncsim.study.ranking.ranked`, too, of the clusters with as many workers, method by method.
     """
     import pandas as pd
 
@@ -217,7 +217,8 @@ def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
     titles = {"throughput": "commits/s", "versions": "versions/s", "in_vain": "in vain"}
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
-        f"staleness in versions; commits of a worker relative to the mean\n{table_text(shown.rename(columns=titles), file=POLICIES)}\n"
+        "staleness in versions; commits of a worker relative to the mean\n"
+        f"{table_text(shown.rename(columns=titles), file=POLICIES)}\n"
     )
 
 

@@ -46,7 +46,9 @@ def test_two_methods_are_a_paired_t_interval_of_the_ratio():
     apart = np.log(second / first)
     half = t.ppf(0.975, 3) * apart.std(ddof=1) / 2
     row = table.iloc[1]
-    assert (row["above_low"], row["above_high"]) == pytest.approx(tuple(np.exp([apart.mean() - half, apart.mean() + half])))
+    assert (row["above_low"], row["above_high"]) == pytest.approx(
+        tuple(np.exp([apart.mean() - half, apart.mean() + half]))
+    )
     assert (row["best_low"], row["best_high"]) == (row["above_low"], row["above_high"])
     assert row["apart_from_best"] and "best: fast, told apart from all others" in said(table)
     assert table["time_to_target_sd"].tolist() == pytest.approx([first.std(ddof=1), second.std(ddof=1)])
@@ -101,7 +103,11 @@ def test_nothing_is_said_of_one_seed_of_what_diverged_or_where_nobody_got_there(
 
 def test_the_same_runs_are_called_that():
     table = judged(summary({"a": [10.0, 12.0], "b": [10.0, 12.0], "c": [50.0, 70.0]}))
-    assert "the same with every seed: a and b" in said(table) and table["same_as_above"].tolist() == [False, True, False]
+    assert "the same with every seed: a and b" in said(table) and table["same_as_above"].tolist() == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_most_is_best_by_differences():

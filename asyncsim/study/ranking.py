@@ -6,11 +6,12 @@ spreads over the seeds, the best first; `ranked` says of the best of these how s
     every = grid(summary, ("method", "learning_rate"), ["time_to_target", "train_loss"], measure)
     table = ranked(every.drop_duplicates("method"), summary, ("method", "learning_rate"), measure)
 
-Seeds are paired: with one seed all rows have the same delays and minibatches. The differences of two rows, seed by seed,
-therefore hold less noise than the rows.
+Seeds are paired: with one seed all rows have the same delays and minibatches. The differences of two rows, seed by
+seed, therefore hold less noise than the rows.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -47,8 +48,8 @@ def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measu
     First come the rows that have the measure of every seed: it is missing where a run diverged, or never reached its
     target. Rows without it are sorted by a loss. Columns: those of ``by``, ``seeds``, ``diverged``, with targets
     ``reached`` and ``touched`` (seeds that met it and held it, that met it at all) and ``first_touch``, then the means
-    of ``columns`` and of the measure and their standard deviations, ``..._sd``. Of a target they are over all seeds, infinite if
-    one never reached it; the others are over the seeds that finished.
+    of ``columns`` and of the measure and their standard deviations, ``..._sd``. Of a target they are over all seeds,
+    infinite if one never reached it; the others are over the seeds that finished.
     """
     columns = [name for name in dict.fromkeys((measure.name, *columns)) if name in summary]
     rows = []
@@ -210,7 +211,7 @@ def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: s
         )
         gap = _interval(row["best_low"], row["best_high"])
         lines.append(f"best: {names[0]}, told apart from all others; the nearest, {name}, has {gap} {unit} {names[0]}")
-    for (above, _), (name, row) in zip(rows, rows[1:], strict=False):
+    for (above, _), (name, row) in itertools.pairwise(rows):
         if row["same_as_above"]:
             lines.append(f"the same with every seed: {above} and {name}")
         elif row["apart_from_above"] is False and np.isinf(row["above_high"]):
@@ -222,10 +223,10 @@ def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: s
     unknown = [f"{name} ({_lacking(row)})" for name, row in rows if row["apart_from_best"] is None][1:]
     if unknown:
         lines.append(f"not compared: {', '.join(unknown)}")
+    shared = "" if seeds == total else f", those that every {what} has"
     lines.append(
-        f"how sure: all intervals and what follows from them hold together with {CONFIDENCE:.0%} confidence, paired over "
-        f"{counted(seeds, 'seed')}"
-        + ("" if seeds == total else f", those that every {what} has")
+        f"how sure: all intervals and what follows from them hold together with {CONFIDENCE:.0%} confidence, paired "
+        f"over {counted(seeds, 'seed')}{shared}"
     )
     return "\n".join(lines)
 
@@ -237,7 +238,9 @@ def _lacking(row: dict[str, Any]) -> str:
     return missed.removeprefix(", ") or "nothing to compare"
 
 
-def at_the_edge(table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str], option: str = "--tune") -> str:
+def at_the_edge(
+    table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str], option: str = "--tune"
+) -> str:
     """Return which rows of a table are best at the least or the largest of several rates; empty if none is.
 
     ``tried``: the rates. ``names``: of the rows. A better rate may lie beyond the edge, unless a single rate was tried.
