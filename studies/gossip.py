@@ -8,7 +8,6 @@ spectral gap; writes traces, runs, two tables and a figure.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +28,6 @@ from asyncsim.wording import each_note_once, note, number_text, table_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.methods.method import Method
     from asyncsim.problems.problem import Problem
     from asyncsim.study.cell import Cell
 
@@ -83,11 +81,6 @@ class Config(StudyConfig):
             0.95, self.target_of or ("test_accuracy" if "test_accuracy" in measures(problem) else "train_loss")
         )
         return goal._replace(value=self.target if self.target is not None else 0.95 if goal.from_below else 0.3)
-
-    def record(self, methods: "Sequence[Method]", problem: "Problem") -> dict[str, Any]:
-        """Return what the results depend on, with the target that there is by default."""
-        goal = self.goal(problem)
-        return {**super().record(methods, problem), "target": goal.value, "target_of": goal.of}
 
     @property
     def topologies(self) -> tuple[str, ...]:
@@ -165,6 +158,7 @@ def run(config: Config) -> Result:
         goal = config.goal(cells[0].problem)
         goal.check_of(cells[0].problem)
         goal.check()
+        cells = [cell._replace(goal=goal) for cell in cells]
         return run_cells("gossip", config, cells, functools.partial(_conclude, config, goal))
 
 
@@ -227,22 +221,16 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     keys = [name for name in ("dirichlet", "topology", "method") if name in finished.summary]
     rows = []
     for key, group in finished.summary.groupby([*keys, "learning_rate"], sort=False):
-        times, gradients, distances = [], [], []
-        for row in group.itertuples():
-            evaluations, frame = finished.run(row.run_folder).evaluations, finished.trace(row.trace_file).frame
-            times.append(goal.time(evaluations))
-            computed = frame.loc[frame["commit_time"] <= times[-1], "local_steps"].sum()
-            gradients.append(float(computed) if np.isfinite(times[-1]) else np.inf)
-            if "consensus_distance" in evaluations:
-                distances.append(evaluations["consensus_distance"].iloc[1:].mean())
+        runs = [finished.run(name).evaluations for name in group["run_folder"]]
+        distances = [one["consensus_distance"].iloc[1:].mean() for one in runs if "consensus_distance" in one]
         ended = group[group["status"] == "finished"]
         rows.append(
             {
                 **dict(zip((*keys, "learning_rate"), key, strict=True)),
                 "seeds": len(group),
                 "diverged": len(group) - len(ended),
-                **until_target(times),
-                "gradients_to_target": float(np.mean(gradients)),
+                **until_target(group["time_to_target"]),
+                "gradients_to_target": group["gradients_to_target"].mean(),
                 **{name: ended[name].mean() for name in dict.fromkeys((*_MEASURES, goal.of, *worst)) if name in ended},
                 "simulated_seconds": ended["simulated_seconds"].mean(),
                 "consensus_distance": float(np.mean(distances)) if distances else np.nan,
@@ -278,6 +266,8 @@ def verdict(table: "pd.DataFrame", goal: Target) -> str:
 
 
 def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame") -> None:
+    from asyncsim.study.ranking import at_the_edge
+
     table = results_table(config, goal, folder)
     write_csv(folder / TABLE, table)
     figures("gossip").draw(folder)
@@ -301,9 +291,8 @@ def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     print(
         f"{config.workers} workers{slow}; time and gradients until {goal}; consensus_distance: mean squared "
-        f"distance of the replicas from their mean; gap: spectral\n{table_text(shown)}\n{said}"
+        f"distance of the replicas from their mean; gap: spectral\n{table_text(shown, file=TABLE)}\n{said}"
     )
-    edge = [row for row in table.itertuples() if row.learning_rate in (min(config.tune), max(config.tune))]
-    if len(config.tune) > 2 and edge:
-        names = ", ".join(dict.fromkeys(f"{row.method} on {row.topology} ({row.learning_rate:g})" for row in edge))
-        note(f"best at the least or the largest rate of --tune, and one beyond it may be better: {names}")
+    names = [f"{row.method} on {row.topology}" for row in table.itertuples()]
+    if edge := at_the_edge(table, config.tune, names):
+        note(edge)

@@ -235,7 +235,7 @@ def _times_text(times: "pd.DataFrame", config: Config) -> str:
     for (workers, method), group in times.groupby(["workers", "method"], sort=False):
         table = group.reset_index(drop=True)
         one = table["window"].nunique() == 1
-        names = [row.policy if one else f"{row.policy}, window {row.window}" for row in table.itertuples()]
+        names = [row.policy if one else f"{row.policy} with window {row.window}" for row in table.itertuples()]
         place, *intervals = order_columns(table).items()
         shown = table[["policy", "window", "learning_rate"]].copy()
         shown.insert(0, *place)

@@ -23,6 +23,7 @@ from asyncsim.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike
 from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.target import Target, until_target
 from asyncsim.wording import note, table_text
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def run(config: Config) -> Result:
                 f"{cells[0].problem.name} has no minibatches: gradients are as noisy whatever the number of workers, "
                 "and --effective-batch only says which numbers there may be"
             )
+        cells = [cell._replace(goal=Target(config.target)) for cell in cells]
         if config.steps == 0:
             cells = [_long_enough(cell, config.seconds) for cell in cells]
         conclude = functools.partial(_conclude, config.target, cells[0].problem.batch_size is not None)
@@ -145,12 +147,9 @@ def speedups(finished: Finished, target: float) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
-    from asyncsim.study.target import Target, until_target
-
     rows = []
     for (method, workers), group in finished.summary.groupby(["method", "workers"], sort=False):
-        told = [finished.run(name).evaluations for name in group["run_folder"]]
-        times = [Target(target).time(one) for one in told]
+        times = group["time_to_target"]
         rows.append(
             {
                 "method": method,

@@ -251,5 +251,5 @@ def at_the_edge(
     for which, rate in (("least", min(tried)), ("largest", max(tried))):
         there = [name for name, own in zip(names, table["learning_rate"], strict=True) if own == rate]
         if there:
-            edges.append(f"at the {which} rate of {option}, {rate:g}: {', '.join(there)}")
+            edges.append(f"at the {which} rate of {option}, {rate:g}: {', '.join(dict.fromkeys(there))}")
     return f"best {'; '.join(edges)}; a rate beyond it may be better" if edges else ""
