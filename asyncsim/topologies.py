@@ -9,13 +9,22 @@ Topologies are values, as laws and policies are, and may be given as their text:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from asyncsim.calls import Call, bind, form_of, read, write
-from asyncsim.errors import InputError, choices_like, require_choice, require_count, require_memory, shown
+from asyncsim.errors import (
+    InputError,
+    choices_like,
+    require_choice,
+    require_count,
+    require_list,
+    require_memory,
+    require_positive,
+    shown,
+)
 
 #: How the shares of an adjacency matrix are chosen.
 WEIGHTS = ("metropolis", "uniform", "given")
@@ -55,6 +64,8 @@ class Topology:
         Rows of a given matrix, or a tuple of such matrices.
     weights : str or None
         How the shares follow from a given matrix.
+    slow : tuple or None
+        Links that take longer, see `slow_links`.
     """
 
     name: str
@@ -62,16 +73,19 @@ class Topology:
     seed: int | None = None
     matrix: tuple[Any, ...] | None = None
     weights: str | None = None
+    slow: tuple[tuple[int, int, float], ...] | None = None
 
     def __str__(self) -> str:
         given = ((name, getattr(self, name)) for name in ("degree", "seed", "matrix", "weights"))
-        return f"{self.name}({', '.join(f'{name}={write(value)}' for name, value in given if value is not None)})"
+        text = f"{self.name}({', '.join(f'{name}={write(value)}' for name, value in given if value is not None)})"
+        return text if self.slow is None else f"slow_links({text}, {write(self.slow)})"
 
     def __repr__(self) -> str:
         """Show a large matrix by its size."""
         if self.matrix is None or len(self.matrix) <= 4:
             return str(self)
-        return f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})"
+        text = f"{self.name}(<matrix of {len(self.matrix)}>, weights={self.weights})"
+        return text if self.slow is None else f"slow_links({text}, {write(self.slow)})"
 
     def edges(self, workers: int) -> list[Edges]:
         """Return the cycle for a number of workers, matrix by matrix.
@@ -117,6 +131,33 @@ class Topology:
             matrix[edges.taker, edges.sender] = edges.share
             np.fill_diagonal(matrix, edges.kept(workers))
         return dense
+
+    def sends(self, workers: int) -> list[list[list[tuple[int, float]]]]:
+        """Return to whom each worker sends which share, ``[cycle][workers]``."""
+        cycle = []
+        for edges in self.edges(workers):
+            takers: list[list[tuple[int, float]]] = [[] for _ in range(workers)]
+            for sender, taker, share in zip(*(column.tolist() for column in edges), strict=True):
+                takers[sender].append((taker, share))
+            cycle.append(takers)
+        return cycle
+
+    def slowness(self, workers: int) -> dict[tuple[int, int], float]:
+        """Return from sender and taker how many times as long as on others messages take on the slow links.
+
+        Raises
+        ------
+        InputError
+            There is no such link.
+        """
+        there = self.neighbours(workers) if self.slow else []
+        for i, j, _ in self.slow or ():
+            if max(i, j) >= workers or (j not in there[i] and i not in there[j]):
+                raise InputError(
+                    f"topology = {self!r}: among {workers} workers there is no link between {i} and {j}; name one that "
+                    "there is"
+                )
+        return {pair: times for i, j, times in self.slow or () for pair in ((i, j), (j, i))}
 
     def neighbours(self, workers: int) -> list[list[int]]:
         """Return to whom each worker sends in any of the matrices, in ascending order."""
@@ -244,9 +285,37 @@ def adjacency(matrix: Any, weights: str | None = None) -> Topology:
     return Topology("adjacency", matrix=_frozen(array.tolist()), weights=weights)
 
 
+def slow_links(topology: Topology | str, links: Any) -> Topology:
+    """Return a topology with some links on which messages take longer, in both directions.
+
+    Parameters
+    ----------
+    topology : Topology or text
+        The graph, and the shares.
+    links : list of [worker, worker, times]
+        Between which two workers, and how many times as long as on the others: of the latency and of the bytes over the
+        bandwidth.
+
+    Raises
+    ------
+    InputError
+        For anything else; where a cluster is made, also for a link that is not there.
+    """
+    found = []
+    for i, link in enumerate(require_list("links", links)):
+        if not (isinstance(link, list | tuple) and len(link) == 3):
+            raise InputError(f"links[{i}] = {link!r}: must be two workers and a number, [0, 1, 5] say")
+        pair = sorted(require_count(f"links[{i}]: worker", one, 0) for one in link[:2])
+        found.append((pair[0], pair[1], require_positive(f"links[{i}]: times", link[2])))
+    if not found or len({link[:2] for link in found}) < len(found):
+        raise InputError(f"links = {links!r}: must name one link or more, each once")
+    return replace(as_topology(topology), slow=tuple(sorted(found)))
+
+
 #: The topologies by their names on the command line.
 TOPOLOGIES: Mapping[str, Callable[..., Topology]] = {
-    one.__name__: one for one in (ring, exponential, one_peer_exponential, complete, random_regular, base2, adjacency)
+    one.__name__: one
+    for one in (ring, exponential, one_peer_exponential, complete, random_regular, base2, adjacency, slow_links)
 }
 
 

@@ -480,6 +480,12 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
         usable = ", ".join(form_of(POLICIES[name]) for name in WITHOUT_SERVER)
         raise InputError(f"policy = {policy}: is a server's, and {why}; choose from {usable}")
     topology.edges(cluster.workers)  # raises an error where it does not fit
+    topology.slowness(cluster.workers)  # so does this
+    if topology.slow and cluster.latency == _NO_TIME and cluster.bandwidth is None and cluster.sites is None:
+        raise InputError(
+            f"topology = {topology!r}: its links take no time, so that none can be slow; give latency, or bandwidth "
+            "and message_bytes"
+        )
     if policy.name == "handshake" and not is_symmetric(topology, cluster.workers):
         raise InputError(
             f"policy = {policy}: two workers average in pairs, and topology = {topology!r} is directed; choose an "

@@ -16,6 +16,7 @@ from asyncsim.clusters.network import takes_no_time
 from asyncsim.errors import require_memory
 from asyncsim.simulation.delays import delays
 from asyncsim.streams import Streams
+from asyncsim.topologies import Topology
 from asyncsim.traces.bookkeeping import trace_without_server
 from asyncsim.traces.columns import GOSSIP, Source
 from asyncsim.traces.trace import Trace
@@ -47,12 +48,7 @@ def _messages(cluster: Cluster, commits: int, seed: int, report: Callable[[int],
     per_row = sum(len(one.sender) for one in edges) / (cycle * n)
     needed = commits * per_row * _MESSAGE_BYTES
     require_memory(f"commits = {commits}", f"a trace of so many, {per_row:g} messages each", needed)
-    sends: list[list[list[tuple[int, float]]]] = []
-    for one in edges:
-        takers: list[list[tuple[int, float]]] = [[] for _ in range(n)]
-        for sender, taker, share in zip(one.sender.tolist(), one.taker.tolist(), one.share.tolist(), strict=True):
-            takers[sender].append((taker, share))
-        sends.append(takers)
+    sends = cluster.topology.sends(n)
     expected = [np.bincount(one.taker, minlength=n).tolist() for one in edges]
     duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
     latency, transfer, at_once = _journeys(cluster, seed)
@@ -182,29 +178,20 @@ def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int]
     """
     assert cluster.topology is not None
     n = cluster.workers
-    neighbours = cluster.topology.neighbours(n)
+    partner_of = partners(cluster.topology, n, seed)
     duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
     latency, transfer, at_once = _journeys(cluster, seed)
-    streams = Streams(seed, "partner")
-    ahead: list[list[int]] = [[] for _ in range(n)]
     done, free = [0] * n, [0.0] * n
     begun, ended, partner = [0.0] * n, [0.0] * n, [-1] * n
     record: list[float] = []
-    partners: list[int] = []
+    met: list[int] = []
     events: list[tuple[float, int, int]] = []
 
     def compute(worker: int, now: float) -> None:
         begun[worker] = now
         ended[worker] = end = now + duration(worker)
-        if not neighbours[worker]:
-            heappush(events, (end, _APPLY, worker))
-            return
-        block, place = divmod(done[worker], _PARTNERS)
-        if place == 0:
-            generator = streams.generator(worker, block)
-            ahead[worker] = generator.integers(len(neighbours[worker]), size=_PARTNERS).tolist()
-        partner[worker] = neighbours[worker][ahead[worker][place]]
-        heappush(events, (end, _APPLY if at_once else _GO_ON, worker))
+        partner[worker] = partner_of(worker, done[worker])
+        heappush(events, (end, _APPLY if at_once or partner[worker] < 0 else _GO_ON, worker))
 
     for worker in range(n):
         compute(worker, 0.0)
@@ -220,16 +207,16 @@ def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int]
             heappush(events, (end, _APPLY, worker))
             continue
         record += (worker, begun[worker], ended[worker], now)
-        partners.append(partner[worker])
+        met.append(partner[worker])
         done[worker] += 1
-        if len(partners) == stop:
+        if len(met) == stop:
             report(stop)
             if stop == commits:
                 break
             stop = min(stop + _BLOCK, commits)
         compute(worker, now)
     open_start = np.where(_begun(n, record, begun), begun, np.nan)
-    rows = _rows(cluster, record).assign(kept=1.0, partner=partners)
+    rows = _rows(cluster, record).assign(kept=1.0, partner=met)
     sources: list[list[int]] = [[] for _ in range(commits)]
     weights: list[list[float]] = [[] for _ in range(commits)]
     return trace_without_server(_source(cluster, seed, "commit"), rows, sources, weights, open_start, [])
@@ -237,21 +224,45 @@ def _exchanges(cluster: Cluster, commits: int, seed: int, report: Callable[[int]
 
 def _journeys(cluster: Cluster, seed: int) -> tuple[Callable[[int, int], float], Callable[[int, int], float], bool]:
     """Return from sender and taker to a message's latency and to what the bandwidth adds (s), and if both are zero."""
+    assert cluster.topology is not None
     (near, _), (far, _) = cluster.near_ways, cluster.ways
     at_once = takes_no_time(far.latency + near.latency) and not any(far.transfer + near.transfer)
-    latency = delays(near.latency, seed, "latency up")
-    if near == far:
+    latency, slow = delays(near.latency, seed, "latency up"), cluster.topology.slowness(cluster.workers)
+    if near == far and not slow:
         return lambda sender, taker: latency(sender), lambda sender, taker: near.transfer[sender], at_once
     between = delays(far.latency, seed, "far latency up")
-    site = np.repeat(np.arange(len(cluster.sites or ())), cluster.sites or ()).tolist()
+    sites = cluster.sites or (cluster.workers,)
+    site = np.repeat(np.arange(len(sites)), sites).tolist()
 
     def take(sender: int, taker: int) -> float:
-        return latency(sender) if site[sender] == site[taker] else between(sender)
+        drawn = latency(sender) if site[sender] == site[taker] else between(sender)
+        return drawn * slow.get((sender, taker), 1.0)
 
     def transfer(sender: int, taker: int) -> float:
-        return (near if site[sender] == site[taker] else far).transfer[sender]
+        way = near if site[sender] == site[taker] else far
+        return way.transfer[sender] * slow.get((sender, taker), 1.0)
 
     return take, transfer, at_once
+
+
+def partners(topology: Topology, workers: int, seed: int) -> Callable[[int, int], int]:
+    """Return which neighbour a worker averages with after a gradient of a number, drawn at random; -1 for nobody.
+
+    A worker's numbers must come in order, from 0.
+    """
+    neighbours, streams = topology.neighbours(workers), Streams(seed, "partner")
+    ahead: list[list[int]] = [[] for _ in range(workers)]
+
+    def partner(worker: int, number: int) -> int:
+        near = neighbours[worker]
+        if not near:
+            return -1
+        block, place = divmod(number, _PARTNERS)
+        if place == 0:
+            ahead[worker] = streams.generator(worker, block).integers(len(near), size=_PARTNERS).tolist()
+        return near[ahead[worker][place]]
+
+    return partner
 
 
 def _begun(workers: int, record: list[float], begun: list[float]) -> np.ndarray:
