@@ -3,8 +3,9 @@
 A server process and worker processes train, each with gradients of its own, and their visits are recorded as traces
 with the times of the server's clock. The recorded order is then replayed from the same seed: it must give the same
 losses and parameters; of methods that amplify round-off (GEM) when the replay takes over the recorded state every 50
-commits. And laws fitted to the earlier half of a recording predict its later half, or with --extrapolate a recording
-with twice as many workers: `asyncsim.prediction` says what, and where that fails from which times.
+commits. Laws fitted to the earlier half of a recording predict its later half, or with --extrapolate a recording with
+twice as many workers: `asyncsim.prediction` says what, and where that fails from which times. With --topology there is
+no server: each worker records its own gradients, and nothing is predicted.
 
 Needs Ray: pip install "asyncsim[ray]". Recordings that were broken off, by Ctrl-C or because a process died, are in the
 study's folder with all that was recorded; --resume goes on with them.
@@ -51,10 +52,16 @@ class Config(RealConfig):
     """Recordings of each method, with the seeds 0, 1, ..."""
     extrapolate: bool = False
     """Record also twice as many workers, which the simulator predicts from the first recording."""
+    topology: str | None = None
+    """No server: workers send each other messages, or meet, on ring(), complete(), one_peer_exponential(), ...; with
+    the methods dpsgd, sgp, osgp and adpsgd, which say who waits. None: a server."""
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         require_count("runs", self.runs)
+        for name in ("extrapolate", "restart"):
+            if self.topology is not None and getattr(self, name):
+                raise InputError(f"{name} = True: there is no such thing without a server; leave it or topology out")
         super().check()
 
     def twice(self) -> "Config":
@@ -79,7 +86,7 @@ def run(config: Config) -> Result:
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     for method in methods:
-        require_timing(method, config.processes())
+        require_timing(method, config.processes(method))
     record = {"study": "validate", **config.record(methods, problem)}
     jobs = [
         measurement(
@@ -123,7 +130,7 @@ def _measured(folder: Path, config: Config, method: "Method", problem: "Problem"
         **{f"trace.{name}": value for name, value in recorded.trace.summary().items()},
         "folder": _folder_of(method, seed),
     }
-    asked = {"prediction": lambda: predict(recorded.trace, seed)}
+    asked = {"prediction": lambda: predict(recorded.trace, seed)} if config.topology is None else {}
     if config.extrapolate:
         again = config.twice().recorded(method, problem, folder / "twice", seed, keep_states=True)
         asked["extrapolation"] = lambda: extrapolate(recorded.trace, again.trace, seed)

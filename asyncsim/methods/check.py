@@ -122,6 +122,15 @@ def require_timing(method: Method, trace: Trace) -> None:
             has = tuple(sorted(set(trace.frame["local_steps"].tolist())))
         if needed is None or has == needed:
             continue
+        if name == "policy" and trace.cluster is None and trace.protocol == "gossip":
+            # Recorded: its rows say who waited for whom, and this is left of the policy.
+            mixed = "commit" if needed.mix == "beside" or needed.name == "handshake" else "read"
+            if trace.takes_up == mixed:
+                continue
+            raise InputError(
+                f"method = {method.name!r}: with {needed} messages are taken up at the {mixed}, and in this recorded "
+                f"trace they were at the {trace.takes_up}; choose another method, or correct takes_up"
+            )
         how = f"asyncsim.{needed}" if name == "policy" else repr(needed)
         raise InputError(
             f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "

@@ -25,6 +25,7 @@ from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import RECORDER, Computing, Parameters, State, load_state
+from asyncsim.real.peers import first_state
 from asyncsim.real.recording import STATES, Recorded
 from asyncsim.replays.programs import cast
 from asyncsim.replays.replay import Replay
@@ -42,7 +43,8 @@ class Agreement(NamedTuple):
     #: One row per commit, ``commit`` counting those made: of each replay in `REPLAYS` the columns ``loss_...``, the
     #: difference of that commit's loss relative to the largest loss recorded, and ``params_...``, the norm of the
     #: difference of the central variables relative to its norm, at the checkpoints (else nan). The perturbed replay is
-    #: compared with the free one, the others with the recording.
+    #: compared with the free one, the others with the recording. Without a server the workers' own states count, too,
+    #: there is one checkpoint, at the end, and the forced replay is the free one.
     table: pd.DataFrame
     bar: float
 
@@ -93,11 +95,18 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         return jax.tree.map(lambda leaf: jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf)), params)
 
     with jax.enable_x64(header.precision == "float64"):
-        like = Parameters(method, header.processes, Computing(method, problem, header)).state
+        computing, workers = Computing(method, problem, header), header.processes.workers
+        if header.processes.topology is None:
+            like = Parameters(method, header.processes, computing).state
+        else:
+            like = first_state(method, workers, computing)
         free = _follow(recorded, method, problem, paths)
         perturbed = _follow(recorded, method, dataclasses.replace(problem, init=shifted), paths)
         forced = _follow(recorded, method, problem, paths, like)
-        central = {stop: np.asarray(load_state(path, like)[0].central) for stop, path in paths.items()}
+        central = {}
+        for stop, path in paths.items():
+            state = load_state(path, like)[0]
+            central[stop] = _compared(recorded, state.central, [row.method for row in state.workers])
     truth = _Followed(recorded.commits["loss"].to_numpy(), central)
     table: dict[str, Any] = {"commit": np.arange(1, len(truth.loss) + 1)}
     for name, one, other in (("free", free, truth), ("perturbed", perturbed, free), ("forced", forced, truth)):
@@ -110,6 +119,14 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         # What is not finite is infinitely far away.
         table |= {f"loss_{name}": np.where(np.isfinite(loss), loss, np.inf), f"params_{name}": params}
     return Agreement(pd.DataFrame(table), BARS[header.precision])
+
+
+def _compared(recorded: Recorded, central: Any, own: Any) -> np.ndarray:
+    """Return what is compared at a checkpoint: the central variable, and without a server the workers' own states."""
+    parts = [central]
+    if recorded.header.processes.topology is not None:
+        parts += jax.tree.leaves(jax.tree.map(lambda *leaves: np.stack(leaves), *own) if isinstance(own, list) else own)
+    return np.concatenate([np.ravel(part) for part in parts])
 
 
 class _Followed(NamedTuple):
@@ -140,7 +157,7 @@ def _follow(
         replay.advance(stop)
         if replay.diverged_at is not None:
             break
-        central[stop] = np.array(replay.state.central)
+        central[stop] = _compared(recorded, replay.state.central, replay.state.workers.method)
         if forced_like is not None and stop < commits:
             replay.go_on_from(_replay_state(load_state(path, forced_like)[0], replay))
     if replay.diverged_at is None:

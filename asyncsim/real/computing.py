@@ -43,20 +43,25 @@ class Job(NamedTuple):
 
 
 class OwnVisit:
-    """The part of a `Visit` that a worker knows before it: not when the visit will be, nor how stale its update."""
+    """The part of a `Visit` that a worker knows before it: not when the visit will be, nor how stale its update.
 
-    def __init__(self, worker: Any, worker_step: Any, local_steps: Any, workers: Any, key: Any):
+    ``kept`` it knows only without a server.
+    """
+
+    def __init__(self, worker: Any, worker_step: Any, local_steps: Any, workers: Any, key: Any, kept: Any = None):
         self.worker, self.worker_step, self.key = worker, worker_step, key
         self.local_steps, self.workers = jnp.int32(local_steps), jnp.int32(workers)
+        if kept is not None:
+            self.kept = kept
 
     def _replace(self, key: Any) -> "OwnVisit":
         """Return it with another key, as of a `Visit`."""
-        return OwnVisit(self.worker, self.worker_step, self.local_steps, self.workers, key)
+        return OwnVisit(self.worker, self.worker_step, self.local_steps, self.workers, key, self.__dict__.get("kept"))
 
     def __getattr__(self, name: str) -> Any:
         raise InputError(
-            f"method: its local steps depend on the visit's {name}, which a real worker cannot know before the visit; "
-            "let message or apply do it, or replay a trace"
+            f"method: its functions on a worker depend on the visit's {name}, which a real worker cannot know before "
+            "the visit; let the server's message or apply do it, or replay a trace"
         )
 
 

@@ -74,6 +74,7 @@ class RealConfig(StudyConfig):
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
     """Who is served next among those that wait."""
     policy: Hidden[str] = "asynchronous"
+    topology: Hidden[str | None] = None
     # Hidden and of one value: no choice is left that a Literal would spell out.
     device: Hidden[str] = "default"  # type: ignore[assignment]
     seeds: Hidden[int] = StudyConfig.seeds
@@ -102,9 +103,12 @@ class RealConfig(StudyConfig):
     def check_executor(self) -> None:
         """Check nothing: Ray runs the processes of a recording, and recordings are made one after the other."""
 
-    def processes(self) -> Processes:
-        """Return what is asked of the processes."""
-        return Processes(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Processes)})
+    def processes(self, method: "Method | None" = None) -> Processes:
+        """Return what is asked of the processes; without a server the policy is the one that a method needs, if any."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Processes)}
+        if self.topology is not None and method is not None and method.timing.policy is not None:
+            given["policy"] = method.timing.policy
+        return Processes(**given)
 
     def recorded(self, method: "Method", problem: "Problem", folder: Path, seed: int, **options: Any) -> "Recorded":
         """Return the recording in a folder: one that is whole, one that was broken off and goes on, or a new one."""
@@ -117,7 +121,7 @@ class RealConfig(StudyConfig):
         of_ray = ("address", "cpus", "memory", "start_timeout", "timeout")
         names = ("commits", "precision", "checkpoint_every", "restart", *of_ray)
         asked: dict[str, Any] = {name: getattr(self, name) for name in names} | options
-        return record(method, problem, self.processes(), folder=folder, seed=seed, resume=there, **asked)
+        return record(method, problem, self.processes(method), folder=folder, seed=seed, resume=there, **asked)
 
     @contextlib.contextmanager
     def one_by_one(self, processes: int) -> Iterator[Local]:

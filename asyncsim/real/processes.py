@@ -1,4 +1,4 @@
-"""The processes of a recording: how many workers, and how long they and the server sleep."""
+"""The processes of a recording: how many workers, how long they and the server sleep, and who sends to whom."""
 
 import dataclasses
 import itertools
@@ -8,14 +8,16 @@ from typing import Any
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Law, as_law, parse
+from asyncsim.clusters.policy import Policy, asynchronous
 from asyncsim.errors import InputError, require_choice
+from asyncsim.topologies import Topology, as_topology
 
-_NO_TIME = Constant(0.0)
+_NO_TIME, _ASYNCHRONOUS = Constant(0.0), asynchronous()
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Worker processes around one server process.
+    """Worker processes around one server process; or with a topology, workers that send each other messages.
 
     Attributes
     ----------
@@ -27,6 +29,8 @@ class Processes:
         Seconds that the server sleeps per visit, besides what applying the message takes.
     window, protocol, exclusive, discipline
         As of `asyncsim.Cluster`.
+    topology, policy
+        As of `asyncsim.Cluster`, without a server; or as their texts.
     """
 
     workers: int
@@ -36,13 +40,22 @@ class Processes:
     protocol: str = "exchange"
     exclusive: bool = True
     discipline: str = "fifo"
+    topology: Topology | None = None
+    policy: Policy = _ASYNCHRONOUS
 
     def __post_init__(self) -> None:
         require_choice("discipline", self.discipline, ("fifo", "lowest_rank", "random"))
+        if self.topology is not None and as_topology(self.topology).slow:
+            raise InputError(f"topology = {self.topology!s}: real links are as slow as they are; leave slow_links out")
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         delay = _law("delay", given.pop("delay"))
         # What both have in common is checked in one place.
         cluster = Cluster(compute=Constant(1.0), **{**given, "service": _law("service", self.service)})
+        if cluster.topology is None and cluster.policy != _ASYNCHRONOUS:
+            raise InputError(
+                f"policy = {cluster.policy}: a real server takes up all that comes; leave policy out, or give a "
+                "topology and one without a server"
+            )
         if not isinstance(delay, list | tuple):
             delay = as_law("delay", delay)
         elif len(delay) != cluster.workers:
@@ -75,6 +88,10 @@ class Processes:
         laws = [self.delay] if isinstance(self.delay, Law) else self.delay
         delay = " + ".join(f"[{text}]*{len(list(same))}" for text, same in itertools.groupby(map(str, laws)))
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.topology is None:
+            del own["topology"], own["policy"]  # as it was before there were any
+        else:
+            own |= {"topology": str(self.topology), "policy": str(self.policy)}
         return {**own, "delay": str(self.delay) if isinstance(self.delay, Law) else delay, "service": str(self.service)}
 
     @classmethod

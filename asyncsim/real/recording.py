@@ -25,6 +25,9 @@ The kinds of events:
     A worker, or the whole recording, goes on.
 ``ended``
     All commits are made; ``waiting`` are the worker and the arrival of each visit still at the server.
+
+Without a server all is written at the end. The log has a ``commit`` for each gradient, the row that its worker recorded
+for `asyncsim.recorded`, and ``ended`` with the messages ``in_flight``; ``states`` has the arrays at the end.
 """
 
 import json
@@ -41,8 +44,9 @@ import pandas as pd
 from asyncsim.errors import InputError
 from asyncsim.files import lock, write_json, write_whole
 from asyncsim.real.processes import Processes
-from asyncsim.traces.columns import COLUMNS, OUTCOMES, Source
+from asyncsim.traces.columns import COLUMNS, GOSSIP, OUTCOMES, Source
 from asyncsim.traces.trace import Trace
+from asyncsim.traces.visits import recorded
 from asyncsim.wording import note
 
 HEADER = "recording.json"
@@ -344,6 +348,8 @@ def load(folder: str | Path) -> Recorded:
     header = Header.load(folder)
     events = read_log(folder)[0]
     try:
+        if header.processes.topology is not None:
+            return _load_without_server(folder, header, events)
         ledger = Ledger(header, events)
         rows = [row for row in ledger.rows if row["outcome"] == "applied"]
         commits: dict[str, Any] = {"commit": np.arange(len(rows))}
@@ -356,3 +362,25 @@ def load(folder: str | Path) -> Recorded:
         raise InputError(
             f"{str(folder / LOG)!r}: a damaged log, whose events are not those of a recording ({error}); record again"
         ) from error
+
+
+def _load_without_server(folder: Path, header: Header, events: list[Event]) -> Recorded:
+    """Return a recording without a server; its rows are put in an order that all workers' own agree with."""
+    (ended,) = (event for event in events if event["event"] == "ended")
+    rows = pd.DataFrame([event for event in events if event["event"] == "commit"])
+    processes = header.processes
+    trace = recorded(
+        rows,
+        workers=processes.workers,
+        protocol=GOSSIP,
+        window=processes.window,
+        begin=0.0,
+        seed=header.seed,
+        takes_up="read" if processes.policy.mix != "beside" and processes.policy.name != "handshake" else "commit",
+        in_flight=ended["in_flight"] or None,
+    )
+    keys = ["worker", "job"]
+    frame = trace.frame[["commit", "commit_time", *keys, "staleness"]]
+    commits = frame.merge(rows[[*keys, *RECORDED[:2]]], on=keys).rename(columns={"job": "worker_step"})
+    faults = pd.DataFrame({"time": [], "worker": [], "what": [], "job": []})
+    return Recorded(folder, header, trace, commits, faults)

@@ -311,14 +311,7 @@ class Worker:
 
     def run(self, server: Any, same_clock: bool) -> None:
         """Compute and visit a `Server` until it has nothing more to do; ``same_clock``: it is on this machine."""
-        if same_clock:
-            zero = server.zero()
-        else:
-            calls = []
-            for _ in range(_CLOCK_CALLS):
-                before, there, after = time.monotonic(), server.clock(), time.monotonic()
-                calls.append((after - before, (before + after) / 2 - there))
-            zero = min(calls)[1]
+        zero = clock_zero(server, same_clock)
         job = server.begin(self._index)
         for _ in range(0 if job is None else job.job):
             self._delay(self._index)  # delays belong to jobs, also if another process computed those before
@@ -333,18 +326,39 @@ class Worker:
             job = server.commit(self._index, update)
 
 
-class ServerActor:
-    """A `Server` as an actor of Ray's, which serves only callers with its key: whom the recording started."""
+def clock_zero(there: Any, same_clock: bool) -> float:
+    """Return where another process' clock begins on the monotonic one of this machine (s).
+
+    ``there`` has its functions ``zero`` and ``clock``; ``same_clock``: it is on this machine.
+    """
+    if same_clock:
+        return there.zero()
+    calls = []
+    for _ in range(_CLOCK_CALLS):
+        before, time_there, after = time.monotonic(), there.clock(), time.monotonic()
+        calls.append((after - before, (before + after) / 2 - time_there))
+    return min(calls)[1]
+
+
+class Keyed:
+    """An actor of Ray's that serves only callers with its key: whom the recording started."""
+
+    def __init__(self, key: str, served: Any):
+        self._key, self._served = key, served
+
+    def call(self, key: str, name: str, *arguments: Any) -> Any:
+        """Call a function of what is served; raise PermissionError if the key is another one."""
+        if not hmac.compare_digest(key, self._key):
+            raise PermissionError(f"{name}: of a process that this recording did not start")
+        return getattr(self._served, name)(*arguments)
+
+
+class ServerActor(Keyed):
+    """A `Server` as an actor of Ray's."""
 
     def __init__(self, content: bytes, header: Header, key: str, *options: Any):
         method, problem = pickle.loads(content)
-        self._key, self._server = key, Server(method, problem, header, *options)
-
-    def call(self, key: str, name: str, *arguments: Any) -> Any:
-        """Call a function of the server; raise PermissionError if the key is another one."""
-        if not hmac.compare_digest(key, self._key):
-            raise PermissionError(f"{name}: of a process that this recording did not start")
-        return getattr(self._server, name)(*arguments)
+        super().__init__(key, Server(method, problem, header, *options))
 
 
 class WorkerActor(Worker):

@@ -15,10 +15,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+import asyncsim.real.peers as peers
 from asyncsim.errors import InputError, require_count, require_path, require_positive
 from asyncsim.files import plain
 from asyncsim.methods.method import OF_JOURNEYS
-from asyncsim.real.computing import check
+from asyncsim.real.computing import Computing, check
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import CHECKPOINT, Header, Recorded, load, read_log, usable_checkpoint, write_trace
 from asyncsim.real.server import ServerActor, WorkerActor
@@ -63,7 +64,7 @@ def record(
     timeout: float = 120.0,
     progress: bool | None = None,
 ) -> Recorded:
-    """Train with real worker processes around a real parameter server, and record it as a trace.
+    """Train with real worker processes around a real parameter server, or without one, and record it as a trace.
 
     Parameters
     ----------
@@ -74,11 +75,13 @@ def record(
     folder : path
         For the recording; see `asyncsim.real.recording`.
     checkpoint_every : int
-        Commits between two checkpoints, of which the last is kept; with ``keep_states`` all.
+        Commits between two checkpoints, of which the last is kept; with ``keep_states`` all. Without a server the
+        arrays at the end are kept.
     restart : bool
-        Start a worker again whose process was lost: from a read of its own, and with the job after the lost one.
+        Start a worker again whose process was lost: from a read of its own, and with the job after the lost one. Not
+        without a server.
     resume : bool
-        Go on with the recording in the folder, which was broken off.
+        Go on with the recording in the folder, which was broken off. Not without a server.
     address : str, optional
         Of a Ray cluster; None starts one on this machine for as long as it takes.
     cpus, memory : number
@@ -96,6 +99,10 @@ def record(
     with one thread. The worker says when a computation began: on another machine up to half the time of the quickest of
     ten calls off. A clock stands still while a recording is broken off. A method that uses the time of its visit sees
     when its message was accepted, and in a replay when the service ended.
+
+    Without a server each worker records its own gradients. Where somebody waits (`neighbours`, `overlap`) all make as
+    many; else they share them, each going on for as long as there are any left. The recording is written at the end,
+    and lost if a process dies or fails before. Its clock is worker 0's.
 
     Computations that went with a lost worker are rows of the trace with the outcome ``"cancelled"``, which start at the
     end of the read: nobody knows when they really did.
@@ -116,8 +123,20 @@ def record(
     named = {"name": method.name, "hyperparameters": plain(method.hyperparameters)}
     solved = {"name": problem.name, "config": plain(problem.config)}
     header = Header(processes, commits, seed, precision, named, solved, method.reply is not None)
-    check(method, problem, header)
     require_timing(method, processes)
+    check(method, problem, header)
+    if processes.topology is not None:
+        for name, asked in (("restart", restart), ("resume", resume)):
+            if asked:
+                raise InputError(
+                    f"{name} = True: without a server nobody knows what is lost; leave it out, record anew"
+                )
+        peers.check(method, problem, header)
+        _prepare(folder, header, resume)
+        with ray_cluster(address, cpus * processes.workers) as ray:
+            results = _without_server(ray, method, problem, header, cpus, memory, start_timeout, timeout, progress)
+        peers.write(folder, header, Computing(method, problem, header).first_job().start, results)
+        return load(folder)
     _prepare(folder, header, resume)
     with ray_cluster(address, cpus * (processes.workers + 1)) as ray:
         supervisor = Supervisor(ray, method, problem, header, cpus, memory, start_timeout, timeout)
@@ -137,19 +156,37 @@ def record(
 
 def require_timing(method: Any, processes: Processes) -> None:
     """Raise InputError if real processes cannot give a method what it needs."""
+    topology, policy = processes.topology, processes.policy
+    gossips = method.mix is not None or method.meet is not None
+    if gossips != (topology is not None):
+        server = "no server" if gossips else "a server"
+        remedy = "give the processes a topology" if gossips else "choose dpsgd, sgp, osgp or adpsgd, or no topology"
+        raise InputError(f"method = {method.name!r}: has {server}, unlike these processes; {remedy}")
+    if gossips and (method.meet is not None) != (policy.name == "handshake"):
+        do, needed = ("meet in pairs", "handshake()") if method.meet else ("send messages", "neighbours()")
+        raise InputError(
+            f"method = {method.name!r}: its workers {do}, and the policy of these processes is {policy}; give {needed}"
+        )
     for name, needed in method.timing._asdict().items():
         has = getattr(processes, name, None)
         if needed not in (None, has) and name not in OF_JOURNEYS:
             raise InputError(
                 f"method = {method.name!r}: needs {name} = {needed}, and these processes have "
-                f"{'none' if has is None else repr(has)}"
+                f"{'none' if has is None else has}"
             )
-    if method.mix is not None or method.meet is not None:
-        raise InputError(f"method = {method.name!r}: has no server, and real processes have one; choose another")
+    if policy.mix == "beside" and method.timing.policy is None:
+        raise InputError(
+            f"method = {method.name!r}: nothing says that its gradients are of replicas that are not mixed; with the "
+            f"policy {policy} its timing must say so, as that of dpsgd does"
+        )
+    if method.meet is not None and method.resume is not None:
+        raise InputError(
+            f"method = {method.name!r}: where workers meet, a real one goes on from its message; leave resume out"
+        )
     if method.sees_loss or method.sees_memories:
         raise InputError(
-            f"method = {method.name!r}: sees losses or the memories of all workers, which the server of real processes "
-            "does not tell; choose another"
+            f"method = {method.name!r}: sees losses or the memories of all workers, which real processes are not told; "
+            "choose another"
         )
     if method.reply is not None and processes.separate_reads:
         raise InputError(
@@ -167,7 +204,8 @@ def _prepare(folder: Path, header: Header, resume: bool) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"folder = {str(folder)!r}: cannot be written: {error.strerror}; give another") from error
-        header.save(folder)
+        if header.processes.topology is None:
+            header.save(folder)
         return
     found = Header.load(folder).comparable()
     for name, value in header.comparable().items():
@@ -221,30 +259,14 @@ class Supervisor:
         start_timeout: float,
         timeout: float,
     ):
-        from asyncsim.study.ray_executor import send_by_value
-
-        there, count = ray.cluster_resources(), header.processes.workers + 1
-        for name, each, unit in (("CPU", cpus, "CPUs"), ("memory", memory or 0, "bytes of memory")):
-            if each * count > there.get(name, 0):
-                raise InputError(
-                    f"workers: {count} processes, the server's among them, ask for {each * count:g} {unit}, and the "
-                    f"Ray cluster has {there.get(name, 0):g}; run fewer, ask for less of each, or add nodes to the "
-                    "cluster"
-                )
-        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
-        kept = {name: os.environ[name] for name in os.environ if name.startswith("JAX_") and "CACHE" in name}
-        variables = {**kept, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
-        if memory is not None:
-            options["memory"] = memory
+        count = header.processes.workers + 1
+        options, self._content = _sent(ray, method, problem, count, cpus, memory)
         self._node = ray.get_runtime_context().get_node_id()
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
         self._server_actor = ray.remote(ServerActor).options(
             scheduling_strategy=here, max_concurrency=2 * count + 6, **options
         )
         self._worker_actor = ray.remote(WorkerActor).options(**options)
-        send_by_value()
-        self._content = ray.put(ray.cloudpickle.dumps((method, problem)))
         self._ray, self._header, self._key = ray, header, secrets.token_hex(32)
         self._start_timeout, self._timeout = start_timeout, timeout
         self.server: Any = None
@@ -258,7 +280,7 @@ class Supervisor:
         self.server = self._server_actor.remote(self._content, *given)
         self.workers = [self._worker(index) for index in range(self._header.processes.workers)]
         calls = [self._call("warm_up"), *(worker.warm_up.remote() for worker in self.workers)]
-        self._require_start(calls, f"{len(calls)} processes", self._start_timeout)
+        _require_start(self._ray, calls, f"{len(calls)} processes", self._start_timeout)
         self._ask("start")
         for index in range(len(self.workers)):
             self._set_going(index)
@@ -280,13 +302,13 @@ class Supervisor:
                 for call in ended:
                     if call in self._starting:
                         index, _ = self._starting.pop(call)
-                        self._require_start([call], f"worker {index}", _ANSWER)
+                        _require_start(self._ray, [call], f"worker {index}", _ANSWER)
                         self._set_going(index)
                     else:
                         self._look_after(call, restart)
                 for call, (index, late) in self._starting.items():
                     if time.monotonic() > late:
-                        self._require_start([call], f"worker {index}", 0.0)
+                        _require_start(self._ray, [call], f"worker {index}", 0.0)
                 now = self._ask("commits")
                 bar.update(now - bar.n)
                 if now > done:
@@ -311,10 +333,7 @@ class Supervisor:
             return
         except self._ray.exceptions.RayError as error:
             self._ask("commits")  # or it is the server that is gone
-            what = "process died"
-            if not isinstance(error, self._ray.exceptions.RayActorError):
-                cause = getattr(error, "cause", None) or error
-                what = f"failed: {' '.join(f'{type(cause).__name__}: {cause}'.split())[:300]}"
+            what = _trouble(self._ray, error)
         self._ask("lost", index, what)
         note(f"worker {index}: {what}{', starting it again' if restart else ''}")
         if restart:
@@ -342,21 +361,107 @@ class Supervisor:
         except self._ray.exceptions.RayError as error:
             raise InputError(f"server: its process is gone ({type(error).__name__}); {_REMEDY}") from error
 
-    def _require_start(self, calls: list[Any], what: str, timeout: float) -> None:
-        """Wait for the first calls of some actors; raise InputError if one did not start in time, or failed."""
-        errors = self._ray.exceptions
+
+def _without_server(
+    ray: Any,
+    method: Any,
+    problem: Any,
+    header: Header,
+    cpus: float,
+    memory: int | None,
+    start_timeout: float,
+    timeout: float,
+    progress: bool | None,
+) -> list[peers.Result]:
+    """Start workers without a server, and return what each has recorded when all are done; raise InputError if not."""
+    count, key = header.processes.workers, secrets.token_hex(32)
+    options, content = _sent(ray, method, problem, count, cpus, memory)
+    actor = ray.remote(peers.PeerActor).options(max_concurrency=2 * count + 6, **options)
+    workers = [actor.remote(content, key, index, header) for index in range(count)]
+
+    def answer(index: int, call: Any) -> Any:
+        """Return what a worker answers."""
         try:
-            self._ray.get(calls, timeout=timeout)
-        except errors.GetTimeoutError:
-            left = {name: n for name, n in self._ray.available_resources().items() if name in ("CPU", "memory")}
+            return ray.get(call, timeout=_ANSWER)
+        except ray.exceptions.RayError as error:
+            raise InputError(f"worker {index}: {_trouble(ray, error)}; nothing is kept, record anew") from error
+
+    def ask_all(name: str) -> list[Any]:
+        return [answer(*one) for one in enumerate([one.call.remote(key, name) for one in workers])]
+
+    try:
+        _require_start(ray, [one.call.remote(key, "warm_up") for one in workers], f"{count} processes", start_timeout)
+        node = answer(0, workers[0].begin.remote())  # whose clock all have
+        trained = [one.train.remote(workers, node) for one in workers]
+        show = on_a_terminal() if progress is None else progress
+        done, moved = 0, time.monotonic()
+        with tqdm(total=header.commits, unit="gradient", disable=not show, leave=False) as bar:
+            while True:
+                ended, left = ray.wait(trained, num_returns=count, timeout=_LOOK)
+                for call in ended:
+                    answer(trained.index(call), call)  # which may be an error
+                if not left:
+                    return ask_all("result")
+                now = sum(ask_all("made"))
+                if now > done:
+                    done, moved = now, time.monotonic()
+                bar.update(now - bar.n)
+                if time.monotonic() - moved > timeout:
+                    raise InputError(
+                        f"timeout = {timeout:g}: no gradient for so long, after {now}; nothing is kept, record anew"
+                    )
+    finally:
+        for one in workers:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(one)
+
+
+def _sent(
+    ray: Any, method: Any, problem: Any, count: int, cpus: float, memory: int | None
+) -> tuple[dict[str, Any], Any]:
+    """Return the options of ``count`` actors, and what they compute with; raise InputError if there is no room."""
+    from asyncsim.study.ray_executor import send_by_value
+
+    there = ray.cluster_resources()
+    for name, each, unit in (("CPU", cpus, "CPUs"), ("memory", memory or 0, "bytes of memory")):
+        if each * count > there.get(name, 0):
             raise InputError(
-                f"{what} did not start within {timeout:g} s; the Ray cluster has left: {left}; run fewer, ask for less "
-                "of each, wait longer (start_timeout), or add nodes"
-            ) from None
-        except errors.RayTaskError as error:
-            if isinstance(error.cause, InputError):
-                raise InputError(str(error.cause)) from None
-            raise
-        except errors.RayError as error:
-            # What was raised is the last line, after a traceback.
-            raise InputError(f"{what} could not start: {str(error).strip().splitlines()[-1]}") from error
+                f"workers: {count} processes, a server's among them, ask for {each * count:g} {unit}, and the Ray "
+                f"cluster has {there.get(name, 0):g}; run fewer, ask for less of each, or add nodes to the cluster"
+            )
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
+    kept = {name: os.environ[name] for name in os.environ if name.startswith("JAX_") and "CACHE" in name}
+    variables = {**kept, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
+    if memory is not None:
+        options["memory"] = memory
+    send_by_value()
+    return options, ray.put(ray.cloudpickle.dumps((method, problem)))
+
+
+def _trouble(ray: Any, error: Exception) -> str:
+    """Return what has happened to an actor that does not answer."""
+    if isinstance(error, ray.exceptions.RayActorError):
+        return "process died"
+    cause = getattr(error, "cause", None) or error
+    return f"failed: {' '.join(f'{type(cause).__name__}: {cause}'.split())[:300]}"
+
+
+def _require_start(ray: Any, calls: list[Any], what: str, timeout: float) -> None:
+    """Wait for the first calls of some actors; raise InputError if one did not start in time, or failed."""
+    errors = ray.exceptions
+    try:
+        ray.get(calls, timeout=timeout)
+    except errors.GetTimeoutError:
+        left = {name: n for name, n in ray.available_resources().items() if name in ("CPU", "memory")}
+        raise InputError(
+            f"{what} did not start within {timeout:g} s; the Ray cluster has left: {left}; run fewer, ask for less "
+            "of each, wait longer (start_timeout), or add nodes"
+        ) from None
+    except errors.RayTaskError as error:
+        if isinstance(error.cause, InputError):
+            raise InputError(str(error.cause)) from None
+        raise
+    except errors.RayError as error:
+        # What was raised is the last line, after a traceback.
+        raise InputError(f"{what} could not start: {str(error).strip().splitlines()[-1]}") from error

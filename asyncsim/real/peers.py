@@ -1,0 +1,368 @@
+"""Worker processes without a server: each computes, mixes and sends its messages to its neighbours.
+
+A worker's functions are those of a replay, and its gradients the jobs of one. Messages are calls from worker to worker,
+which wait in the taker's inbox while it computes. Each worker records its own gradients: when they were, and which
+messages it took up. There is no order of all of them but what `asyncsim.recorded` makes of these.
+"""
+
+import functools
+import math
+import pickle
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.errors import InputError
+from asyncsim.methods.method import Method
+from asyncsim.problems.problem import Problem
+from asyncsim.real.computing import Computing, Job, OwnVisit, State, save_state
+from asyncsim.real.recording import STATES, Event, Header, Log, load, write_trace
+from asyncsim.real.server import Keyed, clock_zero
+from asyncsim.replays.commit import build_commit
+from asyncsim.replays.programs import Same
+from asyncsim.replays.state import WorkerRow
+from asyncsim.simulation.delays import delays
+from asyncsim.simulation.gossip import partners
+from asyncsim.tracing import whole_products
+
+#: How a worker calls another: with its index, the name of a function and arguments, to what waits for the answer.
+Call = Callable[..., Callable[[], Any]]
+
+
+class Message(NamedTuple):
+    """What a worker is sent after a gradient of a neighbour; in the order in which a trace has its sources."""
+
+    time: float  #: when that gradient was applied (s)
+    sender: int
+    job: int  #: which of the sender's gradients
+    share: float
+    content: Any  #: the method's message
+
+
+class Result(NamedTuple):
+    """What a worker has at the end."""
+
+    rows: list[Event]  #: one for each of its gradients, see `asyncsim.real.recording`
+    replica: list[np.ndarray]  #: the leaves of the method's own state
+    learner: list[np.ndarray]
+    moved: np.ndarray  #: the sum of its steps over the number of workers, float64
+
+
+def first_state(method: Method, workers: int, computing: Computing) -> State:
+    """Return the arrays of all workers at the start, in the form of a server's."""
+    with jax.enable_x64(computing.x64):
+        central = computing.flat.ravel(computing.params)
+        row = WorkerRow(method.init_worker(central), (), (), computing.first_learner())
+        return State(central, (), (row,) * workers, (), ())
+
+
+class Peer:
+    """A worker of a recording without a server: an object whose `run` has a thread, and whose neighbours call it."""
+
+    def __init__(self, index: int, method: Method, problem: Problem, header: Header):
+        processes, workers = header.processes, header.processes.workers
+        topology, self._policy = processes.topology, processes.policy
+        assert topology is not None
+        self._index, self._meets = index, method.meet is not None
+        cycle = topology.edges(workers)
+        self._sends = [takers[index] for takers in topology.sends(workers)]
+        self._expected = [int((one.taker == index).sum()) for one in cycle]
+        self._kept = [float(one.kept(workers)[index]) for one in cycle]
+        self._partner = partners(topology, workers, header.seed)
+        self._computing = Computing(method, problem, header)
+        central, _, (row, *_), *_ = first_state(method, workers, self._computing)
+        self._replica, self._learner, self._snapshot = row.method, row.learner, central
+        self._moved = np.zeros(central.shape)
+        self._functions = _compiled(Same(method), workers, processes.window)
+        self._dtype = np.dtype(header.precision)
+        with jax.enable_x64(self._computing.x64):
+            known = self._known(0, 1.0)
+            _, message, *_ = jax.eval_shape(self._functions.make, self._replica, central, central, known)
+            mixes = self._functions.meet if self._meets else self._functions.mix
+            jax.eval_shape(mixes, self._replica, message, known)
+        self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
+        self._delay = delays(processes.delay_laws, header.seed, "delay", processes.window)
+        # Where somebody waits, nobody may end before the others: all make as many gradients. Else they share them.
+        self._waits = self._policy.name in ("neighbours", "overlap")
+        self._own_part = header.commits // workers + (index < header.commits % workers)
+        self._left = max(0, header.commits - workers)
+        self.rows: list[Event] = []
+        self._inbox: dict[int, list[Message]] = defaultdict(list)  # by the senders' jobs
+        self._arrived: Counter[int] = Counter()
+        self._changed = threading.Condition()
+        self._held = threading.Lock()  # the replica, by an exchange
+        self._met = 0.0  # when it was last in one (s)
+        self._zero = 0.0
+
+    def warm_up(self) -> None:
+        """Compile what the worker runs; change nothing."""
+        job, known, functions = self._computing.first_job(), self._known(0, 1.0), self._functions
+        result = self._computing.run(self._index, job)
+        with jax.enable_x64(self._computing.x64):
+            own, start = self._replica, self._snapshot
+            if self._meets:
+                own, _ = functions.meet(own, own, known)
+            else:
+                inbox = functions.add(self._nothing, self._nothing, self._number(0.0))
+                own, start = functions.mix(own, inbox, known)
+                functions.resume(own)
+            functions.make(own, start, result.update, known)
+
+    def begin(self) -> None:
+        """Set the clock of all workers, this one's, to zero."""
+        self._zero = time.monotonic()
+
+    def zero(self) -> float:
+        """Return where the clock begins on the monotonic one of this machine (s)."""
+        return self._zero
+
+    def clock(self) -> float:
+        """Return the time since all began (s)."""
+        return time.monotonic() - self._zero
+
+    def made(self) -> int:
+        """Return how many gradients the worker has made."""
+        return len(self.rows)
+
+    def may_begin(self) -> bool:
+        """Return whether there is one more gradient to be made by anybody; it is then the caller's."""
+        with self._changed:
+            self._left -= 1
+            return self._left >= 0
+
+    def deliver(self, message: Message) -> None:
+        """Put a neighbour's message into the inbox."""
+        with self._changed:
+            self._inbox[message.job].append(message)
+            self._arrived[message.job] += 1
+            self._changed.notify()
+
+    def lend(self) -> tuple[Any, float]:
+        """Hand the replica to a neighbour for an exchange, with the time of the last one; nobody else has it then."""
+        self._held.acquire()
+        return self._replica, self._met
+
+    def give_back(self, replica: Any, met: float) -> None:
+        """Take the replica back that was lent."""
+        self._replica, self._met = replica, met
+        self._held.release()
+
+    def result(self) -> Result:
+        """Return what was recorded, and the worker's arrays."""
+        replica, learner = ([np.asarray(leaf) for leaf in jax.tree.leaves(of)] for of in (self._replica, self._learner))
+        return Result(self.rows, replica, learner, self._moved)
+
+    def run(self, call: Call, same_clock: bool) -> None:
+        """Make gradients until there are enough; ``same_clock``: worker 0 is on this machine."""
+        self._zero = clock_zero(SimpleNamespace(zero=call(0, "zero"), clock=lambda: call(0, "clock")()), same_clock)
+        with jax.enable_x64(self._computing.x64):
+            goes_on = self._own_part > 0
+            while goes_on:
+                asked = None if self._waits else call(0, "may_begin")  # while it computes
+                self._make(len(self.rows), call)
+                goes_on = len(self.rows) < self._own_part if asked is None else asked()
+
+    def _make(self, step: int, call: Call) -> None:
+        """Make one gradient: take up messages, compute, apply and send."""
+        beside, functions = self._policy.mix == "beside", self._functions
+        kept = self._kept[(step - 1) % len(self._kept)] if step and not self._meets else 1.0
+        known, found = self._known(step, kept), [] if beside or self._meets else self._take_up(step)
+        start_time, start, own = max(0.0, self.clock()), self._snapshot, self._replica
+        if beside:
+            start = functions.resume(own)
+        elif not self._meets:
+            own, start = functions.mix(own, self._sum(found), known)
+        time.sleep(self._delay(self._index))
+        job = Job(step, step, np.asarray(start), self._learner)
+        result = self._computing.run(self._index, job)
+        send_time = max(start_time, self.clock())
+        if beside:
+            found = self._take_up(step)
+            own, _ = functions.mix(own, self._sum(found), known)
+        partner, other, met = -1, None, 0.0
+        if self._meets:
+            partner = self._partner(self._index, step)
+            own, other, met = self._meet(call, partner, known)
+        own, message, moved, norm = functions.make(own, start, result.update, known)
+        message, self._learner = jax.tree.map(np.asarray, message), result.learner
+        self._moved += np.asarray(moved)
+        commit_time = max(send_time, self.clock())
+        if self._meets:
+            # By the clocks of two machines an exchange might come before the one that left the replicas.
+            commit_time = max(commit_time, math.nextafter(max(met, self._met), math.inf))
+            self._snapshot = message
+            if partner >= 0:
+                call(partner, "give_back", other, commit_time)()
+            self.give_back(np.asarray(own), commit_time)
+        else:
+            self._replica = own
+        self.rows.append(
+            {
+                "event": "commit",
+                "worker": self._index,
+                "job": step,
+                "start_time": start_time,
+                "send_time": send_time,
+                "commit_time": commit_time,
+                "sources": [[one.sender, one.job] for one in found],
+                "weights": [one.share for one in found],
+                "kept": kept,
+                "partner": partner,
+                "loss": float(result.loss),
+                "update_norm": float(norm),
+            }
+        )
+        for taker, share in () if self._meets else self._sends[step % len(self._sends)]:
+            call(taker, "deliver", Message(commit_time, self._index, step, share, message))
+
+    def _take_up(self, step: int) -> list[Message]:
+        """Return the messages that a gradient takes up; wait for those that it has to wait for."""
+        awaited = step - 1 - (self._policy.steps or 0)
+        with self._changed:
+            if self._waits and awaited >= 0:
+                expected = self._expected[awaited % len(self._expected)]
+                self._changed.wait_for(lambda: self._arrived[awaited] >= expected)
+            jobs = [step - 1] if self._policy.name == "neighbours" else list(self._inbox)
+            found = [one for job in jobs for one in self._inbox.pop(job, ())]
+        return sorted(found, key=lambda one: (one.time, one.sender))  # as a trace has them, and so the replay's sums
+
+    def _sum(self, messages: Sequence[Message]) -> Any:
+        total = self._nothing
+        for one in messages:
+            total = self._functions.add(total, one.content, self._number(one.share))
+        return total
+
+    def _meet(self, call: Call, partner: int, known: tuple[Any, ...]) -> tuple[Any, Any, float]:
+        """Return the replica and the partner's after they have met, and when that was last in an exchange.
+
+        Both are held from here on. They are taken in the order of the workers, so that no circle of workers can wait.
+        """
+        if partner < 0:
+            return self.lend()[0], None, 0.0
+        if self._index < partner:
+            own, _ = self.lend()
+            other, met = call(partner, "lend")()
+        else:
+            other, met = call(partner, "lend")()
+            own, _ = self.lend()
+        own, other = self._functions.meet(own, other, known)
+        return own, np.asarray(other), met
+
+    def _known(self, step: int, kept: float) -> tuple[Any, ...]:
+        """Return what a worker knows of its visit."""
+        return np.int32(self._index), np.int32(step), self._computing.visit_key(self._index, step), self._number(kept)
+
+    def _number(self, value: float) -> np.ndarray:
+        return np.asarray(value, self._dtype)
+
+
+class _Functions(NamedTuple):
+    """What a worker computes besides its local steps, compiled."""
+
+    resume: Any
+    add: Any
+    mix: Any
+    meet: Any
+    make: Any  #: one commit
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
+    method: Any = same_method.value
+    commit = build_commit(method, "none")
+
+    def visit_of(worker: Any, step: Any, key: Any, kept: Any) -> Any:
+        return OwnVisit(worker, step, window, workers, key, kept)
+
+    def add(total, message, weight):
+        return jax.tree.map(lambda own, leaf: own + weight.astype(leaf.dtype) * leaf, total, message)
+
+    def mix(own, inbox, known):
+        own = method.mix(own, inbox, visit_of(*known))
+        return own, method.resume(own, None)
+
+    def meet(own, other, known):
+        return method.meet(own, other, visit_of(*known))
+
+    def make(own, start, update, known):
+        row, nowhere = WorkerRow(own, (), (), ()), jnp.zeros_like(update)
+        loss = jnp.zeros((), update.dtype)
+        made, _ = commit(nowhere, (), row, start, start, update, loss, None, visit_of(*known))
+        return made.worker, made.message, made.step, jnp.sqrt(jnp.vdot(made.step, made.step))
+
+    resume = (lambda own: method.resume(own, None)) if method.mix else None
+    return _Functions(*(one and jax.jit(whole_products()(one)) for one in (resume, add, mix, meet, make)))
+
+
+def check(method: Method, problem: Problem, header: Header) -> None:
+    """Raise InputError if a method's messages depend on what no worker knows."""
+    try:
+        Peer(0, method, problem, header)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"method = {method.name!r}: its message needs the central variable, which no worker has ({error}); choose "
+            "another"
+        ) from error
+
+
+def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[Result]) -> None:
+    """Write the recording of all workers, whole: the arrays at the end, the log, the trace and what was asked for.
+
+    ``central``: the initial central variable, a vector.
+    """
+    topology = header.processes.topology
+    assert topology is not None
+    sends = topology.sends(header.processes.workers)
+    rows = sorted((row for result in results for row in result.rows), key=lambda row: row["commit_time"])
+    taken = {(row["worker"], *source) for row in rows for source in row["sources"]}
+    flying = [
+        {"source": [row["worker"], row["job"]], "taker": taker, "weight": share}
+        for row in rows
+        for taker, share in sends[row["job"] % len(sends)][row["worker"]]
+        if row["partner"] < 0 and (taker, row["worker"], row["job"]) not in taken
+    ]
+    workers = tuple(WorkerRow(one.replica, (), (), one.learner) for one in results)
+    mean = (central + sum(one.moved for one in results)).astype(central.dtype)
+    (folder / STATES).mkdir()
+    save_state(folder / STATES / f"{len(rows):08}.npz", State(mean, (), workers, (), ()), len(rows))
+    log = Log(folder)
+    for event in [*rows, {"event": "ended", "in_flight": flying}]:
+        log.append(event)
+    log.file.close()
+    header.save(folder)
+    write_trace(folder, load(folder).trace)
+
+
+class PeerActor(Keyed):
+    """A `Peer` as an actor of Ray's."""
+
+    def __init__(self, content: bytes, key: str, *given: Any):
+        method, problem = pickle.loads(content)
+        index, header = given
+        super().__init__(key, Peer(index, method, problem, header))
+
+    def begin(self) -> str:
+        """Set the clock of all workers, this one's, to zero; return the node of the cluster that has it."""
+        import ray
+
+        self._served.begin()
+        return ray.get_runtime_context().get_node_id()
+
+    def train(self, others: Sequence[Any], node: str) -> None:
+        """Make gradients with the other workers, which are actors; the first is on this node of the cluster."""
+        import ray
+
+        def call(index: int, name: str, *arguments: Any) -> Callable[[], Any]:
+            return functools.partial(ray.get, others[index].call.remote(self._key, name, *arguments))
+
+        self._served.run(call, ray.get_runtime_context().get_node_id() == node)
