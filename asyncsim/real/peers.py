@@ -333,7 +333,7 @@ def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[R
     ]
     workers = tuple(WorkerRow(one.replica, (), (), one.learner) for one in results)
     mean = (central + sum(one.moved for one in results)).astype(central.dtype)
-    (folder / STATES).mkdir()
+    (folder / STATES).mkdir(parents=True)
     save_state(folder / STATES / f"{len(rows):08}.npz", State(mean, (), workers, (), ()), len(rows))
     log = Log(folder)
     for event in [*rows, {"event": "ended", "in_flight": flying}]:

@@ -1,0 +1,133 @@
+"""Laws of gossip: what is conserved on any graph, how fast pairs agree, and what a slow link costs."""
+
+import math
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_gossip_time import MESSAGES, gossips
+
+from asyncsim import Cluster, InputError, methods, problems, replay, simulate, theory, topologies
+from asyncsim.replays.replay import Replay
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def conserved(cluster, commits, seed):
+    """Of a replay: what workers keep and what is in flight is the central variable, and weights sum to the workers."""
+    trace, n = simulate(cluster, commits, seed), cluster.workers
+    make = methods.adpsgd if cluster.policy.name == "handshake" else methods.sgp
+    method = make(0.1) if make is methods.adpsgd else make(0.1, policy=None)
+    problem = problems.quadratic(np.linspace(0.2, 1, 4), start=np.linspace(-1, 2, 4), noise=0.3)
+    rows = np.arange(1, commits + 1)
+    running = Replay(trace, method, problem, seed, precision="float64", stops=rows, form="single")
+    sent = []
+    for worker, stop in zip(trace.frame["worker"], rows, strict=True):
+        running.advance(int(stop))
+        sent.append(jax.tree.map(lambda leaf, i=worker: np.array(leaf[i]), running.state.workers.method))
+    own, central = jax.tree.map(np.array, running.state.workers.method), np.array(running.state.central)
+    if make is methods.adpsgd:
+        np.testing.assert_allclose(central, own.mean(axis=0), rtol=0, atol=1e-12)
+        return
+    last = np.full(n, -1)
+    last[trace.frame["worker"]] = np.arange(commits)
+    kept = np.where(last >= 0, trace.kept_after[last], 1.0)
+    flying = [(one.weight, sent[one.row]) for one in trace.in_flight.itertuples()]
+    total = kept @ own.biased + sum((share * one.biased for share, one in flying), np.zeros(4))
+    weight = kept @ own.weight + sum(share * one.weight for share, one in flying)
+    np.testing.assert_allclose(n * central, total, rtol=0, atol=1e-12)
+    assert weight == pytest.approx(n, abs=1e-12)
+
+
+@settings(max_examples=5, deadline=None)
+@given(gossips(), st.integers(1, 60), st.integers(0, 5))
+def test_what_workers_hold_and_what_is_in_flight_is_conserved(cluster, commits, seed):
+    conserved(cluster, commits, seed)
+
+
+@pytest.mark.full
+@settings(max_examples=40, deadline=None)
+@given(gossips(), st.integers(1, 120), st.integers(0, 99))
+def test_it_is_conserved_in_many_more(cluster, commits, seed):
+    conserved(cluster, commits, seed)
+
+
+@pytest.mark.parametrize("graph", ["complete()", pytest.param("ring()", marks=pytest.mark.full)])
+def test_consensus_distance_of_adpsgd_is_that_of_the_contraction(graph):
+    """Exponential clocks, and gradients that are noise alone: what an exchange takes away a step brings back.
+
+    On the complete graph of ``n`` an exchange leaves ``1 - 1 / (n - 1)`` of the expected squared distance from the
+    mean, and a step of variance ``s`` adds ``(1 - 1 / n) s``; so in the long run it is ``(1 - 1 / n) (n - 1) s``, of
+    which the consensus distance is the mean over the workers. On other graphs the contraction is a bound.
+    """
+    n, size, rate = 8, 400, 0.5
+    trace = simulate(Cluster(n, "exponential(1)", topology=graph, policy="handshake()"), n * 1_000, seed=2)
+    problem = problems.custom(
+        lambda key: {"x": jax.numpy.zeros(size)},
+        lambda params, batch, key: params["x"] @ jax.random.normal(key, (size,), params["x"].dtype),
+        name="noise",
+    )
+    run = replay(trace, methods.adpsgd(rate), problem, precision="float64", evaluate_every=5, progress=False)
+    found = run.evaluations["consensus_distance"].iloc[20:]  # 40 commits apart each: (1 - 1 / 7)**40 = 0.002
+    contraction = theory.pair_contraction(graph, n)
+    added = (1 - 1 / n) * size * rate**2
+    expected = added / (1 - contraction) / n
+    slack = 5 * found.std() / math.sqrt(len(found))
+    if graph == "complete()":
+        assert contraction == pytest.approx(1 - 1 / (n - 1), abs=1e-12)
+        assert found.mean() == pytest.approx(expected, abs=slack) and slack < 0.02 * expected
+    else:
+        assert 0.2 * expected < found.mean() < expected + slack
+
+
+def test_a_slow_link_is_slow():
+    """Each message on it, both ways; by rounds of the ring all are as slow; with nobody waiting nobody is."""
+    for text in ("ring()", "adjacency([[0,1,1],[1,0,1],[1,1,0]], metropolis)"):
+        topology = topologies.slow_links(text, [(1, 0, 5)])
+        assert topologies.as_topology(str(topology)) == topology and "[[0, 1, 5]]" in repr(topology)
+    base = {"workers": 3, "compute": 1.0, "latency": 0.5, "bandwidth": 8, "message_bytes": 2, "policy": "neighbours()"}
+    for slow, lasts in ((1, 1.75), (5, 4.75), (0.5, 1.75)):
+        topology = topologies.slow_links("ring()", [[0, 1, slow]])
+        trace = simulate(Cluster(**base, topology=topology), 3 * 20)
+        times = trace.frame["commit_time"].to_numpy()
+        assert (times[-1] - times[2]) / 19 == pytest.approx(lasts)
+    meet = {"policy": "handshake()", "topology": topologies.slow_links("ring()", [[0, 1, 5]])}
+    frame = simulate(Cluster(**{**base, **meet, "workers": 2}), 1).frame
+    assert frame["commit_time"][0] == pytest.approx(1 + 2 * 5 * 0.75)
+
+
+@pytest.mark.parametrize("policy", [*MESSAGES, "handshake()"])
+def test_links_that_are_as_slow_as_all_change_nothing(policy):
+    links = [[i, (i + 1) % 5, 1] for i in range(5)]
+    options = {"workers": 5, "compute": "gamma(1, 0.5)", "latency": "exponential(0.4)", "policy": policy}
+    frames = [
+        simulate(Cluster(**options, topology=one), 200).frame for one in ("ring()", f"slow_links(ring(), {links})")
+    ]
+    pd.testing.assert_frame_equal(*frames, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        ("slow_links(ring(), [[0, 2, 5]])", "among 4 workers there is no link between 0 and 2"),
+        ("slow_links(ring(), [[0, 0, 5]])", "no link between 0 and 0"),
+        ("slow_links(rnig(), [[0, 1, 5]])", "did you mean 'ring"),
+        ("slow_links(ring(), [[0, 1]])", r"links\[0\] = \[0, 1\]: must be two workers and a number"),
+        ("slow_links(ring(), [[0, 1, 0]])", r"links\[0\]: times = 0: must be above zero"),
+        ("slow_links(ring(), [[0, 1, 2], [1, 0, 3]])", "each once"),
+        ("slow_links(ring(), [])", "links = "),
+        ("slow_links(ring())", "links missing"),
+    ],
+)
+def test_links_that_cannot_be(topology, message):
+    with pytest.raises(InputError, match=message):
+        Cluster(workers=4, compute=1, latency=0.1, topology=topology)
+    with pytest.raises(InputError, match="its links take no time"):
+        Cluster(workers=4, compute=1, topology="slow_links(ring(), [[0, 1, 5]])")
