@@ -122,6 +122,8 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
     lines = [empty.plot([], [], color=one.color, linestyle=one.line)[0] for one in looks.values()]
     layout.legend_below(figure, lines, [one.label for one in looks.values()], 6)
     slow = f", one {config['slow']:g} times as slow" if config["slow"] != 1 else ""
+    link = config.get("slow_link", 1)
+    slow += f", one link {link:g} times as slow" if link != 1 else ""
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = counted(config["workers"], "worker")
     layout.title(figure, f"{config['problem']}, {workers}{slow}; {seeds}; each at the best of its learning rates")

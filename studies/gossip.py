@@ -1,4 +1,4 @@
-"""Without a server: gossip on several topologies against all-reduce and a server, with a slow worker.
+"""Without a server: gossip on several topologies against all-reduce and a server, with a slow worker or link.
 
 Methods without a server are run on each topology, the others on a cluster with a server, all with the same random
 numbers and each at the best of its learning rates, on data that are alike or split by class. Prints how much simulated
@@ -8,6 +8,7 @@ spectral gap; writes traces, runs, two tables and a figure.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,13 +17,14 @@ import numpy as np
 
 from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.laws import Constant, Law, scaled
+from asyncsim.clusters.network import PerWorker, per_worker
 from asyncsim.errors import InputError, require_positive
 from asyncsim.files import write_csv
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, until_target
-from asyncsim.topologies import as_topology
+from asyncsim.topologies import as_topology, slow_links
 from asyncsim.wording import each_note_once, note, number_text, table_text
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class Config(StudyConfig):
     """Evaluate each worker's replica, too; the table then has the worst one's accuracy."""
     slow: float = 1.0
     """How many times as long as it would worker 0 takes for a local step: 5, say."""
+    slow_link: float = 1.0
+    """How many times as long as on other links messages take between worker 0 and its first neighbour, and where there
+    is a server, between worker 0 and that; goes with a latency or a bandwidth."""
     tune: tuple[float, ...] = (0.025, 0.1, 0.2, 0.4, 0.8)
     """Learning rates to try for every method; the table shows each method on each topology at its best one."""
     target: float | None = None
@@ -89,7 +94,8 @@ class Config(StudyConfig):
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
-        require_positive("slow", self.slow)
+        for name in ("slow", "slow_link"):
+            require_positive(name, getattr(self, name))
         super().check()
         for name in ("topology", "dirichlet", "tune"):
             values = getattr(self, name)
@@ -112,7 +118,7 @@ class Config(StudyConfig):
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cell."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
-        own = {"slow": self.slow, "evaluate_replicas": self.evaluate_replicas, **values}
+        own = {"slow": self.slow, "slow_link": self.slow_link, "evaluate_replicas": self.evaluate_replicas, **values}
         if np.isinf(own.get("dirichlet", np.inf)):
             own["dirichlet"] = None
         return _OneCluster(**{**options, **own})
@@ -126,13 +132,30 @@ class _OneCluster(StudyConfig):
     dirichlet: float | None = None
     evaluate_replicas: bool = False
     slow: float = 1.0
+    slow_link: float = 1.0
 
     def _cluster(self, message_bytes: float | None) -> Cluster:
         cluster = super()._cluster(message_bytes)
-        if self.topology == SERVER:
+        if self.topology != SERVER:
+            topology = as_topology(self.topology)
+            if self.slow_link != 1 and self.workers > 1:
+                link = (0, topology.neighbours(self.workers)[0][0], self.slow_link)
+                topology = slow_links(topology, [*(topology.slow or ()), link])
+            # The service is the server's alone and has a default; other options of the server are refused by name.
+            return dataclasses.replace(cluster, service=Constant(0.0), topology=topology)
+        if self.slow_link == 1 or self.workers == 1:
             return cluster
-        # The service is the server's alone and has a default; other options of the server are refused by name.
-        return dataclasses.replace(cluster, service=Constant(0.0), topology=as_topology(self.topology))
+
+        def first_slow(values: Any, slower: Callable[[Any], Any]) -> PerWorker:
+            first, *rest = values.values if isinstance(values, PerWorker) else (values,) * self.workers
+            return per_worker([tuple(map(slower, first)) if isinstance(first, tuple) else slower(first), *rest])
+
+        found: dict[str, Any] = {}
+        if cluster.latency != Constant(0.0):
+            found["latency"] = first_slow(cluster.latency, lambda law: scaled(law, self.slow_link))
+        if cluster.bandwidth is not None:
+            found["bandwidth"] = first_slow(cluster.bandwidth, lambda rate: rate / self.slow_link)
+        return dataclasses.replace(cluster, **found)
 
     def _law(self, option: str) -> Any:
         found = super()._law(option)
@@ -289,6 +312,7 @@ def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame
     else:
         said = verdict(table, goal)
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
+    slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
     print(
         f"{config.workers} workers{slow}; time and gradients until {goal}; consensus_distance: mean squared "
         f"distance of the replicas from their mean; gap: spectral\n{table_text(shown, file=TABLE)}\n{said}"

@@ -76,6 +76,8 @@ def test_of_a_problem_without_accuracy_the_target_is_of_the_loss(tmp_path, capsy
         ({"tune": (0.1, -1.0)}, "tune = -1"),
         ({"target": 1.5}, "target = 1.5: an accuracy is at most 1"),
         ({"slow": 0.0}, "slow = 0"),
+        ({"slow_link": -1.0}, "slow_link = -1"),
+        ({"slow_link": 5.0}, "its links take no time, so that none can be slow; give latency"),
         ({"discipline": "random"}, "there is no server; leave discipline out"),
         ({"methods": ("downpour",)}, "none can be run on topology"),
     ],
@@ -84,3 +86,13 @@ def test_bad_options(options, message, tmp_path):
     with pytest.raises(InputError, match=message):
         gossip.run(gossip.Config(out=tmp_path / "gossip", **options))
     assert not (tmp_path / "gossip").exists()
+
+
+def test_a_slow_link_is_one_of_worker_0():
+    """To its first neighbour, as a topology has it; to the server, of the latency and the bandwidth."""
+    config = gossip.Config(workers=3, slow_link=4.0, latency="0.5", bandwidth=8.0, message_bytes=2.0)
+    assert str(config.at(topology="ring()").make_cluster(2.0).topology) == "slow_links(ring(), [[0, 1, 4]])"
+    server = config.at(topology=gossip.SERVER).make_cluster(2.0)
+    assert server.ways[0].means == (2.0, 0.5, 0.5) and server.ways[0].transfer == (1.0, 0.25, 0.25)
+    alike = gossip.Config(workers=3, latency="0.5")
+    assert str(alike.at(topology="ring()").make_cluster(None).topology) == "ring()"
