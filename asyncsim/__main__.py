@@ -10,6 +10,7 @@ _USAGE = """usage: asyncsim study NAME [options]    run a study; without a name,
        asyncsim tag FOLDER NAME        give one a name, or a place in one of its runs
        asyncsim warp NAME              print its folder
        asyncsim show NAME              open its page in the browser
+       asyncsim animate NAME           write a page, GIF or MP4 in which its workers move
        asyncsim diff NAME NAME         which options differ, and both on the same axes
        asyncsim --version
 """

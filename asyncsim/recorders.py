@@ -17,9 +17,11 @@ The cosine between consecutive steps of the central variable, as a recorder of o
 """
 
 import functools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from asyncsim.errors import require_count, require_fraction
@@ -191,3 +193,40 @@ def _diagnostics(every: int) -> Recorder:
 def show_diagnostics(state: State, commit: Commit) -> Mapping[str, Array]:
     """Return what the method itself shows of a message."""
     return commit.diagnostics
+
+
+#: Names of the numbers of `positions` begin so.
+POSITION = "position_"
+
+
+def positions(dimensions: int = 48) -> Recorder:
+    """Record where the central variable is, relative to its start, in few coordinates that keep distances.
+
+    Each coordinate is the sum of a part of the parameters with random signs, the same in all runs: the length of a
+    vector is kept in the mean of its square, with a relative deviation of about ``sqrt(1 / (2 dimensions))``. What a
+    worker read is the central variable of its version, so that these are enough for all distances between reads and the
+    central variable: `asyncsim animate` draws them.
+
+    Parameters
+    ----------
+    dimensions : int
+        Columns ``position_0``, ``position_1``, ...
+    """
+    return _positions(require_count("dimensions", dimensions))
+
+
+@functools.cache
+def _positions(dimensions: int) -> Recorder:
+    def sketch(vector: Array, signs: Array) -> Array:
+        signed = jnp.pad(vector * signs.astype(vector.dtype), (0, -vector.shape[0] % dimensions))
+        return signed.reshape(-1, dimensions).sum(0)
+
+    def init(method: Method, central: Array) -> State:
+        signs = jax.random.rademacher(jax.random.key(zlib.crc32(b"positions")), central.shape, jnp.int8)
+        return signs, sketch(central, signs)
+
+    def observe(state: State, commit: Commit) -> tuple[State, Sequence[Array]]:
+        signs, start = state
+        return state, list(sketch(commit.central, signs) - start)
+
+    return Recorder(tuple(f"{POSITION}{place}" for place in range(dimensions)), observe, init, shared=True)

@@ -1,6 +1,7 @@
 """Notices on standard error that do not stop a run; counts, numbers, tables and lines as text."""
 
 import contextlib
+import io
 import re
 import shutil
 import sys
@@ -106,6 +107,25 @@ def tell(text: str) -> None:
     """Print to standard error, above the progress bars; a closed standard error is ignored."""
     with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
         print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[io.StringIO]:
+    """Yield the text that is printed on standard output inside, which is printed as well."""
+    found, printed = io.StringIO(), sys.stdout
+
+    class Both:
+        """Standard output that is written twice."""
+
+        def write(self, text: str) -> int:
+            found.write(text)
+            return printed.write(text) if printed is not None else len(text)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(printed, name)
+
+    with contextlib.redirect_stdout(Both()):  # type: ignore[type-var]
+        yield found
 
 
 def note(text: str) -> None:

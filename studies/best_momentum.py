@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TABLE = "best.csv"
 
 #: Options without effect: the method is the study's own, and a run is evaluated at its start and its end.
-_IGNORED = ("steps", "optimizer", "momentum", "evaluate_every", "diagnose_every", "diagnose_energy")
+_IGNORED = ("steps", "optimizer", "momentum", "evaluate_every", "diagnose_every", "diagnose_energy", "animate")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncsim.problems import Problem
 
 #: Options of all studies for which this one has no use.
-_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy")
+_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "animate")
 #: Options that say when a lone worker is served, and of nothing else; methods of one's own may look at the time.
 _OF_TIMES = (
     *("service", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "discipline", "read_blocks"),

@@ -37,7 +37,7 @@ TABLES = ("momentum.csv", "paths.csv")
 #: longer once in 400 million commits.
 _AFTER = 20
 #: Options without effect: all that is looked at are the losses.
-_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy")
+_IGNORED = ("evaluate_every", "diagnose_every", "diagnose_energy", "animate")
 #: Seeds of which the error of an estimate can be told.
 _FEWEST = 3
 #: Methods whose window theory knows with plain local steps, and whether they send the mean of these instead of the sum.

@@ -4,7 +4,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from asyncsim.drawing.look import collecting
 from asyncsim.errors import InputError, choices_like
+from asyncsim.pages.page import write_page
 from asyncsim.study import shipped
 from asyncsim.study.finished import figures, study_of
 
@@ -42,17 +44,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def draw_folder(folder: Path) -> list[Path]:
-    """Draw the figures of a study again, into the folder of its results; return the files that were written.
+    """Draw the figures and the page of a study again, into its folder; return the files that were written.
 
     What the folder says chooses among the figures that are shipped, and is never imported itself.
     """
     _, study = study_of(folder)
-    if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
-        return figures(study).draw(folder)
-    written = [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
+    with collecting() as drawn:
+        if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
+            written = figures(study).draw(folder)
+        else:
+            written = [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
     if not written:
         raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study!r}")
-    return written
+    return [*written, write_page(folder, drawn)]
 
 
 def report(draw: Callable[[], Iterable[Path]]) -> int:

@@ -9,14 +9,16 @@ those of a paper's columns, at which everything stays readable::
         look.save(figure, "staleness")
 """
 
+import contextlib
 import functools
 import io
 import itertools
 import os
 import warnings
 import zlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,6 +200,21 @@ def new_figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
+#: The names and the SVG of the figures that are saved, where they are collected.
+_COLLECTED: ContextVar[list[tuple[str, bytes]] | None] = ContextVar("collected", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[tuple[str, bytes]]]:
+    """Yield a list that gets the name and the SVG of each figure that is saved inside: for a page."""
+    found: list[tuple[str, bytes]] = []
+    token = _COLLECTED.set(found)
+    try:
+        yield found
+    finally:
+        _COLLECTED.reset(token)
+
+
 def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
     """Write a figure as ``path.png`` and ``path.pdf``: no dates inside, so the same figure gives the same bytes.
 
@@ -218,6 +235,12 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
         with style():
             figure.savefig(drawn, format=kind, metadata=metadata)
         written.append(write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue())))
+    collected = _COLLECTED.get()
+    if collected is not None:
+        drawn, name = io.BytesIO(), Path(path).name
+        with style(), matplotlib.rc_context({"svg.hashsalt": name}):
+            figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+        collected.append((name, drawn.getvalue()))
     return written
 
 

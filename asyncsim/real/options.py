@@ -27,7 +27,7 @@ _ANEW = ("cpus", "memory", "restart", "start_timeout", "timeout")
 _OF_CLUSTERS = (
     *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "sites", "far_latency", "far_bandwidth"),
     *("dynamic_window", "read_blocks", "policy"),
-    *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy"),
+    *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
     *("executor", "cpus_per_run", "accelerators_per_run"),
 )
 
@@ -81,6 +81,7 @@ class RealConfig(StudyConfig):
     evaluate_every: Hidden[int | None] = None
     diagnose_every: Hidden[int] = StudyConfig.diagnose_every
     diagnose_energy: Hidden[bool] = False
+    animate: Hidden[bool] = False
     executor: Hidden[str] = "local"  # type: ignore[assignment]  # as device
     cpus_per_run: Hidden[int] = 1
     accelerators_per_run: Hidden[float] = 0.0

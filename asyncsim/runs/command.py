@@ -1,4 +1,4 @@
-"""The commands that find finished studies again: ``asyncsim runs``, ``tag``, ``warp``, ``show`` and ``diff``."""
+"""The commands that find finished studies again and show them: ``asyncsim runs``, ``tag``, ``warp``, ``show``, ..."""
 
 import argparse
 import shutil
@@ -14,7 +14,7 @@ from asyncsim.wording import counted, note
 
 #: Folders that a table shows unless all are asked for.
 _SHOWN = 40
-#: The page of a finished study.
+#: The page of a finished study, as `asyncsim.pages.page` calls it.
 PAGE = "report.html"
 
 
@@ -150,6 +150,46 @@ def diff(arguments: Sequence[str]) -> int:
     return 0
 
 
+def animate(arguments: Sequence[str]) -> int:
+    """Show how the workers of a run, or of two, move around the central variable."""
+    parser = Parser(
+        prog="asyncsim animate",
+        description="Write a page in which the workers of a run, or of two side by side, move around the central "
+        "variable; studies that were run with --animate show distances, others the staleness.",
+    )
+    parser.add_argument("name", help="a tag, or a folder of results")
+    parser.add_argument("--runs", nargs="+", metavar="RUN", help="at most two of its runs; by default of two methods")
+    parser.add_argument("--frames", type=int, help="how many; 1500 at most and by default, 300 of a GIF or MP4")
+    parser.add_argument("--out", help="the file: .html, .gif or .mp4 (with ffmpeg); by default NAME-animation.html")
+    given = parser.parse_args(arguments)
+    from asyncsim.pages.movie import write_movie
+    from asyncsim.pages.page import MOST_FRAMES, two_runs, write_animation
+    from asyncsim.runs.opened import open
+
+    found = open(given.name)
+    if given.frames is not None and not 2 <= given.frames <= MOST_FRAMES:
+        raise InputError(f"--frames {given.frames}: must be from 2 to {MOST_FRAMES}")
+    names = given.runs or ([found.place.run] if found.place else [])
+    if len(names) > 2:
+        raise InputError(f"--runs {' '.join(names)}: {len(names)} runs; give one or two")
+    chosen = []
+    for name in names:
+        run = found.runs[name]
+        row = found.summary[found.summary["run_folder"] == f"runs/{name}"]
+        chosen.append((name, run, found.finished.trace(row["trace_file"].iloc[0])))
+    chosen = chosen or two_runs(found.folder)
+    if not chosen:
+        raise InputError(f"name = {given.name!r}: {found.folder} has no run with a trace to animate")
+    if not any(name.startswith("position_") for name in chosen[0][1].commits):
+        note("the study was not run with --animate: what is drawn is the staleness, not the distance")
+    out = Path(given.out or f"{found.name}-animation.html")
+    if out.suffix == ".html":
+        print(write_animation(chosen, out, given.frames or MOST_FRAMES))
+    else:
+        print(write_movie(chosen, out, given.frames or 300))
+    return 0
+
+
 def _show(folder: Path) -> None:
     import webbrowser
 
@@ -213,4 +253,5 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "warp": warp,
     "show": show,
     "diff": diff,
+    "animate": animate,
 }

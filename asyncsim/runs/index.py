@@ -143,7 +143,7 @@ def find(name: str) -> Tag:
     found = found or [Tag(name, entry.folder) for entry in there if entry.folder.name == name]
     path = Path(name)
     if not found and path.is_dir() and isinstance(results.config_of(path).get("study"), str):
-        found = [Tag(name, path.absolute())]
+        found = [Tag(path.absolute().name, path.absolute())]
     if len(found) > 1:
         places = ", ".join(str(tag.folder) for tag in found)
         raise InputError(f"name = {name!r}: {len(found)} folders have it: {places}; give the path of one")

@@ -208,7 +208,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
     if cluster.topology is not None and getattr(config, "evaluate_replicas", False):
         options["evaluate_replicas"] = True
     looks_every = config.diagnose_every * share
-    looks = looks_every, looks_every if config.diagnose_energy else 0, config.momentum
+    looks = looks_every, looks_every if config.diagnose_energy else 0, config.momentum, config.animate
 
     def row(run: Run, trace: Trace) -> Tables:
         own = {
@@ -292,15 +292,17 @@ def _replayed(
     seed: int,
     method: Method,
     problem: Problem,
-    looks: tuple[int, int, float],
+    looks: tuple[int, int, float, bool],
     options: dict[str, Any],
     device: str,
 ) -> tuple[Run, Trace]:
     """Return a run and its trace."""
-    diagnose_every, tensors_every, momentum = looks
+    diagnose_every, tensors_every, momentum, animate = looks
     record = [recorders.energy(momentum, tensors_every)]
     if diagnose_every:
         record.append(recorders.diagnostics(diagnose_every))
+    if animate:
+        record.append(recorders.positions())
     with computing_device(device):
         trace = _trace(cluster, commits, seed)
         return replay(trace, method, problem, seed=seed, record=record, **options), trace

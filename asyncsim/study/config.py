@@ -164,6 +164,9 @@ waits; buckets(count), a version once each of so many, among which the workers a
     """Worker steps, and one commit, between recordings of the methods' costly diagnostics; 0 for none."""
     diagnose_energy: bool = False
     """Record also the energies of each tensor, and the distribution of their ratio over the weights."""
+    animate: bool = False
+    """Record where the central variable is after each commit: asyncsim animate, and the page of the results, then show
+    how far from it the workers' reads are, and not only how many versions."""
     x64: bool = False
     """Compute in float64 instead of float32."""
     device: Literal["default", "cpu", "gpu", "tpu"] = "default"

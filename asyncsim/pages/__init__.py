@@ -1,0 +1,1 @@
+"""Pages: a finished study, and how its workers move, as HTML that needs no network."""

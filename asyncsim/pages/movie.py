@@ -1,0 +1,101 @@
+"""The animation as a file for slides: GIF, or MP4 where ffmpeg is installed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.animation import FFMpegWriter, FuncAnimation, PillowWriter
+from matplotlib.collections import LineCollection
+from matplotlib.patches import Circle
+from tqdm import tqdm
+
+from asyncsim.drawing import look
+from asyncsim.errors import InputError
+from asyncsim.files import write_whole
+from asyncsim.pages.film import on_screen, rings, scale
+from asyncsim.pages.page import films_of
+from asyncsim.runs.run import Run
+from asyncsim.traces.trace import Trace
+from asyncsim.wording import number_text, on_a_terminal
+
+#: Frames a second, and dots an inch.
+_RATE, _DPI = 20, 100
+
+
+def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = 300) -> Path:
+    """Write how the workers of some runs move, side by side on one clock, with each one's loss below.
+
+    Parameters
+    ----------
+    chosen : list of (title, Run, Trace)
+    path : Path
+        Ends with ``.gif`` or ``.mp4``.
+    frames : int
+        At 20 a second.
+
+    Raises
+    ------
+    InputError
+        Another ending, an MP4 without ffmpeg, or runs without a server, which the page draws.
+    """
+    if path.suffix not in (".gif", ".mp4"):
+        raise InputError(f"out = {str(path)!r}: must end with .gif or .mp4")
+    if path.suffix == ".mp4" and not FFMpegWriter.isAvailable():
+        raise InputError(f"out = {str(path)!r}: needs the program ffmpeg, which is not installed; write a .gif")
+    times, films = films_of(chosen, frames)
+    if films[0].messages is not None:
+        raise InputError(f"out = {str(path)!r}: only a page draws messages between workers; write a .html")
+    bend, largest = scale(films)
+    places = [on_screen(one.offset, bend, largest) for one in films]
+    colors = np.array([*(look.PHASES.get(name, look.GREY) for name in films[0].names), look.GREY])
+    with look.style():
+        figure, axes = look.new_figure(look.SINGLE * len(films), 4.2, len(films), 2, height_ratios=(4, 1))
+        above, below = axes[: len(films)], axes[len(films) :]
+        moving = []
+        for panel, curve, one in zip(above, below, films, strict=True):
+            panel.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal", xticks=[], yticks=[])
+            for side in ("left", "bottom"):
+                panel.spines[side].set_visible(False)
+            for distance, radius in rings(bend, largest):
+                panel.add_patch(Circle((0, 0), radius, fill=False, color="#d0d0d0", linewidth=0.6))
+                panel.text(0.7 * radius, 0.7 * radius, number_text(distance, 1), fontsize=6, color=look.GREY)
+            panel.plot(0, 0, "s", color=look.BLACK, markersize=4, zorder=3)
+            lines = panel.add_collection(LineCollection([], linewidths=0.4, alpha=0.3, zorder=1))
+            dots = panel.scatter([], [], s=9, zorder=2)
+            loss = np.array(one.loss)
+            curve.plot(loss[:, 0], loss[:, 1], color=look.BLUE, marker=".")
+            curve.set(yscale="log" if (loss[:, 1] > 0).all() else "linear", xlim=(0, times[-1]))
+            curve.set_xlabel("simulated time (s)")
+            cursor = curve.axvline(0, color=look.BLACK, linewidth=0.8)
+            moving.append((panel.set_title(one.title), lines, dots, cursor))
+        below[0].set_ylabel("training loss")
+        losses = [value for one in films for _, value in one.loss if value > 0]
+        for curve in below:
+            curve.set_ylim(0.8 * min(losses), 1.25 * max(losses))
+
+        def draw(frame: int) -> list[object]:
+            for one, place, (title, lines, dots, cursor) in zip(films, places, moving, strict=True):
+                there = np.isfinite(place[frame]).all(1)
+                at = place[frame][there]
+                color = colors[one.phase[frame][there]]
+                dots.set_offsets(at)
+                dots.set_facecolor(color)
+                lines.set_segments(np.stack([np.zeros_like(at), at], axis=1))
+                lines.set_color(color)
+                cursor.set_xdata([times[frame]] * 2)
+                ended = one.ended is not None and times[frame] > one.ended
+                said = "diverged" if ended else f"{times[frame]:.1f} s, {one.commits[frame]:,} commits"
+                title.set_text(f"{one.title}: {said}")
+            return []
+
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # which else is solved anew for each frame
+        film = FuncAnimation(figure, draw, frames=len(times), blit=False)  # type: ignore[arg-type]  # returns no artists
+        kind = PillowWriter if path.suffix == ".gif" else FFMpegWriter
+        with tqdm(total=len(times), desc=path.name, unit="frame", disable=not on_a_terminal(), leave=False) as bar:
+            return write_whole(
+                path,
+                lambda partial: film.save(
+                    partial, writer=kind(fps=_RATE), dpi=_DPI, progress_callback=lambda *_: bar.update()
+                ),
+            )

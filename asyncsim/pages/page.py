@@ -1,0 +1,173 @@
+"""Write pages: `report.html` of a finished study, and the animation of some of its runs by itself."""
+
+import ast
+import base64
+import csv
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncsim.drawing.look import PHASES
+from asyncsim.errors import InputError
+from asyncsim.files import write_whole
+from asyncsim.pages.film import Film, film, frame_times, on_screen, packed, rings, scale
+from asyncsim.runs.run import Run
+from asyncsim.study import results
+from asyncsim.study.loading import studies
+from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace_summary import IN_WORDS
+from asyncsim.wording import counted
+
+#: The page of a finished study, and the text that it printed at its end.
+PAGE, TOLD = "report.html", "report.txt"
+#: Rows of a table that a page holds, and frames of the animation in it; one by itself has more.
+_MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
+#: Bytes of the films in an animation: of many workers there are fewer frames.
+_MOST_BYTES = 2_000_000
+#: What an offset of 1 is in a film's numbers; the least stands for no place.
+_UNIT, _NOWHERE = 28_000, -32_768
+
+
+def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = ()) -> Path:
+    """Write the page of a finished study into its folder, self-contained; ``figures``: names, and their SVG.
+
+    It holds no times of day and no paths: the same results have the same page.
+    """
+    config = results.config_of(folder)
+    study = str(config.get("study", folder.name))
+    told = folder / TOLD
+    chosen = two_runs(folder)
+    typed = results.typed_in(folder)
+    page = {
+        "title": f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study,
+        "question": _question(study),
+        "answer": told.read_text(encoding="utf-8").strip("\n") if told.exists() else "",
+        "command": None if typed is None else f"python -m asyncsim.study {study} {shlex.join(typed)}".rstrip(),
+        "figures": [(name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}") for name, svg in figures],
+        "tables": [_table(file) for file in sorted(folder.glob("*.csv"), key=lambda one: one.name == results.SUMMARY)],
+        "config": config,
+        "animation": animation(chosen, _FRAMES) if chosen else None,
+    }
+    return _write(folder / PAGE, page)
+
+
+def write_animation(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = MOST_FRAMES) -> Path:
+    """Write the animation of some runs, on one clock, as a page of its own: titles, runs and their traces."""
+    title = " and ".join(one for one, _, _ in chosen)
+    empty: dict[str, Any] = {"question": "", "answer": "", "command": None, "figures": [], "tables": [], "config": None}
+    return _write(path, {**empty, "title": title, "animation": animation(chosen, frames)})
+
+
+def films_of(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> tuple[np.ndarray, list[Film]]:
+    """Return the times of the frames, as many as fit, and a film of each run."""
+    workers = min(128, max(trace.workers for _, _, trace in chosen))
+    frames = max(2, min(frames, MOST_FRAMES, _MOST_BYTES // (6 * workers * len(chosen))))
+    times = frame_times([trace for _, _, trace in chosen], frames)
+    return times, [film(run, trace, times, title) for title, run, trace in chosen]
+
+
+def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str, Any]:
+    """Return what the page's script draws: numbers as base64, all else as it is."""
+    times, films = films_of(chosen, frames)
+    bend, largest = scale(films)
+    losses = [loss for one in films for _, loss in one.loss if loss > 0]
+    first = max((one.loss[0][1] for one in films if one.loss), default=1.0)
+    high = min(max(losses, default=1.0), 10 * first) if first > 0 else 1.0
+    gossips = films[0].messages is not None
+    shown = counted(len(films[0].workers), "worker")
+    of = "" if len(films[0].workers) == chosen[0][2].workers else f" of {chosen[0][2].workers}"
+    about = (
+        f"{shown}{of} on their graph; a dot along an edge is a message under way."
+        if gossips
+        else f"{shown}{of} around the central variable, the square: how far out one is shows the {films[0].measure}, "
+        "linear near the centre, logarithmic far out. The direction is that in the plane in which the reads spread "
+        "most. A gradient is computed where its worker is drawn, and is applied at the centre."
+    )
+    return {
+        "about": about,
+        "frames": len(times),
+        "duration": float(times[-1]),
+        "rings": rings(bend, largest),
+        "phases": [(IN_WORDS.get(name, name), PHASES.get(name, "#808080"), name) for name in films[0].names],
+        "limits": (max(min(losses, default=0.1), 1e-6 * high), high),
+        "films": [
+            {
+                "title": one.title,
+                "workers": one.workers.tolist(),
+                "phase": packed(one.phase),
+                "progress": packed(one.progress),
+                "place": packed(_numbers(on_screen(one.offset, bend, largest))),
+                "commits": packed(one.commits.astype("<i4")),
+                "loss": one.loss,
+                "ended": one.ended,
+                "messages": None if one.messages is None else packed(one.messages.astype("<f4")),
+            }
+            for one in films
+        ],
+    }
+
+
+def _numbers(places: np.ndarray) -> np.ndarray:
+    known = np.isfinite(places)
+    return np.where(known, np.round(np.where(known, places, 0) * _UNIT), _NOWHERE).astype("<i2")
+
+
+def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
+    """Return the runs that the page of a study moves: of one seed and trace, two methods, if they were animated."""
+    config = results.config_of(folder)
+    try:
+        with (folder / results.SUMMARY).open(newline="", encoding="utf-8") as opened:
+            rows = [row for row in csv.DictReader(opened) if row.get("run_folder") and row.get("trace_file")]
+        if not rows:
+            return []
+        together = [row for row in rows if row["trace_file"] == rows[0]["trace_file"]]
+        chosen = list({row.get("method"): row for row in reversed(together)}.values())[::-1]
+        chosen = chosen[: 2 if config.get("animate") else 1]
+        trace = Trace.load(folder / rows[0]["trace_file"])
+        return [
+            (f"{row.get('method')}, seed {row.get('seed')}", Run.load(folder / row["run_folder"]), trace)
+            for row in chosen
+        ]
+    except (InputError, OSError, ValueError):  # of a damaged folder: the page shows what there is
+        return []
+
+
+def _question(study: str) -> str:
+    """Return what a study says of itself."""
+    path = studies().get(study)
+    try:
+        told = ast.get_docstring(ast.parse(path.read_bytes())) if path else None
+    except (OSError, SyntaxError, ValueError):
+        told = None
+    return " ".join((told or "").split())
+
+
+def _table(file: Path) -> dict[str, Any]:
+    """Return a table as it is written, the first rows of a long one."""
+    try:
+        with file.open(newline="", encoding="utf-8") as opened:
+            columns, *rows = list(csv.reader(opened)) or [[]]
+    except (OSError, ValueError, csv.Error):
+        columns, rows = [], []
+    rows = [row for row in rows if len(row) == len(columns)]
+    return {"name": file.name, "count": len(rows), "columns": columns, "rows": rows[:_MOST_ROWS]}
+
+
+def _write(path: Path, page: dict[str, Any]) -> Path:
+    here = Path(__file__).parent
+    text = (here / "page.html").read_text(encoding="utf-8")
+    parts = {
+        "/* style */": (here / "page.css").read_text(encoding="utf-8"),
+        "/* script */": (here / "page.js").read_text(encoding="utf-8"),
+        # What the data say cannot end the element that holds them.
+        "/* data */": json.dumps(page).replace("<", "\\u003c"),
+    }
+    for place, part in parts.items():
+        before, found, after = text.partition(place)
+        assert found
+        text = f"{before}{part}{after}"
+    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))

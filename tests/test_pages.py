@@ -1,0 +1,177 @@
+"""The page of a finished study and the animation: what they hold and refuse, and how they behave in a browser."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_study import TOY
+
+from asyncsim import Run, methods, problems, recorders, replay, simulate, study
+from asyncsim.__main__ import main
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.pages import page
+from asyncsim.pages.film import film, frame_times, on_screen, scale
+from asyncsim.runs import index
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, Debian's package, which is not installed")
+
+
+@pytest.fixture(scope="module")
+def animated(tmp_path_factory):
+    base = tmp_path_factory.mktemp("animated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(base)
+        patch.setenv("ASYNCSIM_INDEX", str(base / "index"))
+        options = (*TOY, "--workers=12", "--steps=30", "--methods", "downpour", "gem", "--animate")
+        assert study.main(["compare", *options, "--latency", "0.2"]) == 0
+        index.tag(base / "results" / "compare", "x", "</script><script>window.hacked = 1</script>")
+        yield base / "results" / "compare"
+
+
+def data_of(path: Path) -> dict:
+    (text,) = re.findall(r'<script type="application/json" id="data">\n(.*?)\n</script>', path.read_text(), re.DOTALL)
+    return json.loads(text)
+
+
+def in_a_browser(path: Path, script: str, tmp_path: Path, *options: str) -> tuple[dict, str]:
+    """Open a page, run a script in it that sets ``result``; return that and the console's errors."""
+    probe = (
+        "<script>window.failed = []; window.onerror = (why) => failed.push(String(why));</script>",
+        f"<script>let result = {{}}; {script}; const told = document.createElement('pre'); told.id = 'told';"
+        "told.textContent = JSON.stringify({...result, failed}); document.body.appendChild(told);</script>",
+    )
+    copy = tmp_path / "page.html"
+    text = path.read_text().replace("<title>", f"{probe[0]}<title>", 1)
+    copy.write_text(text.replace("</body>", f"{probe[1]}</body>"))
+    quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
+    program = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *quiet.split(), "--enable-logging=stderr"]
+    program += [f"--user-data-dir={tmp_path / 'browser'}", *options, "--dump-dom", copy.as_uri()]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
+    (told,) = re.findall(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
+    errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "willReadFrequently" not in line]
+    return json.loads(told.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")), "\n".join(errors)
+
+
+def test_a_page_holds_the_study_and_nothing_from_elsewhere(animated):
+    path = animated / "report.html"
+    text, data = path.read_text(), data_of(path)
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text) and "://" not in text
+    assert data["title"] == "compare: quadratic" and data["question"].startswith("Which method is best")
+    assert "downpour" in data["answer"] and data["command"].startswith("python -m asyncsim.study compare --workers=2")
+    assert [name for name, _ in data["figures"]] == ["loss"]
+    assert [table["name"] for table in data["tables"]][-1] == "summary.csv"
+    assert [one["title"] for one in data["animation"]["films"]] == ["downpour, seed 0", "gem, seed 0"]
+    assert page.write_page(animated).read_text().count("<svg") == 0  # figures are images, apart from the page
+
+
+def test_what_a_stranger_wrote_ends_no_script(animated, tmp_path):
+    shutil.copytree(animated, tmp_path / "mine")
+    config = json.loads((tmp_path / "mine" / "config.json").read_text())
+    config |= {"problem": "</script><script>alert(1)</script>", "command": ["$(rm -rf x)", "<b>"]}
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine" / "odd.csv").write_text("a,b\n<img src=x onerror=alert(1)>,2\n1\n")
+    path = page.write_page(tmp_path / "mine")
+    assert path.read_text().count("</script>") == 2
+    data = data_of(path)
+    assert data["title"] == f"compare: {config['problem']}" and "'$(rm -rf x)' '<b>'" in data["command"]
+    (odd,) = [table for table in data["tables"] if table["name"] == "odd.csv"]
+    assert odd["rows"] == [["<img src=x onerror=alert(1)>", "2"]]
+
+
+def test_the_distances_of_a_film_are_those_of_the_vectors():
+    """Against the whole vectors of a replay: exact where there are as many coordinates as parameters."""
+    trace = simulate(Cluster(5, 1.0, service=0.01, latency=0.1), commits=60)
+    problem = problems.quadratic(np.linspace(0.1, 1, 32), noise=0.1)
+    seen = recorders.Recorder(
+        tuple(f"c{i}" for i in range(32)), lambda state, commit: (state, list(commit.central)), shared=True
+    )
+    run = replay(trace, methods.downpour(0.2), problem, record=[recorders.positions(32), seen], precision="float64")
+    times = frame_times([trace], 40)
+    one = film(run, trace, times, "downpour")
+    central = run.commits[[f"c{i}" for i in range(32)]].to_numpy()
+    frame = trace.frame
+    for at, now in enumerate(times):
+        done = int((frame["commit_time"] <= now).sum())
+        for worker in range(5):
+            own = frame[(frame["worker"] == worker) & (frame["read_time"] <= now)]
+            read = int(own["read_version"].iloc[-1])
+            if done and read and own.index[-1] >= done:  # computing, from a version that is recorded
+                wanted = np.linalg.norm(central[read - 1] - central[done - 1])
+                np.testing.assert_allclose(np.linalg.norm(one.offset[at, worker]), wanted, rtol=1e-9)
+    assert np.nanmax(np.linalg.norm(on_screen(one.offset, *scale([one])), axis=-1)) <= 1.1
+
+
+def test_sketches_keep_lengths():
+    trace = simulate(Cluster(4, 1.0), commits=40)
+    run = replay(trace, methods.downpour(0.1), problems.digits(), record=[recorders.positions(), recorders.energy()])
+    positions = np.r_[np.zeros((1, 48)), run.commits.filter(like="position_").to_numpy()]
+    read = trace.frame["read_version"].to_numpy()
+    moved = np.linalg.norm(positions[1:] - positions[read], axis=1)
+    ratio = moved / np.sqrt(2 * run.commits["central_energy"])
+    assert ratio.min() > 0.6 and ratio.max() < 1.4 and abs(ratio.mean() - 1) < 0.15
+
+
+def test_animations_are_written(animated, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["animate", str(animated), "--frames", "30"]) == 0
+    assert data_of(Path("compare-animation.html"))["animation"]["frames"] == 30
+    assert main(["animate", str(animated), "--runs", "gem-seed0", "--out", "a.gif", "--frames", "4"]) == 0
+    assert Image.open("a.gif").n_frames == 4
+    for arguments, told in (
+        (["--runs", "gem-seed7"], "did you mean 'gem-seed0'"),
+        (["--frames", "1"], "must be from 2 to 1500"),
+        (["--out", "a.mov"], "must end with .gif or .mp4"),
+        (["--runs", "gem-seed0", "gem-seed0", "gem-seed0"], "3 runs"),
+    ):
+        capsys.readouterr()
+        assert main(["animate", str(animated), *arguments]) == 2
+        assert told in capsys.readouterr().err
+
+
+@browser
+def test_the_page_in_a_browser(animated, tmp_path):
+    """No error and no network; tables sort; the animation plays, scrubs, and shows the loss of the run's table."""
+    script = """
+      result.title = document.title;
+      result.hacked = window.hacked === 1;
+      const head = [...document.querySelectorAll("th")].find((one) => one.textContent === "train_loss");
+      const cells = () => [...head.closest("table").tBodies[0].rows].map((row) => row.cells[head.cellIndex].title);
+      head.click(); result.up = cells().map(Number);
+      head.click(); result.down = cells().map(Number);
+      const scrub = document.getElementById("scrub");
+      result.losses = [];
+      for (const part of [0, 0.3, 0.7, 1]) {
+        scrub.value = Math.round(part * scrub.max); scrub.oninput();
+        result.losses.push([parseFloat(document.getElementById("time").textContent),
+                            document.getElementById("told-1").dataset.loss]);
+      }
+      const canvas = document.querySelector("canvas");
+      const pixels = () => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.join();
+      const last = pixels(); scrub.value = 40; scrub.oninput(); result.moves = pixels() !== last;
+      document.getElementById("play").click(); result.plays = document.getElementById("play").textContent;
+      result.rate = drawAll();
+    """
+    found, errors = in_a_browser(animated / "report.html", script, tmp_path, "--window-size=1200,900")
+    assert found["failed"] == [] and errors == "" and not found["hacked"]
+    assert found["title"] == "compare: quadratic" and found["moves"] and found["plays"] == "Pause"
+    assert found["up"] == sorted(found["up"]) and found["down"] == sorted(found["down"], reverse=True)
+    evaluations = Run.load(animated / "runs" / "gem-seed0").evaluations
+    for time, loss in found["losses"]:
+        known = evaluations[evaluations["commit_time"] <= time + 1e-2]["train_loss"]
+        assert float(loss) == known.iloc[-1]
+
+
+@browser
+def test_a_topology_moves_in_a_browser(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ("--workers=4", "--steps=8", "--seeds=1", "--problem=quadratic", "--tune", "0.1", "--topology=ring()")
+    assert study.main(["gossip", *options, "--methods", "sgp"]) == 0
+    script = "const s = document.getElementById('scrub'); s.value = 100; s.oninput(); result.rate = drawAll();"
+    found, errors = in_a_browser(Path("results/gossip/report.html"), script, tmp_path)
+    assert found["failed"] == [] and errors == ""
