@@ -124,7 +124,7 @@ def heard() -> Iterator[io.StringIO]:
         def __getattr__(self, name: str) -> Any:
             return getattr(printed, name)
 
-    with contextlib.redirect_stdout(Both()):  # type: ignore[type-var]
+    with contextlib.redirect_stdout(Both()):
         yield found
 
 

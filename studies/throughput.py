@@ -65,10 +65,14 @@ def run(config: Config) -> "pd.DataFrame":
             parts.append(part)
             summary = pd.concat(parts, ignore_index=True)
             write_csv(folder / results.SUMMARY, summary)
-        figures("throughput").draw(folder)
-    shown = summary.rename(columns={"per_second": "per second", "per_second_min": "least", "per_second_max": "most"})
-    print("ratio: the rate of the first of a case over this one's, in the same turn; medians, least and most")
-    print(f"{table_text(shown.drop(columns='amount'))}\n\n{verdict(summary)}")
+        from asyncsim.pages.page import on_a_page
+
+        with on_a_page(folder):
+            figures("throughput").draw(folder)
+            named = {"per_second": "per second", "per_second_min": "least", "per_second_max": "most"}
+            shown = summary.drop(columns="amount").rename(columns=named)
+            print("ratio: the rate of the first of a case over this one's, in the same turn; medians, least and most")
+            print(f"{table_text(shown)}\n\n{verdict(summary)}")
     results.say_written(folder)
     return summary
 

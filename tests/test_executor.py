@@ -114,7 +114,8 @@ def files(folder: str) -> dict[str, bytes]:
 
 def test_an_own_study_says_what_it_wrote(capsys):
     assert study.main([*STUDY, "--out=mine"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "wrote mine: config.json, runs, traces, summary.csv, made.json"
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "wrote mine: config.json, runs, traces, summary.csv, made.json, report.html, report.txt"
 
 
 def test_jobs_are_computed_at_the_same_time_but_no_more_than_may_be():
@@ -303,7 +304,8 @@ def test_a_study_gets_more_seeds_and_methods_but_not_fewer(told, replayed):
     code, err = told("toy", *more, "--resume=mine")
     assert code == 0 and sum(line.endswith(", read") for line in err) == 2 and len(replayed.calls) == before + 4
     of_results = [
-        {name: of for name, of in files(where).items() if name != "config.json"} for where in ("at-once", "mine")
+        {name: of for name, of in files(where).items() if name not in ("config.json", "report.html")}
+        for where in ("at-once", "mine")
     ]
     assert of_results[0] == of_results[1]
     for fewer, message in [

@@ -60,7 +60,8 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
                 panel.add_patch(Circle((0, 0), radius, fill=False, color="#d0d0d0", linewidth=0.6))
                 panel.text(0.7 * radius, 0.7 * radius, number_text(distance, 1), fontsize=6, color=look.GREY)
             panel.plot(0, 0, "s", color=look.BLACK, markersize=4, zorder=3)
-            lines = panel.add_collection(LineCollection([], linewidths=0.4, alpha=0.3, zorder=1))
+            lines = LineCollection([], linewidths=0.4, alpha=0.3, zorder=1)
+            panel.add_collection(lines)
             dots = panel.scatter([], [], s=9, zorder=2)
             loss = np.array(one.loss)
             curve.plot(loss[:, 0], loss[:, 1], color=look.BLUE, marker=".")
@@ -80,7 +81,7 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
                 color = colors[one.phase[frame][there]]
                 dots.set_offsets(at)
                 dots.set_facecolor(color)
-                lines.set_segments(np.stack([np.zeros_like(at), at], axis=1))
+                lines.set_segments(list(np.stack([np.zeros_like(at), at], axis=1)))
                 lines.set_color(color)
                 cursor.set_xdata([times[frame]] * 2)
                 ended = one.ended is not None and times[frame] > one.ended

@@ -2,16 +2,17 @@
 
 import ast
 import base64
+import contextlib
 import csv
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from asyncsim.drawing.look import PHASES
+from asyncsim.drawing.look import PHASES, collecting
 from asyncsim.errors import InputError
 from asyncsim.files import write_whole
 from asyncsim.pages.film import Film, film, frame_times, on_screen, packed, rings, scale
@@ -20,7 +21,7 @@ from asyncsim.study import results
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import IN_WORDS
-from asyncsim.wording import counted
+from asyncsim.wording import counted, heard
 
 #: The page of a finished study, and the text that it printed at its end.
 PAGE, TOLD = "report.html", "report.txt"
@@ -30,6 +31,15 @@ _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
 _MOST_BYTES = 2_000_000
 #: What an offset of 1 is in a film's numbers; the least stands for no place.
 _UNIT, _NOWHERE = 28_000, -32_768
+
+
+@contextlib.contextmanager
+def on_a_page(folder: Path) -> Iterator[None]:
+    """Let what is printed and drawn inside be on the page of a study's folder, too, which is written then."""
+    with collecting() as drawn, heard() as told:
+        yield
+    write_whole(folder / TOLD, lambda partial: partial.write_text(told.getvalue(), encoding="utf-8"))
+    write_page(folder, drawn)
 
 
 def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = ()) -> Path:

@@ -15,10 +15,10 @@ from tqdm import tqdm
 
 import asyncsim.study.results as results
 from asyncsim.errors import InputError
-from asyncsim.files import read_table, unsealed, write_csv, write_sealed, write_whole
+from asyncsim.files import read_table, unsealed, write_csv, write_sealed
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Executor, Failure, Local
-from asyncsim.wording import counted, heard, note, on_a_terminal, tell
+from asyncsim.wording import counted, note, on_a_terminal, tell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -195,13 +195,10 @@ def run_jobs(
         place = results.old_folder(config.resume, record)
 
     def ends(folder: Path, ended: "pd.DataFrame") -> None:
-        from asyncsim.drawing.look import collecting  # which loads matplotlib, as what follows does
-        from asyncsim.pages.page import TOLD, write_page
+        from asyncsim.pages.page import on_a_page  # which loads matplotlib, as what follows does
 
-        with collecting() as drawn, heard() as told:
+        with on_a_page(folder):
             conclude(folder, ended)
-        write_whole(folder / TOLD, lambda partial: partial.write_text(told.getvalue(), encoding="utf-8"))
-        write_page(folder, drawn)
         results.say_written(folder)
 
     started = time.perf_counter()
