@@ -83,6 +83,13 @@ def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
     assert main(["warp", "early"]) == 2
 
 
+def test_the_page_is_opened(there, monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
+    assert main(["show", "compare"]) == 0 and main(["warp", "compare", "--open"]) == 0
+    assert shown == [(there / "compare" / "report.html").as_uri()] * 2
+
+
 def test_the_index_is_made_anew(there, place, capsys):
     index.tag(there / "compare", "kept", "a note")
     for damage in (Path.unlink, lambda file: file.write_bytes(b"no database" * 999)):
@@ -130,6 +137,7 @@ def test_folders_that_move_are_found_or_said(there, place, capsys):
 )
 def test_bad_input(arguments, told, there, capsys):
     index.tag(there / "compare", "taken")
+    (there / "compare" / "report.html").unlink()
     if arguments[0] == "diff":
         arguments = (*arguments, "--measure", "no_measure")
     assert main(arguments) == 2
