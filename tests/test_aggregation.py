@@ -1,0 +1,134 @@
+"""Rules of robust aggregation against references in NumPy, written from their papers."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsim.aggregation import RULES, parse_rule
+from asyncsim.errors import InputError
+
+RULE_TEXTS = [
+    "mean()",
+    "median()",
+    "median(lower=True)",
+    "trimmed_mean(f=2)",
+    "geometric_median()",
+    "geometric_median(iterations=8, smoothing=0.5)",
+    "krum(f=2)",
+    "krum(f=2, score=byzfl)",
+    "krum(f=2, score=byzantine_momentum)",
+    "krum(f=2, score=epfml)",
+    "krum(f=2, score=alie)",
+    "multi_krum(f=2)",
+    "multi_krum(f=2, m=3)",
+    "bulyan(f=2)",
+    "cge(f=2)",
+    "cge(f=2, total=True)",
+    "centred_clipping(radius=2.0, iterations=3)",
+    "lipschitz_filter(factor=1.5)",
+    "nnm(krum(f=2))",
+    "nnm(median(), f=2)",
+    "clipping(median(), radius=1.5)",
+]
+
+
+def reference(text, g):
+    """The rule that a text names, of finite messages, in NumPy."""
+    n = len(g)
+    name, _, arguments = text[:-1].partition("(")
+    args = dict(one.split("=") for one in arguments.replace("(", ",").replace(")", "").split(", ") if "=" in one)
+    f = int(args.get("f", 0))
+
+    def nearest(i, others, count, power=2):
+        return sum(sorted(np.linalg.norm(g[i] - g[j]) ** power for j in others if j != i)[:count])
+
+    if name == "mean":
+        return g.mean(0)
+    if name == "median":
+        return np.sort(g, 0)[(n - 1) // 2] if args else np.median(g, 0)
+    if name == "trimmed_mean":
+        return np.sort(g, 0)[f : n - f].mean(0)
+    if name == "geometric_median":
+        z, nu = np.zeros_like(g[0]), float(args.get("smoothing", 0.1))
+        for _ in range(int(args.get("iterations", 3))):
+            w = [1 / max(nu, np.linalg.norm(z - one)) for one in g]
+            z = sum(a * b for a, b in zip(w, g, strict=True)) / sum(w)
+        return z
+    if name in ("krum", "multi_krum"):
+        power, less = dict(paper=(2, 2), byzfl=(2, 1), byzantine_momentum=(1, 1), epfml=(4, 2), alie=(1, 0))[
+            args.get("score", "paper")
+        ]
+        scores = [nearest(i, range(n), n - f - less, power) for i in range(n)]
+        m = 1 if name == "krum" else int(args.get("m", n - f - 2))
+        return g[np.argsort(scores, kind="stable")[:m]].mean(0)
+    if name == "bulyan":
+        left, chosen = list(range(n)), []
+        while len(chosen) < n - 2 * f:
+            scores = [nearest(i, left, max(len(left) - f - 2, 1)) for i in left]
+            chosen.append(left.pop(int(np.argmin(scores))))
+        s = np.sort(g[chosen], 0)
+        order = np.argsort(np.abs(s - np.median(s, 0)), axis=0, kind="stable")[: n - 4 * f]
+        return np.take_along_axis(s, order, 0).mean(0)
+    if name == "cge":
+        kept = g[np.argsort(np.linalg.norm(g, axis=1), kind="stable")[: n - f]]
+        return kept.sum(0) if "total" in args else kept.mean(0)
+    if name == "centred_clipping":
+        v = np.zeros_like(g[0])
+        for _ in range(3):
+            v = v + np.mean([(one - v) * min(1, 2 / max(np.linalg.norm(one - v), 1e-30)) for one in g], 0)
+        return v
+    if name == "lipschitz_filter":
+        return np.median(g, 0)  # the first time
+    if name == "nnm":
+        order = [sorted(range(n), key=lambda j: (j != i, np.linalg.norm(g[i] - g[j]), j)) for i in range(n)]
+        mixed = np.array([g[sorted(one[: n - f])].mean(0) for one in order])
+        return reference("krum(f=2)" if "krum" in text else "median()", mixed)
+    assert name == "clipping"
+    return np.median([one * min(1, 1.5 / max(np.linalg.norm(one), 1e-30)) for one in g], 0)
+
+
+def inputs():
+    """Random messages, and some with colluding, far, equal or null ones."""
+    for seed, n in itertools.product(range(3), (11, 12)):
+        draw = np.random.default_rng(seed)
+        honest = draw.normal(size=(n, 7)) + 1
+        yield honest
+        for bad in (1e6, 0.0, -10 * honest.mean(0), honest[4]):
+            attacked = honest.copy()
+            attacked[[1, 5]] = bad
+            yield attacked
+
+
+@pytest.mark.parametrize("text", RULE_TEXTS)
+def test_rules_are_those_of_their_papers(text):
+    with jax.enable_x64(True):
+        rule = parse_rule(text)
+        compiled = jax.jit(lambda messages: rule(messages))
+        for g in inputs():
+            expected = reference(text, g)
+            np.testing.assert_allclose(compiled(g), expected, rtol=1e-12, atol=1e-12 * max(1, abs(expected).max()))
+
+
+@pytest.mark.parametrize("text", RULE_TEXTS)
+def test_messages_that_are_not_there_do_not_count(text):
+    with jax.enable_x64(True):
+        rule = parse_rule(text)
+        compiled = jax.jit(lambda *given: rule.aggregate(rule.init(given[0][0]), *given, ()))
+        of_all = jax.jit(lambda messages: rule(messages))
+        for number, g in enumerate(inputs()):
+            draw = np.random.default_rng(number)
+            for absent in (1, 4):
+                there = np.ones(len(g) + absent, bool)
+                there[draw.permutation(len(there))[:absent]] = False
+                rows = np.full((len(there), g.shape[1]), 7.0)
+                rows[there] = g
+                found = compiled(rows, there)
+                expected = of_all(g)
+                np.testing.assert_allclose(found.vector, expected, rtol=1e-12, atol=1e-12 * max(1, abs(expected).max()))
+                assert not found.share[~there].any()
+                np.testing.assert_allclose(found.share.sum(), 1)
