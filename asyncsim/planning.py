@@ -21,6 +21,8 @@ HORIZONS = ("versions", "gradients", "seconds")
 #: Commits of each worker of the first look at a cluster whose horizon is a time, and how much longer than it seems
 #: necessary its next simulation is.
 _FIRST_LOOK, _MARGIN = 8, 1.05
+#: Less staleness than this part of another's is less.
+_CLEARLY = 0.99
 #: Commits of each worker, in bounds of its staleness, until those wait that are somewhat faster than others.
 _AHEAD = 4
 
@@ -65,8 +67,7 @@ def measure(
           from one visit's end to the next: ``sending`` both ways, ``waiting`` at the server, ``held`` what else is left
           (the policy lets them wait, they are served, or are dead); ``in_vain`` is the part of ``computing`` of which
           nothing came.
-        - ``goodput``: gradients taken up per second and worker, in parts of what the workers would compute if they did
-          nothing else.
+        - ``goodput``: the share of the workers' time that went into gradients that were taken up.
     """
     trace = _simulated(cluster, horizon, most, seed)
     accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
@@ -97,7 +98,7 @@ def measure(
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
         sent = (up * messages + down * np.count_nonzero(late)) / lasting
     staleness = column["staleness"][accepted][warm_up + 1 :]
-    alone = math.fsum(1 / law.mean for law in cluster.compute_laws)
+    shares = _shares(column, accepted, begin)
     return {
         **found,
         "extrapolated": bool(beyond),
@@ -106,8 +107,8 @@ def measure(
         "bytes_per_second": sent,
         "staleness_mean": float(staleness.mean()),
         "staleness_q99": float(np.quantile(staleness, 0.99)),
-        **_shares(column, accepted, begin),
-        "goodput": per_second["gradients"] / alone,
+        **shares,
+        "goodput": shares["computing"] - shares["in_vain"],
     }
 
 
@@ -187,10 +188,13 @@ def measure_all(
 
 
 def pareto(cost: np.ndarray, staleness: np.ndarray) -> np.ndarray:
-    """Return which candidates no other beats in both cost and staleness, ``[candidates]``; of equal ones the first."""
+    """Return which candidates no other beats in both cost and staleness, ``[candidates]``; of equal ones the first.
+
+    Staleness must be less by a hundredth.
+    """
     front = np.zeros(len(cost), bool)
     least = np.inf
     for place in np.lexsort((staleness, cost)):
-        if staleness[place] < least:
+        if staleness[place] < _CLEARLY * least:
             front[place], least = True, staleness[place]
     return front

@@ -35,7 +35,7 @@ from asyncsim.study.executor import Executor, Local, Processes
 from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
 from asyncsim.study.loading import sha256
-from asyncsim.study.target import Target
+from asyncsim.study.target import TargetOptions, until_target
 from asyncsim.traces.columns import package_versions
 from asyncsim.units import BYTES, positive
 from asyncsim.wording import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
@@ -61,7 +61,7 @@ _SAME = 1e-9
 
 
 @dataclass(frozen=True)
-class Config(StudyConfig):
+class Config(TargetOptions, StudyConfig):
     """Options of the study that plans."""
 
     workers: int = 32
@@ -105,13 +105,10 @@ class Config(StudyConfig):
     """Local steps of each worker in these runs, on average."""
     methods: tuple[MethodLike, ...] = ("batch_sgd(policy=None)",)
     """Methods of these runs: by default the mean of the messages of a version is taken."""
-    tune: tuple[float, ...] = (0.05, 0.2, 0.8)
-    """Learning rates to try in these runs; each combination counts at its best one."""
-    target: float | None = None
-    """Loss, or accuracy, that these runs are to reach. None: an accuracy of 0.95, or a loss of 0.3."""
-    target_of: str = "train_loss"
-    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
-    below, if the problem has it."""
+    tune: tuple[float, ...] | None = (0.05, 0.2, 0.8)
+    """Learning rates to try in these runs; each combination counts at its best one. None given: --learning-rate."""
+    evaluate_every: int | None = None
+    """Commits of a worker between evaluations on all data in these runs. None: 40 evaluations in all."""
 
     @property
     def horizon(self) -> Horizon:
@@ -125,17 +122,11 @@ class Config(StudyConfig):
         amount = require_positive("hours" if of == "seconds" else of, amount)
         return Horizon(of, amount * (_HOUR if of == "seconds" else 1))
 
-    @property
-    def goal(self) -> Target:
-        """What replays are to reach."""
-        goal = Target(0.95, self.target_of)
-        return goal._replace(value=self.target if self.target is not None else 0.95 if goal.from_below else 0.3)
-
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         StudyOptions.check(self.at())
         self.horizon  # noqa: B018  raises an error if there are two
-        self.goal.check()
+        self.check_target()
         for name, least in (("simulate", 1), ("show", 1), ("replay", 0)):
             require_count(name, getattr(self, name), least)
         if self.model_parameters is not None:
@@ -144,7 +135,7 @@ class Config(StudyConfig):
                 raise InputError("message_bytes: follows from model_parameters; give one of them")
         if self.price is not None:
             require_nonnegative("price", self.price)
-        for name in (*CHOICES, "tune"):
+        for name in CHOICES:
             values = getattr(self, name)
             if isinstance(values, str) or not isinstance(values, Sequence):
                 raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
@@ -156,8 +147,6 @@ class Config(StudyConfig):
             parse_policy(one) if isinstance(one, str) else one
         for collective in self.collective:
             require_choice("collective", collective, (NONE, *COLLECTIVES))
-        for rate in self.tune:
-            require_positive("tune", rate)
         if self.recording is not None and not Path(self.recording).is_file():
             raise InputError(f"recording = {str(self.recording)!r}: there is no such file; give one of Trace.save")
 
@@ -385,7 +374,7 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.Dat
     own = [behind[tuple(row)] for row in table[list(CHOICES)].itertuples(index=False, name=None)]
     table["behind"], table["behind_low"] = [one.mean() for one in own], [one.min() for one in own]
     table["behind_high"] = [one.max() for one in own]
-    table["front"] = pareto(table["cost"].to_numpy(), table["staleness_mean"].round(9).to_numpy())
+    table["front"] = pareto(table["cost"].to_numpy(), table["staleness_mean"].to_numpy())
     return table
 
 
@@ -437,7 +426,7 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summ
     for row in chosen(plan_table(config, candidates, summary), config.replay).to_dict("records"):
         cluster = clusters[tuple(row[name] for name in CHOICES)]
         steps = max(1, round(config.steps / cluster.mean_window))
-        for rate in config.tune:
+        for rate in config.tune or (config.learning_rate,):
             own = config.at(
                 workers=cluster.workers,
                 steps=steps,
@@ -452,7 +441,7 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summ
                 methods = [method._replace(apply=mean.apply, init_server=mean.init_server, timing=Timing())]
             values = {"name": row["name"], "learning_rate": rate}
             place = f"{len(cells):03d}-{rate:g}"
-            cells.append(Cell(place, values, own, cluster, methods, problem))
+            cells.append(Cell(place, values, own, cluster, methods, problem, config.goal))
     jobs = jobs_of(cells, {})
     return [_apart(job) for job in jobs]
 
@@ -476,26 +465,23 @@ def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.Da
     """Return the table with the best rate of each combination that was replayed, and its time to the target (s)."""
     import pandas as pd
 
-    from asyncsim.runs.run import Run
-
     if not (folder / REPLAYS).exists():
         return table
     runs = read_table(folder / REPLAYS)
-    runs = runs[runs["status"] != results.FAILED]
     rows = []
-    for (name, method, rate), group in runs.groupby(["name", "method", "learning_rate"], sort=False):
-        times = [config.goal.time(Run.load(folder / one).evaluations) for one in group["run_folder"]]
-        reached = [time for time in times if math.isfinite(time)]
+    for (name, method, rate), group in runs[runs["status"] != results.FAILED].groupby(
+        ["name", "method", "learning_rate"], sort=False
+    ):
+        times = group["time_to_target"]
         rows.append(
             {
                 "name": name,
                 "method": method,
                 "learning_rate": rate,
                 "diverged": int((group["status"] == "diverged").sum()),
-                "reached": len(reached),
-                "time_to_target": sum(times) / len(times),
-                "time_low": min(times),
-                "time_high": max(times),
+                **until_target(times),
+                "time_low": times.min(),
+                "time_high": times.max(),
                 "final_loss": group["final_loss"].mean(),
             }
         )
@@ -548,8 +534,8 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
     over = over_seeds(int(table["seeds"].max()), "means over")
     return (
         f"{_horizon(horizon)}, {counted(config.workers, 'worker')}, {over}{far if beyond else ''}\n"
-        "computing, sending, ...: parts of the workers' time; goodput: gradients taken up, of those that the workers\n"
-        f"would compute if they did nothing else\n{table_text(frame.drop(columns=small))}{more}"
+        "computing, sending, ...: parts of the workers' time; goodput: the part that went into gradients taken up\n"
+        f"{table_text(frame.drop(columns=small))}{more}"
     )
 
 
@@ -592,7 +578,7 @@ def answer(config: Config, table: "pd.DataFrame") -> str:
         ended = table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
         met = ended[ended["time_to_target"] < math.inf]
         if met.empty:
-            return f"{text}; none of the {len(ended)} that were replayed reaches {config.goal} on {config.problem}."
+            return f"{text}; none of {len(ended)} replayed reaches {config.goal} on {config.problem} and holds it."
         best = met.iloc[0]
         band = _band(best["time_to_target"], best["time_low"], best["time_high"])
         text += f"; of {len(ended)} replayed {best['name']} is the first to reach {config.goal} on {config.problem}, "
