@@ -154,6 +154,7 @@ def test_the_page_in_a_browser(animated, tmp_path):
       const canvas = document.querySelector("canvas");
       const pixels = () => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.join();
       const last = pixels(); scrub.value = 40; scrub.oninput(); result.moves = pixels() !== last;
+      scrub.value = 0; scrub.oninput();
       document.getElementById("play").click(); result.plays = document.getElementById("play").textContent;
       result.rate = drawAll();
     """

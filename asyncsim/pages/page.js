@@ -292,7 +292,8 @@ function animate(show) {
   function tick(now) {
     if (!playing) return;
     // All frames in 40 seconds at normal speed.
-    position += ((now - before) / 40000) * frames * Number(speed.value);
+    // The first frame's time may be a little before the click's.
+    position += (Math.max(0, now - before) / 40000) * frames * Number(speed.value);
     before = now;
     if (position >= frames - 1) {
       position = frames - 1;
