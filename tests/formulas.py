@@ -387,3 +387,59 @@ def ringleader(w, server, x, visit):
             server.due = None
     w.reply = w.x
     return x
+
+
+# Workers of whom some may send anything
+
+
+def kardam(window, f, factor):
+    """What changes too fast for the quantile is dropped, and what would be one worker's too often; no two alike."""
+
+    def rule(w, server, x, visit):
+        n, j = visit.n, visit.worker
+        log, k = vars(server).setdefault("log", []), vars(server).setdefault("k", {})
+        u = walk(visit, w.read, window)[0] - w.read
+        passes = True
+        if hasattr(w, "last"):
+            moved = np.sqrt(np.sum((w.read - w.last[1]) ** 2))
+            changed = np.sqrt(np.sum((u - w.last[0]) ** 2))
+            k[j] = changed / moved if moved else np.inf if changed else 0.0
+            known = sorted(k.values())
+            passes = f == 0 or k[j] <= known[int(np.ceil(round(len(known) * (n - f) / n, 9))) - 1]
+        if f:
+            passes = passes and log[-2 * f :].count(j) + 1 <= f
+        tau = len(log) - getattr(w, "seen", 0)
+        if passes:
+            x = x + factor(tau) * u
+            log.append(j)
+        w.last, w.seen = (u, w.read), len(log)
+        return x
+
+    return rule
+
+
+def basgd(count, aggregate):
+    def rule(w, server, x, visit):
+        buckets = vars(server).setdefault("buckets", [[] for _ in range(count)])
+        buckets[visit.worker % count].append(gradient(w.read))
+        if all(buckets):
+            assert visit.completes
+            x = x - RATE * aggregate([np.mean(one, 0) for one in buckets])
+            server.buckets = [[] for _ in range(count)]
+        return x
+
+    return rule
+
+
+def zeno_pp(trusted, rho, epsilon):
+    def rule(w, server, x, visit):
+        g = gradient(w.read)
+        if visit.worker == trusted:
+            server.v = g
+        elif hasattr(server, "v"):
+            u = g * np.sqrt(np.sum(server.v**2) / np.sum(g**2))
+            if RATE * server.v @ u - rho * u @ u + RATE * epsilon >= 0:
+                x = x - RATE * u
+        return x
+
+    return rule

@@ -64,12 +64,22 @@ def torn(workers, window=1):
     return simulate(meet(Cluster(workers, Gamma(1.0, 0.4), service=Gamma(0.5, 0.3)), methods.hogwild().timing), COMMITS)
 
 
+@functools.cache
+def in_buckets(workers, window=1):
+    """A version once each of five buckets, or of as many as there are workers, has a message."""
+    cluster = Cluster(workers, Gamma(1.0, 0.4), service=Exponential(0.05), policy=f"buckets({min(5, workers)})")
+    return simulate(cluster, COMMITS)
+
+
 def dynamic(workers, window=1):
     """Windows in proportion to the workers' speeds."""
     return make_dynamic(workers, window, COMMITS)
 
 
 TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds, "torn": torn, "dynamic": dynamic}
+TIMINGS |= {"buckets": in_buckets}
+#: Methods that need several workers.
+SEVERAL = {"kardam", "zeno_pp"}
 
 
 def polynomial(visit):
@@ -176,6 +186,17 @@ RULES = {
         server_momentum=0.7,
         law="inverse",
     ),
+    "kardam": case(formulas.kardam(1, 1, lambda tau: 1 / (1 + tau)), optimizer=DIVERSE),
+    "kardam, exponential": case(
+        formulas.kardam(3, 2, lambda tau: np.exp(-0.3 * tau)),
+        3,
+        f=2,
+        law="exponential",
+        strength=0.3,
+        optimizer=DIVERSE,
+    ),
+    "zeno_pp": case(formulas.zeno_pp(6, 0.001, 0.0)),
+    "zeno_pp, strict": case(formulas.zeno_pp(2, 0.045, 0.1), trusted=2, rho=0.045, epsilon=0.1),
 }
 
 
@@ -208,11 +229,11 @@ def unless(default, *case):
 def combinations():
     """All of them; the default run has one of each kind of memory, of timing and of local rule."""
     default = {"aeasgd", "agn", "dana_zero", "dc_asgd", "fedasync, proximal"}
-    default |= {"fedbuff", "hogwild", "lsgd", "qsgd", "ringleader", "delayed_nesterov, dynamic"}
+    default |= {"fedbuff", "hogwild", "lsgd", "qsgd", "ringleader", "delayed_nesterov, dynamic"} | SEVERAL
     assert default <= set(RULES)
     for name in RULES:
         yield unless(name in default, name, 7)
-        if name in METHODS:  # a variant differs in what a lone worker does not
+        if name in METHODS and name not in SEVERAL:  # a variant differs in what a lone worker does not
             yield unless(False, name, 1)
 
 

@@ -107,6 +107,8 @@ METHOD_LOOKS = {
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
+    "kardam": Look(VERMILLION, (0, (4, 2, 1, 2)), "Kardam"),
+    "zeno_pp": Look(GREEN, (0, (4, 2, 1, 2)), "Zeno++"),
     "parle": Look(GREEN, (0, (6, 1, 2, 1)), "Parle"),
     "entropy_sgd": Look(GREEN, (0, (1, 1)), "Entropy-SGD"),
     "dpsgd": Look(BLUE, (0, (5, 1, 1, 1)), "D-PSGD"),

@@ -23,6 +23,7 @@ from asyncsim.methods.adaptive_staleness import adaptive_staleness, dynsgd
 from asyncsim.methods.agn import agn
 from asyncsim.methods.async_local_sgd import async_local_sgd, delayed_nesterov
 from asyncsim.methods.averaging import averaging
+from asyncsim.methods.byzantine import kardam, zeno_pp
 from asyncsim.methods.compression import mem_sgd, qsgd
 from asyncsim.methods.damping import damping, delay_adaptive
 from asyncsim.methods.dana import dana_slim, dana_zero
@@ -72,6 +73,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         gap_aware,
         gem,
         hogwild,
+        kardam,
         lgd,
         lsgd,
         mem_sgd,
@@ -84,6 +86,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         sgd,
         sgp,
         softsync,
+        zeno_pp,
     )
 }
 

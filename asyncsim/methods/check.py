@@ -114,8 +114,9 @@ def require_server(method: Method, trace: Trace) -> None:
 
 def require_timing(method: Method, trace: Trace) -> None:
     """Raise InputError unless a trace has the timing that a method needs."""
+    require_enough(method.name, method.timing, trace.workers)
     for name, needed in method.timing._asdict().items():
-        if name in OF_JOURNEYS:
+        if name in OF_JOURNEYS or name == "fewest_workers":
             continue
         has = getattr(trace, name)
         if name == "window" and trace.windows_differ:
@@ -135,6 +136,15 @@ def require_timing(method: Method, trace: Trace) -> None:
         raise InputError(
             f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
             f"simulate one with Cluster({name}={how})"
+        )
+
+
+def require_enough(name: str, timing: Timing, workers: int) -> None:
+    """Raise InputError if there are fewer workers than a method needs."""
+    if timing.fewest_workers is not None and workers < timing.fewest_workers:
+        raise InputError(
+            f"method = {name!r}: with these arguments it needs at least {timing.fewest_workers} workers, and there are "
+            f"{workers}; give more workers, or other arguments"
         )
 
 
@@ -248,7 +258,7 @@ def check_fields(method: Method) -> None:
 
 def _check_timing(argument: str, timing: Timing) -> None:
     needed = {name: value for name, value in timing._asdict().items() if value is not None}
-    for name in ("workers", "window", "read_blocks", "far_every", "groups"):
+    for name in ("workers", "window", "read_blocks", "far_every", "groups", "fewest_workers"):
         if name in needed:
             require_count(f"{argument}: {name}", needed[name])
     if "message_size" in needed:

@@ -156,6 +156,8 @@ class Timing(NamedTuple):
         On a cluster with sites, of each worker's visits only every so many-th goes beyond its site, if each of so many
         groups of neighbours, worker ``i`` of ``n`` being in ``i * groups // n``, is at one site. Given together. A
         replay takes any trace.
+    fewest_workers : int
+        Workers that there must be at the least.
     """
 
     workers: int | None = None
@@ -167,6 +169,7 @@ class Timing(NamedTuple):
     message_size: float | None = None
     far_every: int | None = None
     groups: int | None = None
+    fewest_workers: int | None = None
 
 
 #: Of a method's timing, what only says how long messages travel: any trace will do.

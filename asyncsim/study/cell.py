@@ -22,7 +22,7 @@ from asyncsim.clusters.network import PerWorker
 from asyncsim.errors import InputError
 from asyncsim.files import plain
 from asyncsim.methods import Method, Timing
-from asyncsim.methods.check import require_replies
+from asyncsim.methods.check import require_enough, require_replies
 from asyncsim.problems import Problem
 from asyncsim.replays.replay import replay
 from asyncsim.replays.waves import find_waves
@@ -102,6 +102,7 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
     if needs.get("protocol", cluster.protocol) != cluster.protocol:
         needs["exclusive"] = True
         needs.setdefault("read_blocks", 1)
+    needs.pop("fewest_workers", None)  # which the cluster has or not: jobs_of says so
     size, held = needs.pop("message_size", None), cluster.message_bytes
     if size is not None and held is not None:
         down = held[1] if isinstance(held, tuple) else held
@@ -146,6 +147,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                 jobs.append(_trace_job(cell, seed))
             for method in cell.methods:
                 cluster, commits = cell.own(method, seed)
+                require_enough(method.name, method.timing, cluster.workers)
                 name = f"seed{seed}"
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"

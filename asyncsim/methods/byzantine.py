@@ -1,0 +1,187 @@
+"""Kardam and Zeno++: the server drops what changes too fast, or points against a gradient that it trusts."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from asyncsim.clusters.policy import asynchronous
+from asyncsim.errors import require_count, require_nonnegative
+from asyncsim.methods.damping import staleness_weight
+from asyncsim.methods.method import (
+    LEARNING_RATE,
+    Applied,
+    Array,
+    Method,
+    Schedule,
+    Timing,
+    divisor,
+    gradient_steps,
+    local_steps,
+    never_zero,
+    rate_at,
+    require_rate,
+)
+
+
+class KardamMemory(NamedTuple):
+    """What the server keeps for a worker; vectors of shape ``[parameters]``."""
+
+    update: Array  #: its last one, and where that was computed
+    start: Array
+    lipschitz: Array  #: between its last two; negative before there are two
+    read: Array  #: updates applied before its last read
+
+
+class KardamServer(NamedTuple):
+    """What the server keeps of all workers together."""
+
+    applied: Array  #: how many updates
+    last: Array  #: who sent the last ``2 f`` of them; -1 for none
+
+
+def kardam(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    f: int = 1,
+    law: str = "inverse",
+    strength: float = 0.5,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Method:
+    """Return Kardam, which filters updates by how fast they change, and damps them by their staleness.
+
+    A worker sends its update ``u`` (window 1: ``-learning_rate * gradient``), computed at ``s``; its last ones were
+    ``u'`` at ``s'``. Its empirical Lipschitz coefficient is ``k = |u - u'| / |s - s'|``. The update is applied, ::
+
+        central <- central + weight(staleness) * u
+
+    if ``k`` is at most the ``(n - f) / n`` quantile of all workers' last coefficients, this one's included, and if at
+    most ``f`` of the last ``2 f + 1`` applied updates, this one included, would be of one worker.
+
+    Parameters
+    ----------
+    f : int
+        Byzantine workers that it is made for, of at least ``3 f + 1``; 0 for no filters.
+    law, strength
+        Of the weight: ``"inverse"`` or ``"exponential"`` in the paper.
+
+    Notes
+    -----
+    The quantile of ``m`` known coefficients is the ``ceil(m (n - f) / n)``-th smallest; a worker's first update passes.
+    Where two updates were computed at one point, as nothing was applied in between, the coefficient is infinite unless
+    they are equal; what is not finite is never applied. Every message counts as a version in the trace; the staleness
+    here counts applied updates only. Commits whose ``update_norm`` is 0 were dropped.
+
+    The frequency filter's window is from memory. The authors' program has other ones: a coefficient passes up to the
+    2/3 quantile of each worker's largest of 25, whatever ``f`` is, and a message is let through after as many
+    rejections as there are workers. The updates' rate is in the coefficients, which a schedule therefore changes.
+
+    References
+    ----------
+    Damaskinos, El Mhamdi, Guerraoui, Patra and Taziki 2018, "Asynchronous Byzantine machine learning (the case of
+    SGD)", arXiv 1802.07928.
+    """
+    named, local = local_steps(learning_rate, optimizer)
+    require_count("f", f, minimum=0)
+    weight = staleness_weight(law, strength, 0.0)
+
+    def message(worker, update, start, central, visit):
+        return (update, start), worker, {}
+
+    def apply(server, central, message, memory, visit, memories):
+        update, start = message
+        largest = jnp.asarray(jnp.finfo(central.dtype).max, central.dtype)
+        moved, changed = jnp.linalg.norm(start - memory.start), jnp.linalg.norm(update - memory.update)
+        k = jnp.where(moved > 0, changed / jnp.where(moved > 0, moved, 1), jnp.where(changed > 0, largest, 0))
+        k = jnp.where(visit.worker_step == 0, -1, jnp.where(jnp.isfinite(k), k, largest))
+        passes = jnp.isfinite(jnp.vdot(update, update))
+        if f:
+            all_k = memories.of_all("lipschitz").at[visit.worker].set(k)
+            n, known = len(all_k), jnp.sum(all_k >= 0)
+            passes &= (k < 0) | (jnp.sum((all_k >= 0) & (all_k < k)) < (known * (n - f) + n - 1) // n)
+            passes &= jnp.sum(server.last == visit.worker) < f
+        behind = visit._replace(staleness=server.applied - memory.read)
+        central = jnp.where(passes, central + weight(behind, central) * update, central)
+        applied = server.applied + passes.astype(server.applied.dtype)
+        worker = jnp.asarray(visit.worker, server.last.dtype)
+        last = jnp.where(passes, jnp.append(server.last[1:], worker), server.last) if f else server.last
+        return Applied(central, KardamServer(applied, last), KardamMemory(update, start, k, applied))
+
+    def init_memory(central: Array) -> KardamMemory:
+        return KardamMemory(jnp.zeros_like(central), central, jnp.full((), -1, central.dtype), jnp.int32(0))
+
+    return Method(
+        name="kardam",
+        hyperparameters={**named, "f": f, "law": law, "strength": strength},
+        optimizer=local,
+        message=message,
+        apply=apply,
+        init_server=lambda central: KardamServer(jnp.int32(0), jnp.full(2 * f, -1, jnp.int32)),
+        init_memory=init_memory,
+        timing=Timing(protocol="exchange", policy=asynchronous(), fewest_workers=3 * f + 1),
+        sees_memories=True,
+    )
+
+
+def zeno_pp(
+    learning_rate: float | Schedule = LEARNING_RATE,
+    trusted: int | None = None,
+    rho: float = 0.001,
+    epsilon: float = 0.0,
+) -> Method:
+    """Return Zeno++: a gradient is scaled to the length of a trusted one, and applied if it points the same way.
+
+    One worker is the server's own, whom it trusts: its gradients are the validation gradient ``v``, until its next, and
+    are never applied. With ``g`` another's::
+
+        u       = |v| / |g| * g
+        central <- central - learning_rate * u      if learning_rate * <v, u> - rho |u|^2 + learning_rate * epsilon >= 0
+
+    Parameters
+    ----------
+    trusted : int, optional
+        The trusted worker; None for the last one.
+    rho : float
+        Zero or above.
+    epsilon : float
+        Zero or above: how far below zero a score may be.
+
+    Notes
+    -----
+    How often ``v`` is renewed is a matter of the cluster: the trusted worker's law of compute times, and its latency,
+    which is zero where it stands beside the server; the authors' program renews it every ten applied updates. Its
+    examples are its own where the problem is sharded. Nothing is applied before its first gradient. Its visits, and
+    what is dropped, count as versions in the trace, of which this method makes no use. The program takes the length of
+    ``g`` before it is scaled in the penalty, the paper that of ``u``, as this.
+
+    References
+    ----------
+    Xie, Koyejo and Gupta 2020, "Zeno++: robust fully asynchronous SGD", arXiv 1903.07020.
+    """
+    require_rate("learning_rate", learning_rate)
+    if trusted is not None:
+        require_count("trusted", trusted, minimum=0)
+    require_nonnegative("rho", rho)
+    require_nonnegative("epsilon", epsilon)
+
+    def message(worker, update, start, central, visit):
+        return -update / divisor(rate_at(learning_rate, visit, update)), worker, {}
+
+    def apply(server, central, message, memory, visit):
+        rate = rate_at(learning_rate, visit, central)
+        length = jnp.linalg.norm(message)
+        usable = jnp.isfinite(length) & (length > 0)
+        u = jnp.where(usable, message, 0) * (jnp.linalg.norm(server) / jnp.where(usable, length, 1))
+        score = rate * jnp.vdot(server, u) - rho * jnp.vdot(u, u) + rate * epsilon
+        is_trusted = visit.worker == (jnp.asarray(visit.workers) - 1 if trusted is None else trusted)
+        after = jnp.where(~is_trusted & usable & (score >= 0), central - rate * u, central)
+        return Applied(after, jnp.where(is_trusted, message, server), memory)
+
+    return Method(
+        name="zeno_pp",
+        hyperparameters={"learning_rate": learning_rate, "trusted": trusted, "rho": rho, "epsilon": epsilon},
+        optimizer=gradient_steps(never_zero(learning_rate)),
+        message=message,
+        apply=apply,
+        init_server=jnp.zeros_like,
+        timing=Timing(policy=asynchronous(), fewest_workers=max(2, (trusted or 0) + 1)),
+    )
