@@ -183,5 +183,5 @@ def zeno_pp(
         message=message,
         apply=apply,
         init_server=jnp.zeros_like,
-        timing=Timing(policy=asynchronous(), fewest_workers=max(2, (trusted or 0) + 1)),
+        timing=Timing(fewest_workers=max(2, (trusted or 0) + 1)),
     )

@@ -18,6 +18,7 @@ from tqdm import tqdm
 import asyncsim.real.peers as peers
 from asyncsim.errors import InputError, require_count, require_path, require_positive
 from asyncsim.files import plain
+from asyncsim.methods.check import require_enough
 from asyncsim.methods.method import OF_JOURNEYS
 from asyncsim.real.computing import Computing, check
 from asyncsim.real.processes import Processes
@@ -167,9 +168,10 @@ def require_timing(method: Any, processes: Processes) -> None:
         raise InputError(
             f"method = {method.name!r}: its workers {do}, and the policy of these processes is {policy}; give {needed}"
         )
+    require_enough(method.name, method.timing, processes.workers)
     for name, needed in method.timing._asdict().items():
         has = getattr(processes, name, None)
-        if needed not in (None, has) and name not in OF_JOURNEYS:
+        if needed not in (None, has) and name not in (*OF_JOURNEYS, "fewest_workers"):
             raise InputError(
                 f"method = {method.name!r}: needs {name} = {needed}, and these processes have "
                 f"{'none' if has is None else has}"
