@@ -171,7 +171,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     """Return what the study prints: the table, the most important columns first, and what it says."""
     from asyncsim.study.cell import timings
     from asyncsim.study.outcome import ROOM, own_measures
-    from asyncsim.study.ranking import at_the_edge, order_columns, spread, verdict
+    from asyncsim.study.ranking import at_the_edge, marks, order_columns, spread, verdict
 
     measure, many = config.measured, len(table) > 1
     wanted = ["time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy"]
@@ -204,11 +204,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     ]
     lines.append(table_text(shown, file=TABLE))
     if many:
-        relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
-        lines.append(
-            f"vs above, vs best: {relative} in the line above, in the first line; ~: within the noise of the line "
-            "above; ?: not compared"
-        )
+        lines.append(marks(table))
         lines.append(verdict(table, list(table["method"]), measure))
         if config.tune and int(table["seeds"].max()) > 1:
             lines[-1] += "; the rates were chosen with the same seeds, which flatters all methods, noisy ones most"

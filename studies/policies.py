@@ -204,7 +204,9 @@ def _conclude(
 def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
     from asyncsim.traces.trace_summary import Phases
 
-    shown = policies.drop(columns=["theory", "theory_name", "exact", "steps", "least", "most"])
+    first = [*_CLUSTER, "throughput", "versions", "staleness_mean", "staleness_q99"]
+    shown = policies[[*first, *policies.columns.difference(first, sort=False)]]
+    shown = shown.drop(columns=["theory", "theory_name", "exact", "steps", "least", "most"])
     shown = shown.drop(columns=[phase for phase in Phases._fields if shown[phase].max() < LEAST_SHARE])
     if shown["window"].nunique() == 1:
         shown = shown.drop(columns="window")
@@ -215,6 +217,7 @@ def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
     shown["theory"] = [beside(one, throughput, 2, steps)[1] or "-" for one, throughput, steps in rows]
     shown["least to most"] = [f"{row.least:.2f} to {row.most:.2f}" for row in policies.itertuples()]
     titles = {"throughput": "commits/s", "versions": "versions/s", "in_vain": "in vain"}
+    titles |= {"staleness_mean": "staleness", "staleness_q99": "99 % of it"}
     return (
         f"means over {counted(traces, 'trace')}; theory: commits/s in the long run; parts of the workers' time; "
         "staleness in versions; commits of a worker relative to the mean\n"
@@ -223,7 +226,7 @@ def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
 
 
 def _times_text(times: "pd.DataFrame", config: Config) -> str:
-    from asyncsim.study.ranking import Measure, at_the_edge, order_columns, spread, verdict
+    from asyncsim.study.ranking import Measure, at_the_edge, marks, order_columns, spread, verdict
 
     measure, texts = Measure("time_to_target", title="time (s)"), []
     titles = {
@@ -250,9 +253,8 @@ def _times_text(times: "pd.DataFrame", config: Config) -> str:
         shown = shown.rename(columns={name: titles.get(name, name.replace("_", " ")) for name in shown})
         edge = at_the_edge(table, config.tune, names)
         texts.append(
-            f"{method}, {counted(int(workers), 'worker')}: simulated time until {config.goal.held()}; vs above, vs "
-            f"best: how many times that of the line above, of the first line; ~: within the noise of the line above\n"
-            f"{table_text(shown, file=TIMES)}\n{verdict(table, names, measure, 'policy')}"
+            f"{method}, {counted(int(workers), 'worker')}: simulated time until {config.goal.held()}\n"
+            f"{table_text(shown, file=TIMES)}\n{marks(table)}\n{verdict(table, names, measure, 'policy')}"
             + (f"\n{edge}" if edge else "")
         )
     return "\n\n".join(texts)

@@ -201,8 +201,8 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
     config, run_folder = cell.config, (Path("runs", cell.name) / f"{method.name}-seed{seed}").as_posix()
     labels = {**cell.values, "workers": cell.cluster.workers, "method": method.name, "seed": seed}
     of_trace = {"own_workers": cluster.workers, "own_trace": cluster != cell.cluster}
-    # Worker steps of the study's cluster, in those of the trace at hand.
-    share = max(1, cell.cluster.workers // cluster.workers)
+    # Worker steps of the study's cluster, in those of the trace at hand: of as many gradients, or of as much time.
+    share = 1 if cell.seconds is not None else max(1, cell.cluster.workers // cluster.workers)
     options: dict[str, Any] = {
         "precision": config.precision,
         "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,

@@ -170,6 +170,16 @@ def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
     }
 
 
+def marks(table: pd.DataFrame) -> str:
+    """Return what the columns and marks of `order_columns` mean, as far as a table has them."""
+    relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
+    apart = table["apart_from_above"].iloc[1:]
+    parts = [f"vs above, vs best: {relative} in the line above, in the first line"]
+    parts += ["~: within the noise of the line above"] if apart.eq(False).any() else []
+    parts += ["?: not compared with the line above"] if apart.isna().any() else []
+    return "; ".join(parts)
+
+
 def _interval(low: float, high: float) -> str:
     if np.isnan(low):
         return "-"
