@@ -174,6 +174,12 @@ gossip --dirichlet 0.1 0.1 | dirichlet = 0.1, 0.1: one comes twice
 gossip --dirichlet 0.1 --problem quadratic | dirichlet = 0.1: problem = 'quadratic' says its own, or cannot be
 gossip --dirichlet none 0.1 --problem digits(dirichlet=0.1) | dirichlet = none, 0.1: problem = 'digits(dirichlet=0.1)'
 compare --methods dpsgd | or run the study gossip
+gossip --slow-link 0 | slow_link = 0.0: must be above zero
+gossip --slow-link 5 | its links take no time, so that none can be slow; give latency
+gossip --topology slow_links(ring(),[[0,9,5]]) --workers 4 --latency 1 | there is no link between 0 and 9
+validate --topology rnig() | topology = 'rnig()': unknown; did you mean 'ring()'?
+validate --topology ring() --extrapolate | extrapolate = True: there is no such thing without a server
+validate --topology ring() --service 0.1 | there is no server; leave service out
 compare --seeds 0 | seeds =
 staleness --address auto | address = 'auto': is an option of --executor ray; add that
 staleness --cpus-per-run 2 | cpus_per_run = 2: is an option of --executor ray; add that

@@ -95,18 +95,19 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
         return jax.tree.map(lambda leaf: jnp.nextafter(leaf, jnp.full_like(leaf, jnp.inf)), params)
 
     with jax.enable_x64(header.precision == "float64"):
-        computing, workers = Computing(method, problem, header), header.processes.workers
+        computing = Computing(method, problem, header)
         if header.processes.topology is None:
             like = Parameters(method, header.processes, computing).state
         else:
-            like = first_state(method, workers, computing)
+            like = first_state(method, header.processes.workers, computing)
         free = _follow(recorded, method, problem, paths)
         perturbed = _follow(recorded, method, dataclasses.replace(problem, init=shifted), paths)
         forced = _follow(recorded, method, problem, paths, like)
         central = {}
         for stop, path in paths.items():
             state = load_state(path, like)[0]
-            central[stop] = _compared(recorded, state.central, [row.method for row in state.workers])
+            own = jax.tree.map(lambda *leaves: np.stack(leaves), *(row.method for row in state.workers))
+            central[stop] = _compared(recorded, state.central, own)
     truth = _Followed(recorded.commits["loss"].to_numpy(), central)
     table: dict[str, Any] = {"commit": np.arange(1, len(truth.loss) + 1)}
     for name, one, other in (("free", free, truth), ("perturbed", perturbed, free), ("forced", forced, truth)):
@@ -123,10 +124,8 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
 
 def _compared(recorded: Recorded, central: Any, own: Any) -> np.ndarray:
     """Return what is compared at a checkpoint: the central variable, and without a server the workers' own states."""
-    parts = [central]
-    if recorded.header.processes.topology is not None:
-        parts += jax.tree.leaves(jax.tree.map(lambda *leaves: np.stack(leaves), *own) if isinstance(own, list) else own)
-    return np.concatenate([np.ravel(part) for part in parts])
+    parts = () if recorded.header.processes.topology is None else jax.tree.leaves(own)
+    return np.concatenate([np.ravel(part) for part in (central, *parts)])
 
 
 class _Followed(NamedTuple):
