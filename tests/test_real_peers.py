@@ -119,9 +119,9 @@ def test_processes_without_a_server_are_recorded_and_replayed(tmp_path):
 @pytest.mark.full
 def test_the_study_holds_recordings_without_a_server_against_their_replays(tmp_path):
     validate = study.load("validate")
-    options = {"workers": WORKERS, "steps": 125, "methods": ("dpsgd", "sgp", "adpsgd"), "topology": "ring()"}
+    options = {"workers": WORKERS, "steps": 125, "methods": ("dpsgd", "adpsgd"), "topology": "ring()"}
     folder, summary = validate.run(validate.Config(**options, out=tmp_path / "out"))
-    assert summary["holds"].tolist() == [True] * 3 and summary["held_to"].tolist() == ["free"] * 3
+    assert summary["holds"].tolist() == [True] * 2 and summary["held_to"].tolist() == ["free"] * 2
     assert (summary[["loss_free", "params_free"]] < 1e-5).all(axis=None) and (folder / "agreement.png").exists()
     assert json.loads((folder / "config.json").read_text())["topology"] == "ring()"
 
