@@ -23,7 +23,7 @@ from asyncsim.files import write_csv
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
-from asyncsim.study.target import Target, until_target
+from asyncsim.study.target import Target, TargetOptions, until_target
 from asyncsim.topologies import as_topology, slow_links
 from asyncsim.wording import each_note_once, note, number_text, table_text
 
@@ -42,7 +42,7 @@ _MEASURES = ("test_accuracy", "test_loss", "train_loss")
 
 
 @dataclass(frozen=True)
-class Config(StudyConfig):
+class Config(TargetOptions, StudyConfig):
     """Options of the study of gossip."""
 
     workers: int = 16
@@ -69,23 +69,17 @@ class Config(StudyConfig):
     is a server, between worker 0 and that; goes with a latency or a bandwidth."""
     tune: tuple[float, ...] = (0.025, 0.1, 0.2, 0.4, 0.8)
     """Learning rates to try for every method; the table shows each method on each topology at its best one."""
-    target: float | None = None
-    """Accuracy that is to be reached, or loss. None: an accuracy of 0.95, or a loss of 0.3."""
-    target_of: str | None = None
-    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
-    below, if the problem has it. None: test_accuracy if the problem has it, otherwise train_loss."""
+    hold: int = 0
+    """Evaluations after the first one that meets the target at which it must still be met; else it is not reached."""
     evaluate_every: int | None = 2
     """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
     the logarithm of the loss or the error."""
 
-    def goal(self, problem: "Problem") -> Target:
-        """Return what is to be reached."""
+    def goal_on(self, problem: "Problem") -> Target:
+        """Return what is to be reached: by default a test accuracy, or a training loss if the problem has none."""
         from asyncsim.problems.problem import measures
 
-        goal = Target(
-            0.95, self.target_of or ("test_accuracy" if "test_accuracy" in measures(problem) else "train_loss")
-        )
-        return goal._replace(value=self.target if self.target is not None else 0.95 if goal.from_below else 0.3)
+        return self.goal_of("test_accuracy" if "test_accuracy" in measures(problem) else "train_loss")
 
     @property
     def topologies(self) -> tuple[str, ...]:
@@ -97,19 +91,18 @@ class Config(StudyConfig):
         for name in ("slow", "slow_link"):
             require_positive(name, getattr(self, name))
         super().check()
-        for name in ("topology", "dirichlet", "tune"):
+        self.check_target()
+        for name in ("topology", "dirichlet"):
             values = getattr(self, name)
             if isinstance(values, str) or not hasattr(values, "__iter__"):
                 raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
             if not values:
                 raise InputError(f"{name}: none given; give one or more")
-        for rate in self.tune:
-            require_positive("tune", rate)
         for concentration in self.dirichlet:
             if concentration not in ("none", None):
                 require_positive("dirichlet", concentration)
         alike = ["none" if one is None else one for one in self.dirichlet]
-        for name, given in (("topology", self.topologies), ("dirichlet", alike), ("tune", self.tune)):
+        for name, given in (("topology", self.topologies), ("dirichlet", alike)):
             if len(set(given)) < len(given):
                 raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
         for topology in self.topologies:
@@ -178,7 +171,7 @@ def run(config: Config) -> Result:
     config.say_ignored(("learning_rate",), "beside --tune")
     with config.computing_device():
         cells = _cells(config)
-        goal = config.goal(cells[0].problem)
+        goal = config.goal_on(cells[0].problem)
         goal.check_of(cells[0].problem)
         goal.check()
         cells = [cell._replace(goal=goal) for cell in cells]

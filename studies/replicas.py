@@ -12,7 +12,7 @@ import functools
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncsim.errors import InputError, require_positive
 from asyncsim.files import write_csv
@@ -25,7 +25,6 @@ from asyncsim.wording import counted, note, table_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.methods import Method
     from asyncsim.problems import Problem
     from asyncsim.study.cell import Cell
 
@@ -65,11 +64,6 @@ class Config(StudyConfig):
         usual = 0.975 if of == "test_accuracy" else 0.3
         return Target(usual if self.target is None else self.target, of)
 
-    def record(self, methods: "list[Method]", problem: "Problem") -> dict[str, Any]:  # type: ignore[override]
-        """Return what the results depend on, with the target that there is by default."""
-        goal = self.goal(problem)
-        return {**super().record(methods, problem), "target": goal.value, "target_of": goal.of}
-
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
@@ -87,10 +81,11 @@ def run(config: Config) -> Result:
         cells = [_complete(cell) for cell in sweep(config, [{"learning_rate": rate} for rate in config.tune])]
         goal = config.goal(cells[0].problem)
         goal.check()
+        cells = [cell._replace(goal=goal) for cell in cells]
         return run_cells("replicas", config, cells, functools.partial(_conclude, config, goal))
 
 
-def results_table(goal: Target, folder: Path) -> "pd.DataFrame":
+def results_table(folder: Path) -> "pd.DataFrame":
     """Return a row per method at its best learning rate, in the order of the study.
 
     Columns: ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met the target),
@@ -103,13 +98,10 @@ def results_table(goal: Target, folder: Path) -> "pd.DataFrame":
 
     finished, rows = read(folder, "replicas"), []
     for (method, rate), group in finished.summary.groupby(["method", "learning_rate"], sort=False):
-        times, gradients, visits, whole = [], [], [], []
+        visits, whole = [], []
         for one in group.itertuples():
             frame = finished.trace(one.trace_file).frame
-            times.append(goal.time(finished.run(one.run_folder).evaluations))
-            before = frame["commit_time"] <= times[-1]
-            met = np.isfinite(times[-1])
-            gradients.append(float(frame.loc[before, "local_steps"].sum()) if met else np.inf)
+            before, met = frame["commit_time"] <= one.time_to_target, np.isfinite(one.time_to_target)
             alone = one.own_workers == 1  # who has nobody to tell
             whole.append(0.0 if alone else len(frame) / one.own_workers)
             visits.append(np.inf if not met else 0.0 if alone else float(before.sum()) / one.own_workers)
@@ -119,8 +111,8 @@ def results_table(goal: Target, folder: Path) -> "pd.DataFrame":
             "learning_rate": rate,
             "seeds": len(group),
             "diverged": len(group) - len(ended),
-            **until_target(times),
-            "gradients_to_target": np.mean(gradients),
+            **until_target(group["time_to_target"]),
+            "gradients_to_target": group["gradients_to_target"].mean(),
             "rounds_to_target": np.mean(visits),
         }
         if "test_accuracy" in ended:
@@ -152,7 +144,7 @@ def _complete(cell: "Cell") -> "Cell":
 
 
 def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame") -> None:
-    table = results_table(goal, folder)
+    table = results_table(folder)
     write_csv(folder / TABLE, table)
     figures("replicas").draw(folder)
     shown = table.drop(columns=["seeds", "diverged"])

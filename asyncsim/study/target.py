@@ -31,7 +31,8 @@ class TargetOptions:
     """Loss that is to be reached, or accuracy. None: a loss of 0.3, an accuracy of 0.95."""
     target_of: str | None = None
     """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
-    below, if the problem has it. None: what the study measures if that is one of these, else train_loss."""
+    below, if the problem has it. None: what the study measures if that is one of these, else train_loss; the test
+    accuracy in the study gossip, if there is one."""
     hold: int = 2
     """Evaluations after the first one that meets the target at which it must still be met; else it is not reached. 0:
     the first touch counts."""
