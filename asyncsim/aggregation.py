@@ -550,7 +550,10 @@ def parse_rule(rule: Rule | str | Call) -> Rule:
     if isinstance(rule, Rule):
         return rule
     told = f"rule = {shown(str(rule))}"
-    call = read(rule, "a rule", "krum(f=3)") if isinstance(rule, str) else rule
+    try:
+        call = read(rule, "a rule", "krum(f=3)") if isinstance(rule, str) else rule
+    except InputError as error:
+        raise InputError(f"{told}: {str(error).removeprefix(f'{shown(str(rule))}: ')}") from None
     if not isinstance(call, Call) or call.name not in RULES:
         name = call.name if isinstance(call, Call) else str(rule)
         raise InputError(f"{told}: unknown; {choices_like(name, map(form_of, RULES.values()))}")

@@ -1,9 +1,10 @@
-"""Kardam and Zeno++ under attack, and what they refuse."""
+"""Kardam, BASGD and Zeno++ under attack, and what they refuse."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from asyncsim import Cluster, InputError, asynchronous, methods, problems, replay, simulate, study
@@ -51,6 +52,19 @@ def accuracy(run):
 
 
 @pytest.mark.full
+def test_attacks_break_asynchronous_sgd_and_not_basgd():
+    """The table of the BASGD paper, of ASGD and BASGD: each row relative to the method without an attack."""
+    asgd, basgd = methods.downpour(0.02), methods.basgd(0.2, count=7)
+    clean = {one.name: accuracy(run_of(one, "none")) for one in (asgd, basgd)}
+    assert clean["downpour"] > 0.96 and clean["basgd"] > 0.95
+    assert accuracy(run_of(asgd, "negative")) < 0.2
+    assert accuracy(run_of(asgd, "disturbed")) < clean["downpour"] - 0.05
+    for attack in ("negative", "disturbed"):
+        assert accuracy(run_of(basgd, attack)) > clean["basgd"] - 0.02
+    assert accuracy(run_of(basgd, "constant")) > 0.9
+
+
+@pytest.mark.full
 def test_kardam_drops_what_changes_fast_and_takes_what_never_changes():
     """In the BASGD paper the filter does not tell the first two attacks from honest gradients; here it does."""
     method = methods.kardam(0.1, f=BYZANTINE)
@@ -80,6 +94,27 @@ def test_zeno_pp_drops_what_points_uphill():
 def test_too_few_workers_are_refused(make):
     with pytest.raises(InputError, match=r"needs at least 7 workers, and there are 6; give more"):
         replay(simulate(Cluster(6, 1.0), 12), make(), problems.quadratic([1.0]))
+
+
+def test_basgd_with_one_bucket_and_the_mean_is_asynchronous_sgd():
+    trace, problem = simulate(Cluster(4, "exponential(1)", policy="buckets(1)"), 200), problems.quadratic([1.0, 0.1])
+    runs = [
+        replay(trace, one, problem, progress=False) for one in (methods.basgd(0.1, 1, "mean()"), methods.downpour(0.1))
+    ]
+    np.testing.assert_allclose(*(run.params for run in runs), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "krum(f=4)"}, r"rule = 'krum\(f=4\)': f = 4 is too large: the largest for 10 messages is f = 3"),
+        ({"rule": "median", "count": 0}, "count = 0: must be at least 1"),
+        ({"rule": "cge(f=1, averaging=0.5)"}, "averages over each worker's messages"),
+    ],
+)
+def test_rules_that_do_not_fit_the_buckets_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        methods.basgd(**options)
 
 
 def test_a_study_with_too_few_workers_ends_at_once(capsys, tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ def dynamic(workers, window=1):
 TIMINGS = {"asynchronous": asynchronous, "buffered": buffered, "rounds": rounds, "torn": torn, "dynamic": dynamic}
 TIMINGS |= {"buckets": in_buckets}
 #: Methods that need several workers.
-SEVERAL = {"kardam", "zeno_pp"}
+SEVERAL = {"basgd", "kardam", "zeno_pp"}
 
 
 def polynomial(visit):
@@ -195,6 +195,8 @@ RULES = {
         strength=0.3,
         optimizer=DIVERSE,
     ),
+    "basgd": case(formulas.basgd(5, lambda rows: np.median(rows, 0)), timing="buckets", count=5),
+    "basgd, mean": case(formulas.basgd(5, lambda rows: np.mean(rows, 0)), timing="buckets", count=5, rule="mean()"),
     "zeno_pp": case(formulas.zeno_pp(6, 0.001, 0.0)),
     "zeno_pp, strict": case(formulas.zeno_pp(2, 0.045, 0.1), trusted=2, rho=0.045, epsilon=0.1),
 }

@@ -107,6 +107,7 @@ METHOD_LOOKS = {
     "rennala": Look(BLACK, "--", "Rennala"),
     "ringmaster": Look(BLACK, "-.", "Ringmaster"),
     "sgd": Look(BLACK, ":", "SGD with momentum"),
+    "basgd": Look(BLUE, (0, (4, 2, 1, 2)), "BASGD"),
     "kardam": Look(VERMILLION, (0, (4, 2, 1, 2)), "Kardam"),
     "zeno_pp": Look(GREEN, (0, (4, 2, 1, 2)), "Zeno++"),
     "parle": Look(GREEN, (0, (6, 1, 2, 1)), "Parle"),

@@ -23,6 +23,7 @@ from asyncsim.methods.adaptive_staleness import adaptive_staleness, dynsgd
 from asyncsim.methods.agn import agn
 from asyncsim.methods.async_local_sgd import async_local_sgd, delayed_nesterov
 from asyncsim.methods.averaging import averaging
+from asyncsim.methods.basgd import basgd
 from asyncsim.methods.byzantine import kardam, zeno_pp
 from asyncsim.methods.compression import mem_sgd, qsgd
 from asyncsim.methods.damping import damping, delay_adaptive
@@ -55,6 +56,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         agn,
         async_local_sgd,
         averaging,
+        basgd,
         batch_sgd,
         damping,
         dana_slim,
