@@ -188,7 +188,7 @@ def run(config: Config) -> Result:
         some = candidates[first : first + each]
         name = f"combinations {first + 1} to {first + len(some)} of {len(candidates)}"
         arguments = (some, horizon, config.simulate, config.seeds, results.SUMMARY)
-        jobs.append(measurement(name, measure_all, *arguments, place=f"parts/{first:05d}"))
+        jobs.append(measurement(name, measure_all, *arguments, place=f"parts/{first:05d}-seeds{config.seeds}"))
     follow = None if not config.replay else functools.partial(_replays, config, candidates)
     conclude = functools.partial(_conclude, config, candidates)
     return run_jobs("plan", config, config.recorded(), jobs, _executor(config), conclude, follow)
@@ -209,7 +209,7 @@ def make_candidates(config: Config) -> list[Candidate]:
     base, size = _calibrated(config), _message_bytes(config)
     found, refused = [], Counter[str]()
     for values in itertools.product(*(getattr(config, name) for name in CHOICES)):
-        labels = dict(zip(CHOICES, map(str, values), strict=True)) | {"window": values[2]}
+        labels = dict(zip(CHOICES, map(_label, values), strict=True)) | {"window": values[2]}
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -224,6 +224,14 @@ def make_candidates(config: Config) -> list[Candidate]:
     if not found:
         raise InputError(f"no combination is possible: {next(iter(refused))}")
     return found
+
+
+def _label(value: Any) -> str:
+    """Return a choice as text, of a number its shortest: tables read from a file have numbers again."""
+    try:
+        return f"{float(value):g}"
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _candidate(config: Config, base: Cluster | None, size: float | None, labels: dict[str, Any]) -> Candidate:
@@ -342,7 +350,7 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.Dat
     cost = summary["seconds"] * (1000 / summary["gradients"] if horizon.of == "seconds" else 1.0)
     summary = summary.assign(cost=cost, window=summary["window"].astype(int))
     for name in set(CHOICES) - {"window"}:
-        summary[name] = summary[name].astype(str)
+        summary[name] = [_label(value) for value in summary[name]]
     rows = []
     numbers = [name for name in summary if name not in (*CHOICES, "seed", "status", "error")]
     for labels, group in summary.groupby(list(CHOICES), sort=False):
