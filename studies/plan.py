@@ -514,12 +514,12 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
 
     horizon, shown = config.horizon, table.head(config.show)
     unit, each = next(one for one in _UNITS if table["cost"].median() >= 2 * one[1] or one[1] == 1)
-    ranges = zip(shown["cost_low"] / each, shown["cost_high"] / each, strict=True)
+    times = zip(shown["cost"] / each, shown["cost_low"] / each, shown["cost_high"] / each, strict=True)
+    known = zip(shown["theory"] / each, shown["theory_name"], shown["exact"], strict=True)
     columns = {
         "combination": shown["name"],
-        f"time ({unit})" if horizon.of != "seconds" else f"{unit} per 1,000 gradients": shown["cost"] / each,
-        "range": [f"{number_text(low)} to {number_text(high)}" for low, high in ranges],
-        "theory": [_theory(row.theory / each, row.theory_name, row.exact) for row in shown.itertuples()],
+        f"time ({unit})" if horizon.of != "seconds" else f"{unit} per 1,000 gradients": [_band(*one) for one in times],
+        "theory": [f"{'' if exact else 'at least '}{number_text(one)}" if name else "-" for one, name, exact in known],
         "behind": shown["behind"],
         "staleness": shown["staleness_mean"],
         **{name: shown[name] for name in ("computing", "sending", "waiting", "held")},
@@ -536,6 +536,7 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
         columns |= {"to target (s)": shown["time_to_target"], "rate": shown["learning_rate"]}
     frame = pd.DataFrame(columns)
     small = [name for name in ("sending", "waiting", "held", "in vain") if not frame[name].max() >= LEAST_SHARE]
+    small += ["computing"] if "in vain" in small else []  # which the goodput is then
     beyond = int((table["extrapolated"] > 0).sum())
     far = f"; {beyond} of {len(table)} reach it beyond {config.simulate:,} commits, at the rate after the start-up"
     more = f"\nand {len(table) - len(shown)} more in {PLAN}" if len(table) > len(shown) else ""
@@ -549,10 +550,6 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
 
 def _horizon(horizon: Horizon) -> str:
     return f"{horizon.amount / _HOUR:g} hours" if horizon.of == "seconds" else str(horizon)
-
-
-def _theory(value: float, name: str, exact: bool) -> str:
-    return f"{'' if exact else 'at least '}{number_text(value)} ({name})" if name else "-"
 
 
 def answer(config: Config, table: "pd.DataFrame") -> str:
