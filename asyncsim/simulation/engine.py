@@ -162,7 +162,7 @@ class Simulation:
         compute = self._compute(computed)
         if self.cluster.far_every > 1:
             compute = self._counted(compute)
-        up, down = self._way("up"), self._way("down")
+        up, down = self._way(0), self._way(1)
         visit, commit, read = self.server.visit, self._commit, self._read
         if not self.cluster.separate_reads:
             first = up(visit(self._atomic(down(compute))))
@@ -201,11 +201,11 @@ class Simulation:
 
         return count
 
-    def _way(self, direction: str) -> Callable[..., Step]:
-        """Return the function that puts a journey before a step: ``"up"`` to the server, or ``"down"``."""
+    def _way(self, direction: int) -> Callable[..., Step]:
+        """Return the function that puts a journey before a step: up to the server, 0, or down, 1."""
         env, cluster, seed = self.env, self.cluster, self.seed
-        way, near = (both[direction == "down"] for both in (cluster.ways, cluster.near_ways))
-        name, transfer = f"latency {direction}", way.transfer
+        way, near = cluster.ways[direction], cluster.near_ways[direction]
+        name, transfer = f"latency {('up', 'down')[direction]}", way.transfer
         latency = delays(way.latency, seed, name)
         if now_and_then := cluster.far_every > 1 and way != near:
             far, visits, every = delays(way.latency, seed, f"far {name}"), self.visits, cluster.far_every
