@@ -1,4 +1,4 @@
-"""Without a server: gossip on several topologies against all-reduce and a server; slow workers and links.
+"""Without a server: gossip on topologies against all-reduce and a server; slow workers, slow links.
 
 Methods without a server are run on each topology, the others on a cluster with a server, all with the same random
 numbers and each at the best of its learning rates, on data that are alike or split by class. Prints how much simulated
