@@ -29,6 +29,7 @@ class KardamMemory(NamedTuple):
 
     update: Array  #: its last one, and where that was computed
     start: Array
+    sent: Array  #: what it was sent last, where it computes its next one
     lipschitz: Array  #: between its last two; negative before there are two
     read: Array  #: updates applied before its last read
 
@@ -84,11 +85,9 @@ def kardam(
     require_count("f", f, minimum=0)
     weight = staleness_weight(law, strength, 0.0)
 
-    def message(worker, update, start, central, visit):
-        return (update, start), worker, {}
-
     def apply(server, central, message, memory, visit, memories):
-        update, start = message
+        # The server knows where the worker computed: a Byzantine one cannot lie about it.
+        update, start = message, memory.sent
         largest = jnp.asarray(jnp.finfo(central.dtype).max, central.dtype)
         moved, changed = jnp.linalg.norm(start - memory.start), jnp.linalg.norm(update - memory.update)
         k = jnp.where(moved > 0, changed / jnp.where(moved > 0, moved, 1), jnp.where(changed > 0, largest, 0))
@@ -104,16 +103,16 @@ def kardam(
         applied = server.applied + passes.astype(server.applied.dtype)
         worker = jnp.asarray(visit.worker, server.last.dtype)
         last = jnp.where(passes, jnp.append(server.last[1:], worker), server.last) if f else server.last
-        return Applied(central, KardamServer(applied, last), KardamMemory(update, start, k, applied))
+        return Applied(central, KardamServer(applied, last), KardamMemory(update, start, central, k, applied))
 
     def init_memory(central: Array) -> KardamMemory:
-        return KardamMemory(jnp.zeros_like(central), central, jnp.full((), -1, central.dtype), jnp.int32(0))
+        none = jnp.full((), -1, central.dtype)
+        return KardamMemory(jnp.zeros_like(central), central, central, none, jnp.int32(0))
 
     return Method(
         name="kardam",
         hyperparameters={**named, "f": f, "law": law, "strength": strength},
         optimizer=local,
-        message=message,
         apply=apply,
         init_server=lambda central: KardamServer(jnp.int32(0), jnp.full(2 * f, -1, jnp.int32)),
         init_memory=init_memory,

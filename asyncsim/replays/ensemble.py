@@ -226,7 +226,8 @@ def _running(
     device = default_devices(problem.parameter_count)[0]
     runs, one = grid.runs(), grid.methods[0]
     seeds = [seed for seed, _ in runs]
-    plan = Plan(trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", one.needs_key)
+    draws = any(method.needs_key for method in grid.methods)  # with a noise of zero one may not
+    plan = Plan(trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", draws)
     program = compiled_ensemble(grid.members(dtype), one, recorders, problem, plan.layout(one), dtype, device)
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
