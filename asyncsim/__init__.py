@@ -69,6 +69,7 @@ __all__ = [
     "calibration",
     "cancel_stale",
     "discard_stale",
+    "failures",
     "first_of",
     "handshake",
     "methods",
@@ -106,7 +107,7 @@ _HOME = {
     "simulate": "simulation.simulate",
     **dict.fromkeys(
         (
-            *("calibration", "methods", "plots", "prediction", "problems", "real", "recorders", "runs", "study"),
+            *("calibration", "failures", "methods", "plots", "prediction", "problems", "real", "recorders", "runs", "study"),
             *("theory", "topologies"),
         )
     ),
@@ -115,6 +116,7 @@ _HOME = {
 if TYPE_CHECKING:
     from asyncsim import (
         calibration,
+        failures,
         methods,
         plots,
         prediction,

@@ -43,6 +43,7 @@ _DOING = {
     "held": "held by the policy",
     "returning": "reply travels",
     "served": "served",
+    "away": "is away",
 }
 #: A band that reaches so many times higher than the means would flatten them, and is not drawn.
 _FLATTENING = 2.5

@@ -34,6 +34,7 @@ from asyncsim.errors import (
     require_number,
     require_switch,
 )
+from asyncsim.failures import Failure, as_failures
 from asyncsim.topologies import Topology, as_topology, is_symmetric
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
@@ -46,7 +47,7 @@ _WITHOUT_SERVER = (
     *("sites", "far_latency", "far_bandwidth"),
 )
 #: What `to_dict` leaves out where it is not given: older versions did not have it.
-_LATER = ("topology", "sites", "far_latency", "far_bandwidth", "far_every")
+_LATER = ("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every")
 #: Computations that a message may take before it is asked whether its bandwidth is meant.
 _SLOW = 100
 #: Most local steps between two visits.
@@ -110,6 +111,9 @@ class Cluster:
     policy : Policy
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
         `asyncsim.clusters.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
+    failures : tuple of Failure
+        What breaks: crashes of workers, slow spells, outages of the server, lost messages, `asyncsim.failures`. Each may
+        come as its text. Not without a server.
     topology : Topology or None
         With one there is no server: workers send each other messages along its edges, `asyncsim.topologies`. Latency
         and bandwidth are then those of an edge (of `asyncsim.per_worker` the sender's), and all that says how a server
@@ -145,6 +149,7 @@ class Cluster:
     discipline: str = "fifo"
     read_blocks: int = 1
     policy: Policy = _ASYNCHRONOUS
+    failures: tuple[Failure, ...] = ()
     topology: Topology | None = None
     sites: tuple[int, ...] | None = None
     far_latency: Law | tuple[Law, Law] | None = None
@@ -168,6 +173,7 @@ class Cluster:
             discipline: str = "fifo",
             read_blocks: int = 1,
             policy: Policy | str = _ASYNCHRONOUS,
+            failures: Failure | str | Sequence[Failure | str] = (),
             topology: Topology | str | None = None,
             sites: Sequence[int] | None = None,
             far_latency: LawLike | Sequence[LawLike] | PerWorker | None = None,
@@ -203,6 +209,12 @@ class Cluster:
         if self.protocol == "write_then_read":
             store("exclusive", True)  # its visits are always separate
         _check_policy(self)
+        store("failures", as_failures(self.failures, self.workers, self.sites))
+        if self.read_blocks > 1 and any(one.name == "outage" for one in self.failures):
+            raise InputError(
+                f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between what was lost and what "
+                "was restored; leave one of them out"
+            )
         if self.topology is not None:
             store("topology", as_topology(self.topology))
             _check_topology(self, self.topology)
@@ -338,6 +350,8 @@ class Cluster:
         for entry in fields(self):
             if entry.name in _LATER and getattr(self, entry.name) == entry.default:
                 del values[entry.name]
+        if self.failures:
+            values["failures"] = list(map(str, self.failures))
         return values
 
     @classmethod

@@ -32,6 +32,7 @@ def parts(cluster: Cluster) -> list[str]:
         *_network(cluster),
         *_server(cluster),
         *([str(cluster.policy)] if cluster.policy != asynchronous() else []),
+        *map(str, cluster.failures),
     ]
 
 

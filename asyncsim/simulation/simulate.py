@@ -8,6 +8,7 @@ The events are `asyncsim.simulation.engine`'s, under a timing policy `asyncsim.s
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -16,10 +17,12 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError, require_count, require_memory
 from asyncsim.simulation.engine import Simulation
+from asyncsim.simulation.failing import FailingSimulation
 from asyncsim.simulation.gossip import simulate_without_server
 from asyncsim.simulation.policy_engine import PolicySimulation
 from asyncsim.threads import require_wanted
 from asyncsim.traces.bookkeeping import READ_RECORD, trace_of
+from asyncsim.traces.columns import no_spells
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import on_a_terminal
 
@@ -61,14 +64,23 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:
             return simulate_without_server(cluster, commits, seed, report)
-        simulation = (Simulation if cluster.policy == asynchronous() else PolicySimulation)(cluster, seed)
+        kind = Simulation if cluster.policy == asynchronous() else PolicySimulation
+        simulation = FailingSimulation(cluster, seed) if cluster.failures else kind(cluster, seed)
         simulation.run(commits, report)
+    of_failures: dict[str, Any] = {}
+    if isinstance(simulation, FailingSimulation):
+        of_failures = {
+            "first": np.flatnonzero(simulation.first).tolist(),
+            "consumed": simulation.jobs,
+            "spells": _columns(tuple(no_spells()), simulation.spells),
+        }
     return trace_of(
         cluster,
         seed,
         commits=_columns(simulation.commit_record, simulation.commits),
         reads=_columns(READ_RECORD, simulation.reads),
         present=simulation.present(),
+        **of_failures,
     )
 
 

@@ -26,6 +26,7 @@ from asyncsim.errors import (
     require_nonnegative,
     shown,
 )
+from asyncsim.failures import Failure
 from asyncsim.files import plain
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
 from asyncsim.units import BYTES, positive
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
     LawLike = str | float | Law | Sequence[str | float | Law] | PerWorker
     BandwidthLike = SizeLike | PerWorker
     PolicyLike = str | Policy
+    FailureLike = str | Failure
     MethodLike = str | Method
     ProblemLike = str | Problem
 else:
     # What the command line offers; tyro makes its options from these.
-    LawLike = PolicyLike = MethodLike = ProblemLike = str
+    LawLike = PolicyLike = FailureLike = MethodLike = ProblemLike = str
     BandwidthLike = SizeLike = float | str
 
 
@@ -80,6 +82,11 @@ barrier(collective=ring), an all-reduce and no server (also tree, halving_doubli
 discard_stale(limit, count=1), without what is so many versions stale; cancel_stale(limit, count=1), and computations
 that become so are stopped; rounds, a version by every worker in turn, while further messages are buffered and nobody
 waits; buckets(count), a version once each of so many, among which the workers are divided, has a message.
+
+Failures: crash(every, lasts, detect=0), workers lose their state and come back, the server knows after detect seconds;
+pause(every, lasts), slow(every, lasts, speed), spells of a worker; outage(every, lasts, checkpoint_every=100,
+checkpoint_time=0), the server goes back to its last checkpoint of so many versions each; loss(probability, timeout,
+resend=True), messages to the server; leave(at), join(at). All for workers=[0, 3], say, site=1, or all.
 """
 
     #: What was typed on the command line, but for options on which no result depends; in Python nothing was.
@@ -138,6 +145,9 @@ waits; buckets(count), a version once each of so many, among which the workers a
 
     policy: PolicyLike = "asynchronous"
     """What the server takes up and when workers go on: "bounded_staleness(3)", say; see above."""
+
+    failures: tuple[FailureLike, ...] = ()
+    """What breaks: "crash(every=exponential(3600), lasts=exponential(120))", "loss(0.01, timeout=2)"; see above."""
 
     problem: ProblemLike = "digits"
     """What is learnt, of the problems above; with arguments as in "mnist(network=mlp)"; your own as FILE.py:FUNCTION
@@ -380,6 +390,7 @@ class StudyConfig(StudyOptions):
             sites=self.sites or None,
             far_latency=self.far_latency,
             far_bandwidth=self.far_bandwidth,
+            failures=self.failures,
         )
 
     def _law(self, option: str) -> Any:

@@ -15,6 +15,14 @@ from asyncsim.theory.cluster_theory import (
     staleness_theory,
     throughput_theory,
 )
+from asyncsim.theory.failures import (
+    availability,
+    checkpoint_efficiency,
+    crash_rate,
+    daly_interval,
+    mean_speed,
+    young_interval,
+)
 from asyncsim.theory.gossip import (
     consensus_rate,
     pair_contraction,
@@ -58,13 +66,17 @@ __all__ = [
     "Repairman",
     "StalenessTheory",
     "ThroughputTheory",
+    "availability",
     "barrier_time",
     "batch_staleness",
     "batch_time",
     "bounded_clocks",
+    "checkpoint_efficiency",
     "consensus_rate",
     "conserved_staleness",
+    "crash_rate",
     "critical_step",
+    "daly_interval",
     "elastic_path",
     "elastic_round_robin",
     "elastic_stable_alpha",
@@ -78,6 +90,7 @@ __all__ = [
     "implicit_momentum",
     "implicit_momentum_path",
     "knee",
+    "mean_speed",
     "other_open_reads",
     "pair_contraction",
     "queue_theory",
@@ -98,4 +111,5 @@ __all__ = [
     "think_time",
     "throughput_theory",
     "window_step",
+    "young_interval",
 ]

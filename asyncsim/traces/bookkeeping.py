@@ -5,11 +5,13 @@ time 0; also jobs that are discarded or cancelled are followed by a read. So one
 worker, tells all staleness.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.columns import APPLIED, OUTCOMES, Source, no_messages
+from asyncsim.traces.columns import APPLIED, BUFFERED, DISCARDED, FAILED_BY, FAILING_OUTCOMES, OUTCOMES, SPELLS, Source, no_messages, no_spells
 from asyncsim.traces.gossip import previous_rows
 from asyncsim.traces.trace import Trace
 
@@ -17,24 +19,45 @@ Columns = dict[str, np.ndarray]
 
 #: What a simulation records of each commit and, where reads are visits of their own, of each read.
 COMMIT_RECORD = ("worker", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
+#: What it records besides under failures: ``version`` is the one after the commit.
+FAILURE_RECORD = ("job", "version", "failed_by", "incarnation", "restored", "restores")
 READ_RECORD = ("worker", "read_version", "read_arrive_time", "read_serve_time", "read_time")
 
 
-def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, present: Columns) -> Trace:
+def trace_of(
+    cluster: Cluster,
+    seed: int,
+    commits: Columns,
+    reads: Columns,
+    present: Columns,
+    first: Sequence[int] | None = None,
+    consumed: Sequence[int] | None = None,
+    spells: Columns | None = None,
+) -> Trace:
     """Return the trace of a run from its record.
 
     ``commits`` and ``reads`` have the columns `COMMIT_RECORD` and `READ_RECORD`, in the order in which services ended.
     Under a policy they have the ``outcome`` of each message, and all reads; else no reads that belong to a commit's
     visit. ``present`` has ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
+
+    Under failures ``commits`` have the columns `FAILURE_RECORD` besides. ``first`` are then the workers that were there
+    at time 0, by default all; ``consumed`` how many of its reads each worker has used up; ``spells`` are those of
+    `Trace.spells`, with the positions of their kinds.
     """
     if "outcome" not in commits:
         reads = reads if cluster.separate_reads else _reads_of_commits(cluster, commits)
         commits = {**commits, "outcome": np.full(len(commits["worker"]), APPLIED)}
-    reads = _with_first(cluster, reads)
+    reads = _with_first(reads, range(cluster.workers) if first is None else first)
     jobs = _PerWorker(commits["worker"].astype(np.int64), cluster.workers)
+    if "job" in commits:
+        jobs.number, jobs.count = commits["job"].astype(np.int64), np.array(consumed, np.int64)
     read_visits = _PerWorker(reads["worker"].astype(np.int64), cluster.workers)
     columns = _rows(cluster, commits, reads, jobs, read_visits)
-    columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), OUTCOMES)
+    outcomes = OUTCOMES if spells is None else FAILING_OUTCOMES
+    columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), outcomes)
+    if spells is not None:
+        columns["failed_by"] = pd.Categorical.from_codes(commits["failed_by"].astype(np.int8), FAILED_BY)
+        columns |= {name: commits[name].astype(np.int64) for name in ("incarnation", "restored", "restores")}
     still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
     open_reads = {
         "worker": read_visits.worker[still_open],
@@ -50,7 +73,11 @@ def trace_of(cluster: Cluster, seed: int, commits: Columns, reads: Columns, pres
         seed=seed,
         cluster=cluster,
     )
-    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), pd.DataFrame(present))
+    table = no_spells()
+    if spells is not None:
+        kinds = np.array(SPELLS, object)[spells["kind"].astype(np.int64)]
+        table = pd.DataFrame({**spells, "kind": kinds}).astype({"worker": np.int64})[list(table)]
+    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), pd.DataFrame(present), spells=table)
 
 
 class _PerWorker:
@@ -92,23 +119,26 @@ def _reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
     }
 
 
-def _with_first(cluster: Cluster, reads: Columns) -> Columns:
-    """Return all reads, the first of every worker at their head."""
-    first = {name: np.zeros(cluster.workers) for name in READ_RECORD}
-    first["worker"] = np.arange(cluster.workers, dtype=np.float64)
+def _with_first(reads: Columns, workers: Sequence[int]) -> Columns:
+    """Return all reads, those of version 0 at time 0 at their head."""
+    first = {name: np.zeros(len(workers)) for name in READ_RECORD}
+    first["worker"] = np.array(workers, np.float64)
     return {name: np.concatenate([first[name], reads[name]]) for name in READ_RECORD}
 
 
 def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> Columns:
     """Return the columns of the trace, without the outcome."""
-    version = np.cumsum(commits["outcome"] == APPLIED)
-    before = np.concatenate([[0], version[:-1]])
+    makes = commits["outcome"] == APPLIED
+    version = commits["version"].astype(np.int64) if "version" in commits else np.cumsum(makes)
+    before = version - makes
     used = read_visits.find(jobs.worker, jobs.number)
     read_version = reads["read_version"][used].astype(np.int64)
     push_version, push_time = before, commits["commit_time"]
     if cluster.separate_reads and cluster.protocol == "read_then_write":
-        pulled = read_visits.find(jobs.worker, jobs.number + 1)
-        push_version, push_time = reads["read_version"][pulled].astype(np.int64), reads["read_time"][pulled]
+        there = np.isin(commits["outcome"], (APPLIED, BUFFERED, DISCARDED))  # else there was no message
+        pulled = read_visits.find(jobs.worker[there], jobs.number[there] + 1)
+        push_version, push_time = before.copy(), push_time.copy()
+        push_version[there], push_time[there] = reads["read_version"][pulled], reads["read_time"][pulled]
     return {
         "commit": np.arange(len(jobs.worker)),
         "worker": jobs.worker,

@@ -27,6 +27,13 @@ OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
 APPLIED, BUFFERED, DISCARDED, CANCELLED = range(len(OUTCOMES))
 #: The outcomes of messages that the server takes up.
 ACCEPTED = ("applied", "buffered")
+#: Of clusters with failures also a message that did not arrive.
+FAILING_OUTCOMES = (*OUTCOMES, "lost")
+LOST = len(OUTCOMES)
+#: What lost a row of such a trace; a message that is ``"resent"`` has another row.
+FAILED_BY = ("nothing", "crash", "leave", "loss", "resent")
+#: The spells that are recorded, of workers and of the server.
+SPELLS = ("crash", "leave", "outage")
 #: The columns of a trace and their units.
 COLUMNS = {
     "commit": "",
@@ -52,6 +59,8 @@ COLUMNS = {
 #: The protocol of traces without a server, and the columns that only they have.
 GOSSIP = "gossip"
 GOSSIP_COLUMNS = {"sources": "rows", "weights": "", "kept": "", "partner": ""}
+#: The columns that only traces of clusters with failures have.
+FAILURE_COLUMNS = {"failed_by": "", "incarnation": "", "restored": "versions", "restores": ""}
 #: When workers of such a trace take up what they were sent: before their gradient, or when it is applied.
 TAKES_UP = ("read", "commit")
 
@@ -100,6 +109,12 @@ def no_messages() -> pd.DataFrame:
     return pd.DataFrame({**counts, "weight": np.zeros(0), "arrive_time": np.zeros(0)})
 
 
+def no_spells() -> pd.DataFrame:
+    """Return an empty table of spells."""
+    times = {name: np.zeros(0) for name in ("begin", "end", "detected", "from_row", "to_row")}
+    return pd.DataFrame({"worker": np.zeros(0, np.int64), "kind": np.zeros(0, object), **times})
+
+
 #: Raised by one whenever the files change.
 FORMAT = 3
 #: The formats that can be read: 1 does not tell when messages set off, 1 and 2 have no checksum.
@@ -111,7 +126,7 @@ _METADATA = b"asyncsim"
 _CHECKSUM = b"asyncsim.sha256"
 _DIGITS = re.compile(re.escape(_CHECKSUM) + rb".{1,3}?([0-9a-f]{64})", re.DOTALL)
 #: Small tables that travel in the header, by name, with what makes an empty one.
-_SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present, "in_flight": no_messages}
+_SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present, "in_flight": no_messages, "spells": no_spells}
 
 
 def save_trace(trace: Any, path: str | os.PathLike) -> Path:
@@ -122,6 +137,9 @@ def save_trace(trace: Any, path: str | os.PathLike) -> Path:
         kinds = (pa.list_(pa.int64()), pa.list_(pa.float64()), pa.float64(), pa.int64())
         for name, kind in zip(GOSSIP_COLUMNS, kinds, strict=True):
             table = table.append_column(name, pa.array(trace.frame[name], kind))
+    if trace.has_failures:
+        for name in FAILURE_COLUMNS:
+            table = table.append_column(name, pa.array(trace.frame[name]))
     header = json.dumps(_header(trace), sort_keys=True).encode()
     table = table.replace_schema_metadata({_METADATA: header, _CHECKSUM: b"0" * 64})
 
@@ -147,13 +165,17 @@ def load_trace(kind: Any, path: str | os.PathLike) -> Any:
             frame = frame.assign(send_time=np.nan)
         if header["format"] < FORMAT:
             frame = frame.rename(columns=_RENAMED)
-        frame["outcome"] = pd.Categorical(frame["outcome"], OUTCOMES)
+        has_failures = "failed_by" in frame
+        frame["outcome"] = pd.Categorical(frame["outcome"], FAILING_OUTCOMES if has_failures else OUTCOMES)
+        if has_failures:
+            frame["failed_by"] = pd.Categorical(frame["failed_by"], FAILED_BY)
         for name in {"sources", "weights"} & set(frame):
             frame[name] = table[name].to_pylist()
         rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items() if name in header}
         trace = kind(frame, _source(header["source"]), **rest)
         jobs = frame.groupby("worker", sort=False)["job"]
-        if not ((frame["job"] >= 0) & ~(jobs.diff() <= 0)).all():
+        again = frame["failed_by"].eq("resent").groupby(frame["worker"]).shift(fill_value=False) if has_failures else False
+        if not ((frame["job"] >= 0) & (~(jobs.diff() <= 0) | again)).all():
             raise ValueError("the jobs of a worker do not come one after the other")
         return trace
     except Exception as error:  # of whatever made the file
@@ -179,9 +201,11 @@ def _header(trace: Any) -> dict[str, Any]:
     if trace.cluster is not None:
         source["cluster"] = trace.cluster.to_dict()
     sides = {name: getattr(trace, name).to_dict("list") for name in _SIDE_TABLES}
+    if not trace.has_failures:
+        del sides["spells"]
     units = COLUMNS | GOSSIP_COLUMNS
     if trace.protocol != GOSSIP:  # what there is only without a server
-        units = COLUMNS
+        units = COLUMNS | (FAILURE_COLUMNS if trace.has_failures else {})
         del source["takes_up"], sides["in_flight"]
     return {"kind": "trace", "format": FORMAT, "units": units, "source": source, **sides}
 

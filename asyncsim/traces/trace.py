@@ -22,6 +22,7 @@ from asyncsim.traces.columns import (
     load_trace,
     no_messages,
     no_open_reads,
+    no_spells,
     nobody_present,
     save_trace,
 )
@@ -87,6 +88,21 @@ class Trace:
             first row.
         ``partner``
             With whom the worker averaged when this gradient was applied; -1: with nobody.
+
+        On a cluster with failures ``outcome`` may also be ``"lost"``: a message that did not arrive, with the time-out
+        as its ``arrive_time``, ``serve_time`` and ``commit_time``. A version may be made between two rows: when a death
+        is detected for which a barrier waited, of what was buffered; and when a checkpoint is restored. There are also:
+
+        ``failed_by``
+            ``"crash"`` and ``"leave"``: the computation, or its reply, went with its worker. ``"loss"``: its message
+            was lost and given up; ``"resent"``: it was sent again, the next row of its worker, with the same ``job``.
+            ``"nothing"`` elsewhere.
+        ``incarnation``
+            How often the worker had lost its state before this computation began.
+        ``restored``
+            The version of the checkpoint that the server restored since the row before; -1: none.
+        ``restores``
+            How often it did so, each time as a new version.
     source : Source
         Where it comes from.
     open_reads : pandas.DataFrame
@@ -98,6 +114,10 @@ class Trace:
     in_flight : pandas.DataFrame
         Without a server, the messages that no row has taken up: ``row`` whose state was sent, ``taker``, ``weight`` and
         ``arrive_time``, which may be before the end, where a computation that has taken them up is not done.
+    spells : pandas.DataFrame
+        On a cluster with failures, when workers were away and the server (``worker`` -1) was down: ``kind`` (one of
+        ``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end`` and ``detected`` (s), and of workers the rows
+        ``from_row`` up to but not ``to_row`` at which the server did not count them. Not a number: not by the end.
     """
 
     frame: pd.DataFrame
@@ -105,6 +125,7 @@ class Trace:
     open_reads: pd.DataFrame = field(default_factory=no_open_reads)
     present: pd.DataFrame = field(default_factory=nobody_present)
     in_flight: pd.DataFrame = field(default_factory=no_messages)
+    spells: pd.DataFrame = field(default_factory=no_spells)
 
     def __post_init__(self) -> None:
         missing = [name for name in COLUMNS if name not in self.frame]
@@ -137,10 +158,21 @@ class Trace:
     def accepted(self) -> "Trace":
         """The messages that the server accepted, applied or buffered, counted anew: what a replay computes."""
         kept = self.frame["outcome"].isin(ACCEPTED).to_numpy()
-        if kept.all():
+        if kept.all() and not self.has_failures:
             return self
-        frame = self.frame[kept].reset_index(drop=True)
-        return Trace(frame.assign(commit=np.arange(len(frame))), self.source, self.open_reads, self.present)
+        frame, spells = self.frame[kept].reset_index(drop=True), self.spells
+        if self.has_failures:
+            frame, spells = _credited(self.frame, kept), spells.copy()
+            for name in ("from_row", "to_row"):
+                known = spells[name].notna()
+                spells.loc[known, name] = np.r_[0, np.cumsum(kept)][spells.loc[known, name].astype(int)]
+        frame = frame.assign(commit=np.arange(len(frame)))
+        return Trace(frame, self.source, self.open_reads, self.present, spells=spells)
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether the cluster has failures, and the trace their columns."""
+        return "failed_by" in self.frame
 
     @property
     def read_visits(self) -> pd.DataFrame:
@@ -151,13 +183,17 @@ class Trace:
         columns = list(self.open_reads.columns)
         tables = [self.frame, self.open_reads] if self.source.separate_reads else []
         reads = [table.loc[table["job"] > 0, columns] for table in tables]
-        return pd.concat(reads, ignore_index=True) if reads else self.open_reads.head(0)
+        if not reads:
+            return self.open_reads.head(0)
+        table = pd.concat(reads, ignore_index=True)
+        # A message that is sent again has several rows with one read.
+        return table.drop_duplicates(["worker", "job"], ignore_index=True) if self.has_failures else table
 
     @property
     def visits(self) -> pd.DataFrame:
         """The finished server visits: ``worker``, ``arrive``, ``serve``, ``end`` (s); commits, then reads."""
         names = ["worker", "arrive", "serve", "end"]
-        commits = self.frame[self.frame["outcome"] != "cancelled"]
+        commits = self.frame[~self.frame["outcome"].isin(["cancelled", "lost"])]
         parts = [
             commits[["worker", "arrive_time", "serve_time", "commit_time"]].set_axis(names, axis=1),
             self.read_visits[["worker", "read_arrive_time", "read_serve_time", "read_time"]].set_axis(names, axis=1),
@@ -321,18 +357,31 @@ class Trace:
         return load_trace(cls, path)
 
 
+def _credited(frame: pd.DataFrame, kept: np.ndarray) -> pd.DataFrame:
+    """Return the rows that are kept, each version that a death made credited to the last message that went into it."""
+    before = (frame["version"] - (frame["outcome"] == "applied")).to_numpy()[kept]
+    restores = np.diff(frame["restores"].cumsum().to_numpy()[kept], prepend=0)
+    restored = frame["restored"].where(frame["restored"] >= 0).ffill().fillna(-1).astype(np.int64).to_numpy()[kept]
+    frame = frame[kept].reset_index(drop=True)
+    version = np.append(before[1:] - restores[1:], frame["version"].to_numpy()[-1:])
+    outcome = frame["outcome"].mask(version > before, "applied")
+    restored = np.where(restores > 0, restored, -1)
+    return frame.assign(version=version, outcome=outcome, restores=restores, restored=restored)
+
+
 _WHEN_ARRIVED = "must not be before 0, nor after its serve_time"
 
 
 def _rules(frame: pd.DataFrame, workers: int) -> list[tuple[str, np.ndarray, str]]:
     """Return the rules of every row: the column, the rows where the rule holds, and the rule in words."""
     column = {name: frame[name].to_numpy() for name in COLUMNS if name != "outcome"}
-    before = np.concatenate([[0], column["version"][:-1]])
+    last = np.concatenate([[0], column["version"][:-1]])
+    before = column["version"] - (frame["outcome"] == "applied").to_numpy() if "failed_by" in frame else last
     time = column["commit_time"]
     return [
         ("commit", column["commit"] == np.arange(len(frame)), "must count the rows from 0"),
         ("worker", (column["worker"] >= 0) & (column["worker"] < workers), f"must be from 0 to {workers - 1}"),
-        ("version", column["version"] >= before, "must not be less than the row before's"),
+        ("version", (column["version"] >= before) & (before >= last), "must not be less than the row before's"),
         (
             "outcome",
             (column["version"] == before) | (frame["outcome"] == "applied").to_numpy(),

@@ -54,9 +54,14 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
           ``staleness_mean`` when some are slow.
         - ``share_min``, ``share_max``: the smallest and largest part of the commits by one worker.
         - ``computing_share``, ``sending_share``, ``waiting_share``, ``served_share``, ``held_share``,
-          ``returning_share``: parts of the workers' time, as `Phases` tells them apart; together the whole of a
-          simulated trace. Sending counts as computing where the trace does not tell when messages set off.
+          ``returning_share``, ``away_share``: parts of the workers' time, as `Phases` tells them apart; together the
+          whole of a simulated trace. Sending counts as computing where the trace does not tell when messages set off.
         - ``lost_time_share``: part of the workers' time in which they computed and nothing came of it.
+        - ``counted_share``: the goodput, part of the workers' time that went into gradients that counted, or may still
+          count. What the rest was lost to: ``lost_to_waiting`` (at the server, being served, or held by the policy),
+          ``lost_to_sending`` (there and back), ``lost_to_discarded`` (computed, then discarded or stopped by the
+          policy), ``lost_to_failed`` (computed in vain because of a crash, a departure or a lost message, or away) and
+          ``lost_to_restoring`` (computed, then undone as the server went back to a checkpoint). Together one.
         - ``versions``: how many were made; ``discarded_share``, ``cancelled_share``: part of all computations that
           came to nothing, at the server and before.
         - ``utilisation``: part of the time that the server was busy; without locks the mean number of visits in
@@ -90,8 +95,9 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
         "staleness_mean_over_workers": float(workers["mean_staleness"].mean()),
         "share_min": float(workers["share"].min()),
         "share_max": float(workers["share"].max()),
-        **_time_shares(trace, begin, end),
+        **(shares := _time_shares(trace, begin, end)),
         "lost_time_share": _lost_time_share(trace, begin, end),
+        **_goodput(trace, shares, begin, end),
         "versions": _versions(trace, warm_up),
         **{f"{what}_share": float(outcomes.get(what, 0) / len(rows)) for what in ("discarded", "cancelled")},
         **_server(trace, begin, end),
@@ -206,6 +212,36 @@ def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
     return _ratio(_overlap(lost["start_time"].to_numpy(), until, begin, end), trace.workers * (end - begin))
 
 
+def _goodput(trace: "Trace", shares: dict[str, float], begin: float, end: float) -> dict[str, float]:
+    names = ("counted_share", *(f"lost_to_{what}" for what in ("waiting", "sending", "discarded", "failed", "restoring")))
+    if trace.protocol == "prescribed":
+        return dict.fromkeys(names, np.nan)
+    frame = trace.frame
+    fate = np.select([frame["outcome"].isin(ACCEPTED)], ["counted"], "discarded").astype(object)
+    if trace.has_failures:
+        fate[frame["failed_by"].isin(["crash", "leave", "loss"])] = "failed"
+        into = frame["version"] + (frame["outcome"] == "buffered")
+        # The checkpoint of the next restore is the oldest of all that come.
+        restored = frame["restored"].where(frame["restores"] > 0).shift(-1).bfill()
+        fate[(fate == "counted") & (into > restored)] = "restoring"
+        # What was sent again came to what its last message came to.
+        fate = pd.Series(fate).groupby([frame["worker"], frame["job"]]).transform("last").to_numpy()
+    start, until = frame["start_time"].to_numpy(), computed_until(trace, frame, trace.read_visits)
+    computed = {
+        what: _ratio(_overlap(start[fate == what], until[fate == what], begin, end), trace.workers * (end - begin))
+        for what in ("discarded", "failed", "restoring")
+    }
+    values = (
+        shares["computing_share"] - sum(computed.values()),
+        shares["waiting_share"] + shares["served_share"] + shares["held_share"],
+        shares["sending_share"] + shares["returning_share"],
+        computed["discarded"],
+        computed["failed"] + shares["away_share"],
+        computed["restoring"],
+    )
+    return dict(zip(names, values, strict=True))
+
+
 def _steps(up: np.ndarray, down: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return times and values of the function that rises by one at ``up`` and falls by one at ``down``."""
     times = np.concatenate([[0.0], up, down])
@@ -252,6 +288,7 @@ class Phases(NamedTuple):
     served: pd.DataFrame
     held: pd.DataFrame  #: after the service: a policy lets the worker wait for its reply
     returning: pd.DataFrame  #: the server's reply is on its way to the worker
+    away: pd.DataFrame  #: crashed, or left, and no message of it is on its way or at the server
 
 
 #: The same in words.
@@ -262,6 +299,7 @@ IN_WORDS = {
     "served": "being served",
     "held": "held by the policy",
     "returning": "reply on its way",
+    "away": "away",
 }
 
 
@@ -290,7 +328,7 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         computing = [(frame["worker"], frame["start_time"], frame["send_time"])]
         computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
         none = _table([])
-        return Phases(_table(computing), none, none, none, others, none)
+        return Phases(_table(computing), none, none, none, others, none, none)
     ready = _ready(trace, frame)
     travelled = frame["start_time"].to_numpy() - ready
     way = float(np.median(travelled[frame["job"] > 0])) if (frame["job"] > 0).any() else 0.0
@@ -299,12 +337,16 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
     nobody_waits = trace.discipline == "lock_free"
     there = (present["worker"], present["arrive_time"], np.full(len(present), last))
     pulled, sent = _pulled(trace, frame, reads), computed_until(trace, frame, reads)
+    held = _table(_let_wait(trace, frame, open_reads, present, last))
+    away = _table([])
+    if trace.has_failures:
+        held, away = _without_absences(trace, held[held["worker"].isin(workers)], last)
     return Phases(
         computing=_table([(frame["worker"], frame["start_time"], sent), unfinished["computing"]]),
         sending=_table(
             [
                 (frame["worker"], sent, _asked(frame, pulled)),
-                (frame["worker"], pulled["time"], frame["arrive_time"]),
+                (frame["worker"], np.maximum(pulled["time"], sent), frame["arrive_time"]),
                 unfinished["sending"],
             ]
         ),
@@ -322,8 +364,9 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
                 *([there] if nobody_waits else []),
             ]
         ),
-        held=_table(_let_wait(trace, frame, open_reads, present, last)),
+        held=held,
         returning=_table([(frame["worker"], ready, frame["start_time"]), unfinished["returning"]]),
+        away=away,
     )
 
 
@@ -352,18 +395,28 @@ def _pulled(trace: "Trace", frame: pd.DataFrame, reads: pd.DataFrame) -> pd.Data
     if trace.protocol != "read_then_write" or reads.empty:
         return pd.DataFrame(np.nan, range(len(frame)), list(names.values()))
     found = reads.assign(job=reads["job"] - 1)[["worker", "job", *names]].rename(columns=names)
-    return frame[["worker", "job"]].merge(found, how="left", on=["worker", "job"])[list(names.values())]
+    pulled = frame[["worker", "job"]].merge(found, how="left", on=["worker", "job"])[list(names.values())]
+    if trace.has_failures and "commit_time" in frame:  # the next read of a cancelled row comes after it
+        pulled = pulled.where((pulled["time"] <= frame["commit_time"].to_numpy()).to_numpy()[:, None])
+    return pulled
 
 
 def _let_wait(
     trace: "Trace", frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, last: float
 ) -> list[tuple]:
     """Return the intervals between a commit and the read that the server answers, or queues, only when it is time."""
-    if not trace.policy.chooses_when_to_reply:
+    if not trace.policy.chooses_when_to_reply and not trace.has_failures:
         return []
     answered = "read_arrive_time" if trace.source.separate_reads else "read_time"
     reads = pd.concat([table.loc[table["job"] > 0, ["worker", "job", answered]] for table in (frame, open_reads)])
     served = frame[["worker", "job", "commit_time"]].assign(job=frame["job"] + 1)
+    begin = []
+    if trace.has_failures:
+        served = served[frame["failed_by"] != "resent"]
+        # Until a worker joins.
+        first = pd.concat([table.loc[table["job"] == 0, ["worker", answered]] for table in (frame, open_reads)])
+        first = first.groupby("worker")[answered].min().reindex(range(trace.workers)).fillna(last)
+        begin = [(first.index, np.zeros(len(first)), first)]
     gone_on = served.merge(reads, on=["worker", "job"])
     # Who has no read yet waits to the end, or to the arrival of the visit in which it asks for one.
     still = served.groupby("worker", as_index=False).last()
@@ -371,15 +424,31 @@ def _let_wait(
     return [
         (gone_on["worker"], gone_on["commit_time"], gone_on[answered]),
         (still["worker"], still["commit_time"], still["arrive_time"].fillna(last)),
+        *begin,
     ]
+
+
+def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Cut intervals between a worker's visits into those in which a policy let it wait, and those in which it was away."""
+    absences = trace.spells[trace.spells["worker"] >= 0].sort_values("begin").fillna({"end": last})
+    own = {worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")}
+    held, away = [], []
+    for worker, begin, end in gaps.itertuples(index=False):
+        for gone, back in own.get(worker, np.zeros((0, 2))):
+            if gone < end and back > begin:
+                held.append((worker, begin, gone))
+                away.append((worker, max(begin, gone), min(end, back)))
+                begin = min(end, back)
+        held.append((worker, begin, end))
+    return tuple(_table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held, away))  # type: ignore[return-value]
 
 
 def _unfinished(
     trace: "Trace", frame: pd.DataFrame, open_reads: pd.DataFrame, present: pd.DataFrame, way: float, last: float
 ) -> dict[str, tuple]:
     """Return the last reply, computation and journey of the workers that have a read to compute from."""
-    own = frame.groupby("worker")["commit_time"].agg(["count", "last"]).reindex(open_reads["worker"])
-    current = open_reads["job"].to_numpy() == own["count"].fillna(0).to_numpy()
+    own = frame.groupby("worker")["commit_time"].agg(["last"]).reindex(open_reads["worker"])
+    current = (open_reads["job"] == open_reads.groupby("worker")["job"].transform("min")).to_numpy()
     reads = open_reads[current].reset_index(drop=True)
     worker, pulled = reads["worker"], _pulled(trace, reads, open_reads)
     ready = np.fmax(reads["read_time"].to_numpy(), own["last"].to_numpy()[current])
