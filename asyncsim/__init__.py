@@ -107,7 +107,18 @@ _HOME = {
     "simulate": "simulation.simulate",
     **dict.fromkeys(
         (
-            *("calibration", "failures", "methods", "plots", "prediction", "problems", "real", "recorders", "runs", "study"),
+            *(
+                "calibration",
+                "failures",
+                "methods",
+                "plots",
+                "prediction",
+                "problems",
+                "real",
+                "recorders",
+                "runs",
+                "study",
+            ),
             *("theory", "topologies"),
         )
     ),

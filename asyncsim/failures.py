@@ -5,6 +5,7 @@ of their own, so that another failure changes nobody's other numbers. `docs/fail
 with workers that are away.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -278,11 +279,11 @@ def presences(
     changes: list[list[tuple[float, bool]]] = [[] for _ in range(workers)]
     for one in failures:
         if one.at is not None:
-            for index in sum(one.groups(workers, sites), []):
+            for index in itertools.chain.from_iterable(one.groups(workers, sites)):
                 changes[index].append((one.at, one.name == "join"))
     for index, own in enumerate(changes):
         own.sort(key=lambda change: change[0])
-        if any(before[1] == after[1] or before[0] == after[0] for before, after in zip(own, own[1:], strict=False)):
+        if any(before[1] == after[1] or before[0] == after[0] for before, after in itertools.pairwise(own)):
             raise InputError(f"failures: worker {index} leaves twice or joins twice in a row; let these take turns")
     return changes
 

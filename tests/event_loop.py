@@ -44,6 +44,11 @@ class EventLoop:
         # Discarded and cancelled computations leave nothing behind.
         frame = trace.frame[(trace.frame["outcome"] == "applied") | (trace.frame["outcome"] == "buffered")]
         self.frame = frame.assign(commit=range(len(frame)))
+        # Of each commit the version before it, the checkpoint restored before it, and whether its worker starts anew.
+        self.version_before = np.r_[0, self.frame["version"].to_numpy()[:-1]]
+        self.restored, self.fresh = np.full(len(frame), -1), np.zeros(len(frame), bool)
+        if trace.has_failures:
+            self._failures(trace.frame)
         self.trace, self.method, self.problem = trace, method, problem
         counts = [0] * trace.workers
         self.worker_step = []
@@ -67,7 +72,16 @@ class EventLoop:
         )
         self.workers = dict.fromkeys(range(trace.workers), first)
         self.versions = {0: self.central}
-        self.version_before = np.r_[0, self.frame["version"].to_numpy()[:-1]]
+        self.held = {0: (self.central, self.server, self._memories())}
+        # Reads that are not part of the worker's commit before are of the central variable.
+        worker, own = self.frame["worker"].to_numpy(), {}
+        self.comes_back = np.zeros(len(self.frame), bool)
+        if trace.has_failures:
+            for place, (who, version, made) in enumerate(
+                zip(worker, self.frame["read_version"], self.frame["version"], strict=True)
+            ):
+                self.comes_back[place] = version != own.get(who, 0)
+                own[who] = made
         self.separate_forms = bool((self.frame["push_version"] < self.version_before).any())
         # Values taken over from a replay in place of the versions', by commit.
         self.reads: dict[int, Any] = {}
@@ -80,10 +94,40 @@ class EventLoop:
         name = id(method), id(problem), trace.window, jnp.dtype(dtype)
         self.commit = _COMPILED.setdefault(name, (jax.jit(self._commit, static_argnums=0), method, problem))[0]
 
+    def _failures(self, rows):
+        """Follow the rows one by one: what is restored, who comes back, and which message a version is credited to."""
+        restored, versions, last, lives, taken, restores = -1, [], None, {}, 0, 0
+        for row in rows.itertuples():
+            before = row.version - (row.outcome == "applied")
+            if row.restores:
+                restored, restores = row.restored, restores + row.restores
+            if row.outcome not in ("applied", "buffered"):
+                continue
+            if last is not None and before - restores > last:
+                versions[-1] = before - restores  # made by the death of a worker that was waited for
+            self.version_before[taken], self.restored[taken] = before, restored
+            self.fresh[taken] = row.incarnation != lives.get(row.worker, 0)
+            versions.append(row.version)
+            last, restored, restores, lives[row.worker] = row.version, -1, 0, row.incarnation
+            taken += 1
+        self.frame = self.frame.assign(version=versions)
+
+    def _restore(self, version, before):
+        """Go back to a version, with all that the server held then; the newest is a copy of it."""
+        self.central, self.server, memories = self.held[version]
+        for number, worker in self.workers.items():
+            self.workers[number] = worker._replace(memory=memories[number])
+        for copy in range(before, -1, -1):
+            if copy in self.versions:
+                break
+            self.versions[copy] = self.central
+
     def run(self, begin: int, end: int) -> dict[str, np.ndarray]:
         """Replay commits ``begin`` to ``end - 1``; return what a replay records of them."""
         recorded = []
         for row in self.frame.iloc[begin:end].itertuples():
+            if self.restored[row.commit] >= 0:
+                self._restore(self.restored[row.commit], self.version_before[row.commit])
             completes = row.version > self.version_before[row.commit]
             own = self.worker_step[row.commit]
             visit = Visit(
@@ -96,13 +140,22 @@ class EventLoop:
                 if self.method.needs_key
                 else (),
             )
+            if self.trace.has_failures:
+                visit = visit._replace(counted=jnp.array([not self._away(row.Index, one) for one in self.workers]))
             read = self._read(row)
-            if self.method.reply:
+            if self.method.reply and not self.comes_back[row.commit]:
                 read = self.replies[row.worker]
                 before = self.server, self.central, self.workers[row.worker].memory, visit
             form = self.central
             if self.separate_forms:
                 form = self.forms[row.commit] if row.commit in self.forms else self.versions[row.push_version]
+            if self.fresh[row.commit]:
+                own = self.workers[row.worker]
+                optimizer = self.method.optimizer.init(self.unravel(read))
+                state = self.problem.init_state() if self.problem.init_state else ()
+                self.workers[row.worker] = own._replace(
+                    method=self.method.init_worker(read), optimizer=optimizer, problem=cast(state, read.dtype)
+                )
             batch = ()
             if self.batches is not None:
                 rows = self.batches.rows([row.worker], [row.job], self.trace.window, [row.local_steps])[0]
@@ -122,11 +175,19 @@ class EventLoop:
             )
             if completes:  # what is only buffered is read by nobody
                 self.versions[row.version] = self.central
+                self.held[row.version] = self.central, self.server, self._memories()
             if self.method.reply:
                 after = self.server, self.central, self.workers[row.worker].memory, visit
                 self.replies[row.worker] = self.method.reply(*(after if self.trace.protocol == "exchange" else before))
             recorded.append(record)
         return {name: np.array([record[i] for record in recorded]) for i, name in enumerate(RECORDED)}
+
+    def _away(self, row, worker):
+        own = self.trace.spells[self.trace.spells["worker"] == worker]
+        return bool(((own["from_row"] <= row) & ~(own["to_row"] <= row)).any())
+
+    def _memories(self):
+        return {number: worker.memory for number, worker in self.workers.items()}
 
     def take_over(self, replay) -> None:
         """Go on from where a replay is: teacher forcing, so that a difference of one commit does not grow over many."""

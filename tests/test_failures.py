@@ -7,7 +7,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from test_policy import all_of_them, governed
-from test_simulation import policies
 
 from asyncsim import (
     Cluster,
@@ -16,13 +15,9 @@ from asyncsim import (
     InputError,
     Trace,
     Uniform,
-    asynchronous,
-    barrier,
-    bounded_staleness,
     failures,
-    first_of,
-    rounds,
     simulate,
+    theory,
 )
 from asyncsim.failures import Failure
 from asyncsim.simulation.failing import Counted, FailingSimulation
@@ -85,7 +80,10 @@ def audited(cluster, commits, seed):
         begin(self, *given)
         self.admission.simulation = self
 
-    with mock.patch("asyncsim.simulation.failing.Counted", Audited), mock.patch.object(FailingSimulation, "__init__", init):
+    with (
+        mock.patch("asyncsim.simulation.failing.Counted", Audited),
+        mock.patch.object(FailingSimulation, "__init__", init),
+    ):
         return simulate(cluster, commits, seed), others
 
 
@@ -103,7 +101,15 @@ def check(cluster, commits, seed):
     before = frame["version"].to_numpy() - makes
     assert (before >= np.r_[0, frame["version"].to_numpy()[:-1]]).all()
     assert (frame["staleness"] >= 0).all() and (np.diff(frame["commit_time"]) >= 0).all()
-    order = ["read_arrive_time", "read_serve_time", "read_time", "start_time", "arrive_time", "serve_time", "commit_time"]
+    order = [
+        "read_arrive_time",
+        "read_serve_time",
+        "read_time",
+        "start_time",
+        "arrive_time",
+        "serve_time",
+        "commit_time",
+    ]
     if cluster.protocol == "read_then_write" and not cluster.exclusive:
         order.remove("start_time")
     assert (np.diff(frame[order].to_numpy(), axis=1) >= 0).all()
@@ -113,7 +119,7 @@ def check(cluster, commits, seed):
         assert (np.diff(own["read_version"]) >= 0).all() and (np.diff(own["incarnation"]) >= 0).all()
     assert trace.open_reads["worker"].is_unique or cluster.protocol == "read_then_write"
     visits = trace.visits.sort_values(["serve", "end"]).to_numpy()
-    assert (visits[1:, 2] >= visits[:-1, 3] - 1e-9).all()  # a service that an outage interrupted ends by a difference
+    assert (visits[1:, 2] >= visits[:-1, 3] - 1e-9).all()
     lost = frame[frame["restores"] > 0]
     assert (lost["restored"] >= 0).all() and (lost["restored"] < before[lost.index]).all()
     # A longer trace starts like a shorter one.
@@ -135,3 +141,168 @@ def test_invariants(cluster, commits, seed):
 @given(cluster=failing(), commits=st.integers(1, 150), seed=st.integers(0, 2**32))
 def test_invariants_of_many(cluster, commits, seed):
     check(cluster, commits, seed)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(cluster=governed(all_of_them), commits=st.integers(1, 60), seed=st.integers(0, 2**32))
+def test_failures_that_never_come_change_no_column(cluster, commits, seed):
+    never = [f"{kind}(every=1e9, lasts=1)" for kind in ("crash", "pause", "outage")] + ["slow(1e9, 1, 0.5)"]
+    found = simulate(Cluster.from_dict({**cluster.to_dict(), "failures": never}), commits, seed)
+    expected = simulate(cluster, commits, seed)
+    for name in COLUMNS:
+        assert found.frame[name].astype(object).equals(expected.frame[name].astype(object)), name
+    assert found.open_reads.equals(expected.open_reads) and found.present.equals(expected.present)
+
+
+def test_another_failure_changes_nobody_elses_times():
+    one = failures.crash("exponential(9)", "exponential(2)", workers=0)
+    alone, both = (
+        simulate(Cluster(3, "exponential(1)", failures=chosen), 300)
+        for chosen in (
+            [one],
+            [one, failures.crash("exponential(5)", 1.0, workers=2), failures.loss(0.2, 1, workers=2)],
+        )
+    )
+    names = ["start_time", "commit_time", "outcome"]
+    first, second = (
+        trace.frame.loc[trace.frame["worker"] < 2, names].reset_index(drop=True) for trace in (alone, both)
+    )
+    assert first.iloc[:150].equals(second.iloc[:150])
+
+
+def test_a_crash_by_hand():
+    # Worker 0 crashes at 2.5 while it computes, and at 6.5 (1.5 after it came back at 5) while its message is served,
+    # from 6 to 7: it is applied, and the reply lost. Back at 9.
+    crash = failures.crash(2.5, 2.5)
+    trace = simulate(Cluster(1, 1.0, 1.0, failures=[crash]), 4)
+    names = [
+        "job",
+        "start_time",
+        "send_time",
+        "commit_time",
+        "read_time",
+        "version",
+        "outcome",
+        "failed_by",
+        "incarnation",
+    ]
+    assert trace.frame[names].to_numpy().tolist() == [
+        [0, 0.0, 1.0, 2.0, 0.0, 1, "applied", "nothing", 0],
+        [1, 2.0, 2.5, 2.5, 2.0, 1, "cancelled", "crash", 0],
+        [2, 5.0, 6.0, 7.0, 5.0, 2, "applied", "nothing", 1],
+        [3, 7.0, 7.5, 7.5, 7.0, 2, "cancelled", "crash", 1],
+        [4, 10.0, 11.0, 12.0, 10.0, 3, "applied", "nothing", 2],
+        [5, 12.0, 12.5, 12.5, 12.0, 3, "cancelled", "crash", 2],
+        [6, 15.0, 16.0, 17.0, 15.0, 4, "applied", "nothing", 3],
+    ]
+
+
+def test_an_outage_by_hand():
+    # The checkpoint of version 4, begun at 4.75, would take until 5.25. At 6 the server is back at version 2, and
+    # serves who has waited since 4. The next checkpoint follows two versions later, from 8 to 8.5.
+    outage = failures.outage(every=5.0, lasts=1.0, checkpoint_every=2, checkpoint_time=0.5)
+    frame = simulate(Cluster(2, 0.25, 1.0, failures=[outage]), 7).frame
+    assert frame["commit_time"].tolist() == [1.25, 2.25, 3.75, 4.75, 7.0, 8.0, 9.5]
+    assert frame["version"].tolist() == [1, 2, 3, 4, 6, 7, 8]
+    assert frame["restored"].tolist() == [-1, -1, -1, -1, 2, -1, -1]
+
+
+@pytest.mark.parametrize(
+    "policy", ["barrier", "barrier(6)", "first_of(7)", "bounded_staleness(0)", "rounds", "buckets(5)"]
+)
+@pytest.mark.parametrize("detect", [0.0, 3.0])
+def test_nobody_waits_for_the_dead(policy, detect):
+    gone = failures.crash(every=4.0, lasts=1e6, detect=detect, workers=range(2, 8))
+    trace = simulate(Cluster(8, "exponential(1)", policy=policy, failures=[gone]), 400)
+    late = trace.frame[trace.frame["commit_time"] > 20]
+    assert set(late["worker"]) == {0, 1} and (late["outcome"] == "applied").sum() > 100
+
+
+def test_a_death_makes_the_version_that_waited_for_it():
+    gone = failures.crash(every=1.5, lasts=1e6, detect=3.0, workers=2)
+    trace = simulate(Cluster(3, [1.0, 1.2, 2.0], policy="barrier", failures=[gone]), 6)
+    assert trace.frame["commit_time"].tolist()[:4] == [1.0, 1.2, 1.5, 5.5]  # all but the dead are there; 4.5 and 1
+    assert trace.frame["version"].tolist()[:5] == [0, 0, 0, 1, 2] and (trace.frame["read_time"][3:5] == 4.5).all()
+    assert trace.accepted.frame["version"].tolist()[:4] == [0, 1, 1, 2]
+
+
+def rate(trace):
+    """The commits per second of a worker: mean and standard error."""
+    per_worker = np.bincount(trace.accepted.frame["worker"], minlength=trace.workers)
+    rates = per_worker / trace.frame["commit_time"].iloc[-1]
+    return rates.mean(), rates.std(ddof=1) / np.sqrt(trace.workers)
+
+
+@pytest.mark.parametrize("compute", [Gamma(1.0, 0.2), Exponential(1.0)])
+def test_rates_are_those_of_theory(compute):
+    mean, error = rate(simulate(Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000))
+    assert abs(mean - theory.crash_rate(compute, 5.0, 2.0)) < 3 * error
+    mean, error = rate(simulate(Cluster(200, compute, failures=["slow(exponential(5), gamma(3, 0.5), 0.25)"]), 40_000))
+    assert abs(mean - theory.mean_speed("exponential(5)", "gamma(3, 0.5)", 0.25)) < 3 * error
+    mean, error = rate(simulate(Cluster(200, compute, failures=["pause(uniform(2, 8), exponential(2))"]), 40_000))
+    assert abs(mean - theory.availability("uniform(2, 8)", "exponential(2)")) < 3 * error
+    trace = simulate(Cluster(200, compute, failures=["crash(exponential(5), exponential(2))"]), 40_000)
+    away = trace.summary(warm_up=0)["away_share"]
+    assert away == pytest.approx(1 - theory.availability(5.0, 2.0), abs=0.01)
+
+
+@pytest.mark.full
+def test_the_best_interval_of_checkpoints_is_dalys():
+    every, cost, lasts = 80.0, 1.6, 3.0
+    intervals = np.array([8, 10, 12, 14, 16, 18, 20, 24, 28])
+    kept = []
+    for versions in intervals.tolist():
+        outage = failures.outage(f"exponential({every})", lasts, versions, cost)
+        trace = simulate(Cluster(6, 0.1, 1.0, failures=[outage]), 150_000, seed=3)
+        summary = trace.summary()
+        # Of a server that is always busy, a version a second.
+        kept.append(useful(trace) / summary["duration"])
+        assert kept[-1] == pytest.approx(theory.checkpoint_efficiency(versions, cost, every, lasts), rel=0.02)
+    a, b, _ = np.polyfit(np.log(intervals), kept, 2)
+    best = np.exp(-b / (2 * a))
+    assert best == pytest.approx(theory.daly_interval(cost, every), rel=0.15)
+    assert best == pytest.approx(theory.young_interval(cost, every), rel=0.15)
+
+
+def useful(trace):
+    """How many versions no restore has undone."""
+    frame = trace.frame[trace.frame["outcome"] == "applied"]
+    restored = trace.frame["restored"].where(trace.frame["restores"] > 0).shift(-1).bfill().loc[frame.index]
+    return int((~(frame["version"] > restored)).sum())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("crash(3, 1)", None),
+        ("crush(3, 1)", "unknown; did you mean 'crash"),
+        ("crash(3)", "lasts missing"),
+        ("crash(0, 1)", "failure crash: every = constant(value=0): must have a mean above zero"),
+        ("crash(3, 1, workers=[0, 9])", "workers = 9: they are numbered from 0 to 3"),
+        ("crash(3, 1, site=1)", "site = 1: the cluster has no sites"),
+        ("loss(1, 2)", "failure loss: probability = 1: must be below one"),
+        ("leave(3)", "all workers leave"),
+        (["outage(3, 1)", "outage(4, 1)"], "two outages of one server"),
+        (["leave(3, workers=1)", "leave(4, workers=1)"], "worker 1 leaves twice"),
+        (failures.crash, "is not a failure; call it, crash("),
+    ],
+)
+def test_bad_input(text, message):
+    if message is None:
+        (made,) = Cluster(4, 1.0, failures=text).failures
+        assert isinstance(made, Failure) and Cluster(4, 1.0, failures=str(made)).failures == (made,)
+        return
+    with pytest.raises(InputError) as error:
+        Cluster(4, 1.0, failures=text if isinstance(text, list) else [text])
+    assert message in str(error.value)
+
+
+def test_what_is_nothing_but_failures_ends_with_an_error():
+    with pytest.raises(InputError, match="so often that the server got no message"):
+        simulate(Cluster(2, 5.0, failures=[failures.crash(1.0, 1.0)]), 3)
+
+
+def test_files_keep_the_failures(tmp_path):
+    trace = simulate(Cluster(4, "exponential(1)", failures=["crash(exponential(5), 2)", "loss(0.2, 1)"]), 100)
+    found = Trace.load(trace.save(tmp_path / "trace.parquet"))
+    assert found.frame.equals(trace.frame) and found.spells.equals(trace.spells) and found.cluster == trace.cluster

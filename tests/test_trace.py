@@ -237,7 +237,14 @@ def test_summary_by_hand():
         "served_share": 5 / 18,
         "held_share": 0.0,
         "returning_share": 0.0,
+        "away_share": 0.0,
         "lost_time_share": 0.0,
+        "counted_share": 13 / 18,
+        "lost_to_waiting": 5 / 18,
+        "lost_to_sending": 0.0,
+        "lost_to_discarded": 0.0,
+        "lost_to_failed": 0.0,
+        "lost_to_restoring": 0.0,
         "versions": 5,
         "discarded_share": 0.0,
         "cancelled_share": 0.0,
@@ -272,7 +279,7 @@ def test_parts_of_the_workers_time_by_hand():
     summary = trace.summary(warm_up=0)
     spent = {what: 20 * summary[f"{what}_share"] for what in Phases._fields}
     # Worker 1 computes from 7 on, to the end at 10.
-    expected = {"computing": 10, "sending": 3, "waiting": 0, "served": 3, "held": 0, "returning": 4}
+    expected = {"computing": 10, "sending": 3, "waiting": 0, "served": 3, "held": 0, "returning": 4, "away": 0}
     assert spent == pytest.approx(expected)
 
 

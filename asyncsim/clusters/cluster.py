@@ -112,8 +112,8 @@ class Cluster:
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
         `asyncsim.clusters.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
     failures : tuple of Failure
-        What breaks: crashes of workers, slow spells, outages of the server, lost messages, `asyncsim.failures`. Each may
-        come as its text. Not without a server.
+        What breaks, not without a server: crashes, slow spells, outages, lost messages, of `asyncsim.failures`. Each
+        may come as its text.
     topology : Topology or None
         With one there is no server: workers send each other messages along its edges, `asyncsim.topologies`. Latency
         and bandwidth are then those of an edge (of `asyncsim.per_worker` the sender's), and all that says how a server
@@ -212,8 +212,8 @@ class Cluster:
         store("failures", as_failures(self.failures, self.workers, self.sites))
         if self.read_blocks > 1 and any(one.name == "outage" for one in self.failures):
             raise InputError(
-                f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between what was lost and what "
-                "was restored; leave one of them out"
+                f"read_blocks = {self.read_blocks}: with an outage, a read would be torn between what was lost and "
+                "what was restored; leave one of them out"
             )
         if self.topology is not None:
             store("topology", as_topology(self.topology))

@@ -38,7 +38,14 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#808080"
 
 #: Colours of what workers do, by the fields of `asyncsim.traces.trace_summary.Phases`; a reply on its way is pale.
-PHASES = {"computing": SKY, "sending": BLUE, "waiting": ORANGE, "served": GREEN, "held": PURPLE, "returning": "#d9d9d9"} | {"away": VERMILLION}
+PHASES = {
+    "computing": SKY,
+    "sending": BLUE,
+    "waiting": ORANGE,
+    "served": GREEN,
+    "held": PURPLE,
+    "returning": "#d9d9d9",
+} | {"away": VERMILLION}
 
 _STYLE = {
     "axes.axisbelow": True,

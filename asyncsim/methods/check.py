@@ -159,7 +159,7 @@ def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visi
     scalars: dict[str, Any] = {name: jax.ShapeDtypeStruct((), kind) for name, kind in kinds.items()}
     key: Any = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if needs_key else ()
     given: dict[str, Any] = {"loss": scalars["time"] if sees_loss else (), "kept": scalars["time"] if gossips else ()}
-    return Visit(**scalars)._replace(key=key, **given)
+    return Visit(**scalars)._replace(key=key, counted=(), **given)
 
 
 def memories_kinds(memory: Any) -> Memories:

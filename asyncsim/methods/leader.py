@@ -93,6 +93,9 @@ def lsgd(
     program keeps the optimizer's state of a worker over its pulls, as this does. After a test, its pulls of every
     step go to the tested mean until there is a new leader of all; here they do not.
 
+    On a trace with failures the leaders are of the workers that the server counts; the central variable is still the
+    mean of all replicas as they came last. A worker that comes back takes over the central variable.
+
     References
     ----------
     Teng, Gao, Chalus, Choromanska, Goldfarb and Weller 2019, "Leader stochastic gradient descent for distributed
@@ -121,7 +124,10 @@ def lsgd(
         if step_pull:
             x = x - step_pull * (x - memory.leader)
         after = central + (x - memory.replica) / jnp.asarray(visit.workers, x.dtype)
-        losses = memories.of_all("loss").at[visit.worker].set(visit.loss)
+        losses = memories.of_all("loss")
+        if not isinstance(visit.counted, tuple):  # nobody follows a worker that is away
+            losses = jnp.where(visit.counted, losses, _no_loss(central))
+        losses = losses.at[visit.worker].set(visit.loss)
         group = jnp.asarray(np.arange(len(losses)) * groups // len(losses))
         leader = _best(x, jnp.where(group == group[visit.worker], losses, jnp.inf), visit, memories)
         pulled = x - pull * (x - leader)

@@ -77,6 +77,9 @@ class Visit(NamedTuple):
     place, messages : int
         The message's place in the version that it belongs to, from zero, and how many messages that version has; of the
         last version of a trace, if it is not complete, those that are there.
+    counted : Bool[Array, "workers"]
+        On a trace from which workers are away at times, whom the server counts; ``()`` elsewhere, where it counts all.
+        `count_living` says how many.
     kept : float
         Without a server, the share of its own state that the worker kept when it sent the rest; else ``()``.
     workers : int
@@ -102,9 +105,15 @@ class Visit(NamedTuple):
     place: Array | int = 0
     messages: Array | int = 1
     kept: Array | tuple[()] = ()
+    counted: Array | tuple[()] = ()
     workers: Array | int = 1
     loss: Array | tuple[()] = ()
     key: Array | tuple[()] = ()
+
+
+def count_living(visit: Visit) -> Array:
+    """Return how many workers the server counts at a visit: all, but for those that it knows to be away."""
+    return jnp.asarray(visit.workers) if isinstance(visit.counted, tuple) else jnp.sum(visit.counted, dtype=jnp.int32)
 
 
 class Memories(NamedTuple):

@@ -11,6 +11,7 @@ from asyncsim.methods.method import (
     Method,
     Schedule,
     Timing,
+    count_living,
     gradient_steps,
     require_rate,
 )
@@ -44,7 +45,7 @@ class RingleaderServer(NamedTuple):
     following: Array
     filled: Array  #: workers with a gradient in the two tables
     following_filled: Array
-    left: Array  #: steps left in this round; none while the table is still being filled
+    made: Array  #: steps made in this round; none while the table is still being filled
     round: Array
 
 
@@ -68,6 +69,9 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     every round. The algorithm is known second-hand; that a worker stays at its point in between follows from the
     paper's notation, one delay for all gradients of a worker in the table.
 
+    ``n`` are the workers that the server counts: of a trace with failures those that it does not know to be away. A
+    worker that comes back begins at the newest version, and its rows of the table stay.
+
     References
     ----------
     Maranjyan and Richtarik 2025, "Ringleader ASGD", arXiv 2509.22860.
@@ -84,17 +88,18 @@ def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
         ahead = server.following + (of_following.mean() - following.mean())
         filled = server.filled + _entered(now, of_now)
         ahead_filled = server.following_filled + _entered(following, of_following)
-        n = jnp.asarray(visit.workers, filled.dtype)
-        steps = ~stepped & ((server.left > 0) | (filled == n))
-        left = jnp.where(steps, jnp.where(server.left > 0, server.left, n) - 1, server.left)
-        central = jnp.where(steps, central + total / n.astype(central.dtype), central)
-        over = steps & (left == 0)
+        n = count_living(visit).astype(filled.dtype)
+        steps = ~stepped & ((server.made > 0) | (filled >= n))
+        made = server.made + steps.astype(server.made.dtype)
+        # The table may have rows of workers that are away, or miss some of workers that came since.
+        central = jnp.where(steps, central + total / filled.astype(central.dtype), central)
+        over = (made > 0) & (made >= n)
         after = RingleaderServer(
             total=jnp.where(over, ahead, total),
             following=jnp.where(over, 0, ahead),
             filled=jnp.where(over, ahead_filled, filled),
             following_filled=jnp.where(over, 0, ahead_filled),
-            left=left,
+            made=jnp.where(over, 0, made),
             round=server.round + over.astype(jnp.int32),
         )
         point = jnp.where(steps, central, memory.point)

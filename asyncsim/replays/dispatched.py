@@ -19,7 +19,7 @@ from asyncsim.methods.method import Array, Method, State
 from asyncsim.recorders import Recorder
 from asyncsim.replays.commit import build_commit, observe, row_after
 from asyncsim.replays.groups import Chunk, Group, Made, build_gradients
-from asyncsim.replays.local import Flat, LocalResult
+from asyncsim.replays.local import Flat, LocalResult, start_anew
 from asyncsim.replays.look import Met
 from asyncsim.replays.side_by_side import Passing, SideBySide, keep, trim
 from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, initial_state
@@ -63,6 +63,7 @@ class Dispatched:
         at_once: int,
         room: int,
         parameters: int,
+        anew: Callable[[Array], Any] | None = None,
     ):
         self._method, self._recorders, self._layout = method, recorders, layout
         self._flat, self._device, self._at_once, self._room = flat, device, at_once, room
@@ -73,6 +74,7 @@ class Dispatched:
         # A message that is formed of what an earlier read saw may need what a commit of the same group makes.
         self._together = 1 if layout.separate_pushes else room
         self._commit = _build_call(method, recorders, layout, room)
+        self._anew = None if anew is None else jax.jit(functools.partial(start_anew, anew))
 
     def advance(
         self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
@@ -135,6 +137,19 @@ class Dispatched:
         rows = [jax.tree.map(lambda leaf, i=i: leaf[i], state.workers) for i in workers]
         return Apart(state.central, state.server, state.recorders, list(state.read), list(state.push_read), rows)
 
+    def server_of(self, state: Apart) -> Any:
+        """Return a copy of all that the server holds: what it restores after an outage."""
+        return state.central, *jax.tree.map(jnp.array, (state.server, [row.memory for row in state.workers]))
+
+    def with_server(self, state: Apart, held: Any, slots: np.ndarray, push_slots: np.ndarray) -> Apart:
+        """Return the state with what the server held, which some slots read then."""
+        central, (server, memories) = held[0], jax.tree.map(jnp.array, held[1:])
+        for rows, own in ((state.read, slots), (state.push_read, push_slots)):
+            for slot in own.tolist():
+                rows[slot] = central
+        workers = [row._replace(memory=memory) for row, memory in zip(state.workers, memories, strict=True)]
+        return state._replace(central=central, server=server, workers=workers, upcoming=None)
+
     def problem_states(self, state: Apart) -> Any:
         """Return the problem's non-trained state of all workers, in one array a leaf."""
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row.learner.problem for row in state.workers))
@@ -167,6 +182,10 @@ class Dispatched:
         """Dispatch the gradients that can be begun when so many of the chunk's commits are dispatched."""
         for source, passed in ((chunk, done), (upcoming, done - chunk.commits)):
             while source and (group := source.next_group(passed)):
+                if self._anew is not None:
+                    for i in range(group.begin, group.end):
+                        worker, read = source.workers[i], now.read[source.slots[i]]
+                        now.workers[worker] = self._anew(now.workers[worker], read, source.pieces.fresh[i, 0])
                 given = [self._given(now, source.workers[i], source.slots[i]) for i in range(group.begin, group.end)]
                 source.dispatch(given + given[-1:] * (self._room - len(given)), self._memory(now, source))
             if source and source.planned:

@@ -101,6 +101,32 @@ def build_local(method: Method, problem: Problem, window: int, windows_differ: b
     return local
 
 
+def build_anew(method: Method, problem: Problem, flat: Flat, dtype: Any) -> Callable[[Array], tuple[State, Learner]]:
+    """Return the function from what a worker reads that has lost its state to the one that it begins with.
+
+    That is the method's and the local optimizer's own at the start, of these parameters, and the problem's.
+    """
+
+    def cast(leaf: Any) -> Array:
+        kind = jnp.result_type(leaf)
+        return jnp.asarray(leaf, dtype if jnp.issubdtype(kind, jnp.floating) else kind)
+
+    def anew(read: Array) -> tuple[State, Learner]:
+        state = jax.tree.map(cast, problem.init_state()) if problem.init_state else ()
+        return method.init_worker(read), Learner(method.optimizer.init(flat.unravel(read)), state)
+
+    return anew
+
+
+def start_anew(anew: Callable[[Array], tuple[State, Learner]], row: Any, read: Array, fresh: Array) -> Any:
+    """Return a worker's row, as it is or, if the worker is ``fresh``, anew; the server's memory of it stays."""
+    state, learner = anew(read)
+    method, learner = jax.tree.map(
+        lambda new, old: jnp.where(fresh, new, old), (state, learner), (row.method, row.learner)
+    )
+    return row._replace(method=method, learner=learner)
+
+
 def from_vector(local: Callable[..., LocalResult], flat: Flat) -> Callable[..., LocalResult]:
     """Return the function of `build_local` for parameters and an update that are one flat vector each."""
 

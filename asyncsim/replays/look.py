@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.recorders import Recorder
 from asyncsim.replays.commit import build_commit, looked
-from asyncsim.replays.local import Flat, LocalResult
+from asyncsim.replays.local import Flat, LocalResult, start_anew
 from asyncsim.replays.members import over_members
 from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, of_workers
 
@@ -63,6 +63,7 @@ def build_look(
     local: Callable[..., LocalResult],
     flat: Flat,
     layout: Layout,
+    anew: Callable[[Array], tuple[Any, Any]] | None = None,
 ) -> Callable[..., list[dict[str, list[Array]]]]:
     """Return the jitted function that shows the first commit of some pieces: for each recorder that looks, by name.
 
@@ -77,6 +78,8 @@ def build_look(
         row, read = met.row, met.read
         if method.mix is not None:
             row, read = row._replace(method=method.mix(row.method, met.other, visit)), None
+        if anew is not None:
+            row = start_anew(anew, row, read, pieces.fresh[0, 0])
         start = read if method.resume is None else method.resume(row.method, read)
         result = local(data, key, start, row.learner, visit, job, rows)
         if method.meet is not None:

@@ -8,7 +8,7 @@ import jax
 from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
 from asyncsim.problems.problem import Problem
 from asyncsim.recorders import Commit, Recorder
-from asyncsim.replays.local import Flat, Learner, LocalResult, build_local, from_vector
+from asyncsim.replays.local import Flat, Learner, LocalResult, build_anew, build_local, from_vector
 from asyncsim.replays.state import Layout, ReplayState, initial_state
 
 
@@ -70,6 +70,15 @@ def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat
         return over_members(one)(dict(members.differing), keys, start, learner, visit, rows)
 
     return local
+
+
+def batched_anew(members: Members, problem: Problem, flat: Flat, dtype: Any) -> Callable[[Array], Any]:
+    """Return that of `asyncsim.replays.local.build_anew` for all members."""
+
+    def one(values: Any, read: Array) -> Any:
+        return build_anew(members.make(**values), problem, flat, dtype)(read)
+
+    return lambda read: jax.vmap(one)(dict(members.differing), read)
 
 
 def _axis(argument: Any) -> Any:

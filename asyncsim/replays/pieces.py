@@ -14,6 +14,7 @@ On several devices the rows of the state and the gradients of a piece are divide
 what has to move between devices is left to JAX.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from asyncsim.methods.method import Array, Memories, Method
 from asyncsim.recorders import Commit, Recorder
 from asyncsim.replays.commit import build_commit, columns, observe, row_after
-from asyncsim.replays.local import LocalResult
+from asyncsim.replays.local import LocalResult, start_anew
 from asyncsim.replays.members import over_members
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow, of_workers
 
@@ -33,7 +34,8 @@ from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, 
 class InPieces:
     """Computes commits on a state whose rows are in one array: forms "batch" and "single".
 
-    ``make`` is `asyncsim.replays.state.initial_state` less its first three arguments, or the same of an ensemble.
+    ``make`` is `asyncsim.replays.state.initial_state` less its first three arguments, or the same of an ensemble;
+    ``anew`` that of `asyncsim.replays.local.build_anew`, where workers start anew.
     """
 
     looks_ahead = False
@@ -46,10 +48,11 @@ class InPieces:
         layout: Layout,
         devices: tuple[Any, ...],
         make: Callable[..., ReplayState],
+        anew: Callable[[Array], tuple[Any, Any]] | None = None,
     ):
         self._devices, self._make, self._workers = devices, make, layout.workers
         self._divided = _Divided(devices)
-        run_piece = _build_piece(method, recorders, local, layout, self._divided)
+        run_piece = _build_piece(method, recorders, local, layout, self._divided, anew)
         members = () if layout.members is None else (layout.members,)
         shape = (layout.piece_size, *members, len(columns(recorders)))
 
@@ -83,6 +86,17 @@ class InPieces:
     def from_whole(self, state: ReplayState) -> ReplayState:
         """Return the state copied, as it is donated when it is gone on from."""
         return jax.tree.map(lambda leaf: jnp.array(leaf, device=self._devices[0]), state)
+
+    def server_of(self, state: ReplayState) -> Any:
+        """Return a copy of all that the server holds: what it restores after an outage."""
+        return jax.tree.map(jnp.array, (state.central, state.server, state.workers.memory))
+
+    def with_server(self, state: ReplayState, held: Any, slots: np.ndarray, push_slots: np.ndarray) -> ReplayState:
+        """Return the state with what the server held, which some slots read then."""
+        central, server, memory = jax.tree.map(jnp.array, held)
+        read, push_read = state.read.at[slots].set(central), state.push_read.at[push_slots].set(central)
+        workers = state.workers._replace(memory=memory)
+        return state._replace(central=central, server=server, read=read, push_read=push_read, workers=workers)
 
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
@@ -142,6 +156,7 @@ def _build_piece(
     local: Callable[..., LocalResult],
     layout: Layout,
     divided: _Divided,
+    anew: Callable[[Array], tuple[Any, Any]] | None,
 ) -> Callable[..., tuple[ReplayState, Array]]:
     """Return the function that runs a piece: to the state after it, and the numbers of its commits."""
     commit, size = build_commit(method, layout.reads), layout.piece_size
@@ -178,6 +193,8 @@ def _build_piece(
             rows = rows._replace(method=each(method.mix, rows.method, other, piece.visit))
             resume: Any = method.resume
             read = each(lambda own: resume(own, None), rows.method)
+        if anew is not None:
+            rows = each(functools.partial(start_anew, anew), rows, read, piece.fresh)
         start = read if method.resume is None or method.mix else each(method.resume, rows.method, read)
         given = (start, rows.learner, piece.visit, piece.job, piece.rows)
         result = each(lambda *own: local(data, key, *own), *given)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,37 @@ from asyncsim.replays.tuning import Form, tuning
 from asyncsim.replays.waves import Gossip, Reads, cut, find_waves, most_at_one_position, separate_reads
 from asyncsim.streams import stream_key
 from asyncsim.traces.trace import Trace
+
+
+class Counted(NamedTuple):
+    """Which workers the server counts, of a trace from which some are away.
+
+    Attributes
+    ----------
+    row : int array, shape ``[changes]``
+        The commits from which on it is as below, ascending.
+    counted : bool array, shape ``[changes, workers]``
+    """
+
+    row: np.ndarray
+    counted: np.ndarray
+
+    @classmethod
+    def of(cls, trace: Trace) -> "Counted | None":
+        """Return those of a trace; None where nobody is ever away."""
+        away = trace.spells[trace.spells["from_row"].notna()].fillna({"to_row": len(trace)})
+        if away.empty:
+            return None
+        begin, end = (away[name].to_numpy(np.int64) for name in ("from_row", "to_row"))
+        row = np.unique(np.r_[0, begin, end])
+        counted = np.ones((len(row), trace.workers), bool)
+        for worker, first, last in zip(away["worker"], begin, end, strict=True):
+            counted[(row >= first) & (row < last), worker] = False
+        return cls(row, counted)
+
+    def at(self, commit: np.ndarray) -> Any:
+        """Return who is counted at commits, ``[*commits, workers]``."""
+        return self.counted[np.searchsorted(self.row, commit, side="right") - 1]
 
 
 class Plan:
@@ -61,9 +92,23 @@ class Plan:
         starts = np.concatenate([np.flatnonzero(self.looked_at), stops[stops < commits]])
         empty = Reads(np.empty(0, int), np.empty(0, int))
         read = waves.read if waves.blocks is None else waves.blocks
-        self._reads = separate_reads(read, waves.slot) if waves.reads == "separate" else empty
+        made, pushed = np.full(commits, waves.reads == "separate"), np.full(commits, waves.separate_pushes)
+        if waves.apart is not None:
+            made = waves.apart
+        #: Of each restore the position, the commits that stay, and the slots and push slots that are read then.
+        self.restores: list[tuple[int, int, np.ndarray, np.ndarray]] = []
+        if waves.restores is not None:
+            back = waves.restores
+            for at, stays in zip(back.position.tolist(), back.checkpoint.tolist(), strict=True):
+                slots = waves.slot[back.read & (waves.read == at)], waves.push_slot[back.push & (waves.push == at)]
+                self.restores.append((at, stays, np.unique(slots[0]), np.unique(slots[1])))
+            starts = np.concatenate([starts, back.position, back.checkpoint[back.checkpoint < commits]])
+            made, pushed = made & ~back.read, pushed & ~back.push
+        shared = waves.apart is None
+        self._reads = separate_reads(read[made], waves.slot[made], shared) if made.any() else empty
         self._blocks = trace.read_blocks
-        self._push_reads = separate_reads(waves.push, waves.push_slot) if waves.separate_pushes else empty
+        self._push_reads = separate_reads(waves.push[pushed], waves.push_slot[pushed]) if pushed.any() else empty
+        self._counted = Counted.of(trace)
         kinds = tuple(kind for kind in (self._reads, self._push_reads) if len(kind.position))
         self._most = max((most_at_one_position(kind) for kind in kinds), default=0)
         platform = devices[0].platform
@@ -88,8 +133,10 @@ class Plan:
             for name in ("staleness", "worker", "job", "commit", "commit_time", "local_steps")
         }
         self._columns["worker_step"] = trace.worker_step
-        completes = np.diff(trace.frame["version"].to_numpy(), prepend=0) > 0
-        ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), commits])
+        before = trace.frame["read_version"].to_numpy() + self._columns["staleness"]
+        completes = trace.frame["version"].to_numpy() > before
+        # A restore begins the next version anew.
+        ends = np.unique(np.r_[0, 1 + np.flatnonzero(completes), [at for at, *_ in self.restores], commits].astype(int))
         self._columns["completes"] = completes
         self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
         self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
@@ -115,16 +162,20 @@ class Plan:
             members=self.members,
             gossip=self.waves.gossip is not None,
             unrolled=self._tuning.unrolled,
+            restarts=self.waves.fresh is not None,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:
         """Yield the starts of up to a chunk of pieces, with the end of the last, and their arrays.
 
-        Commits that a recorder looks at are the first of a chunk.
+        Commits that a recorder looks at are the first of a chunk, and those before which the server's state is kept, or
+        restored.
         """
         first, last = np.searchsorted(self._cuts, (start, stop))
-        looked_at = first + 1 + np.flatnonzero(self.looked_at[self._cuts[first + 1 : last]])
-        for begin, end in itertools.pairwise([first, *looked_at.tolist(), last]):
+        cuts = self._cuts[first + 1 : last]
+        alone = np.isin(cuts, [at for restore in self.restores for at in restore[:2]])
+        begins = first + 1 + np.flatnonzero(self.looked_at[cuts] | alone)
+        for begin, end in itertools.pairwise([first, *begins.tolist(), last]):
             for at in range(begin, end, self._chunk):
                 starts = self._cuts[at : min(at + self._chunk, end) + 1]
                 yield starts, self._pieces(starts)
@@ -173,6 +224,7 @@ class Plan:
             place=column("place"),
             messages=column("messages"),
             workers=workers,
+            counted=() if self._counted is None else self._counted.at(member),
         )
         if self._keys is not None:
             visit = visit._replace(key=visit_keys(self._keys, visit.worker, visit.worker_step))
@@ -180,7 +232,8 @@ class Plan:
             size=sizes,
             slot=waves.slot[member].astype(np.int32),
             push_slot=waves.push_slot[member].astype(np.int32),
-            push_offset=np.maximum(waves.push[member] - begin[:, None], -1).astype(np.int32),
+            push_offset=self._push_offset(member, begin).astype(np.int32),
+            fresh=() if waves.fresh is None else waves.fresh[member],
             visit=visit,
             job=column("job"),
             rows=self._rows(member, valid),
@@ -188,6 +241,14 @@ class Plan:
             push_reads=_reads_of_pieces(self._push_reads, begin, sizes, self._room(self._push_reads)),
             gossip=() if waves.gossip is None else self._gossip(waves.gossip, member),
         )
+
+    def _push_offset(self, member: np.ndarray, begin: np.ndarray) -> Any:
+        """Return how many commits of its piece the read saw that a message is formed with; -1: it was before."""
+        offset = self.waves.push[member] - begin[:, None]
+        if self.waves.restores is not None:  # at a restore the piece begins with what was restored
+            restored = np.isin(begin, self.waves.restores.position)[:, None]
+            offset = np.where(restored & (offset == 0) & ~self.waves.restores.push[member], -1, offset)
+        return np.maximum(offset, -1)
 
     def _gossip(self, gossip: Gossip, member: np.ndarray) -> Any:
         """Return what the commits of pieces take up of other workers."""

@@ -14,9 +14,9 @@ from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.recorders import Recorder
 from asyncsim.replays.dispatched import Dispatched
-from asyncsim.replays.local import Flat, build_local, flatten, from_vector
+from asyncsim.replays.local import Flat, build_anew, build_local, flatten, from_vector
 from asyncsim.replays.look import Met, build_first, build_look
-from asyncsim.replays.members import Members, batched_local, batched_method, batched_state
+from asyncsim.replays.members import Members, batched_anew, batched_local, batched_method, batched_state
 from asyncsim.replays.pieces import InPieces
 from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state, of_workers
 from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
@@ -89,10 +89,10 @@ def compiled_ensemble(
         # One after the other: what an evaluation holds at a time is sized for one.
         return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
 
-    engine = InPieces(
-        method, recorders, local, layout, (device,), functools.partial(batched_state, members, recorders, flat)
-    )
-    first, look = build_first(method, layout), build_look(method, recorders, local, every, layout)
+    anew = batched_anew(members, problem, flat, dtype) if layout.restarts else None
+    make = functools.partial(batched_state, members, recorders, flat)
+    engine = InPieces(method, recorders, local, layout, (device,), make, anew)
+    first, look = build_first(method, layout), build_look(method, recorders, local, every, layout, anew)
     each = _evaluation_of_each(problem, flat)
     return Program(engine, first, look, jax.jit(evaluate_all), *_build_replicas(method, layout), each, flat, (device,))
 
@@ -152,17 +152,19 @@ def _build(
     flat = _flatten(problem, dtype, devices[0])
     local = build_local(method, problem, layout.window, layout.windows_differ)
     of_vector = from_vector(local, flat)
+    anew = build_anew(method, problem, flat, dtype) if layout.restarts else None
     engine: Any
     first: Callable[[Any, Pieces], Met]
     if layout.form == "dispatched":
         parameters = problem.parameter_count
         room = gradients_a_group(parameters, _has_convolution(problem, dtype))
-        apart = Dispatched(method, recorders, local, flat, layout, devices[0], at_once, room, parameters)
+        apart = Dispatched(method, recorders, local, flat, layout, devices[0], at_once, room, parameters, anew)
         engine, first = apart, apart.first
     else:
         make = functools.partial(initial_state, method, recorders, flat)
-        engine, first = InPieces(method, recorders, of_vector, layout, devices, make), build_first(method, layout)
-    look = build_look(method, recorders, of_vector, flat, layout)
+        engine = InPieces(method, recorders, of_vector, layout, devices, make, anew)
+        first = build_first(method, layout)
+    look = build_look(method, recorders, of_vector, flat, layout, anew)
     evaluate, each = jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
     return Program(engine, first, look, evaluate, *_build_replicas(method, layout), each, flat, devices)
 

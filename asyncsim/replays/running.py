@@ -45,6 +45,10 @@ class Running:
         self.trace, self.recordings = recordings[0].trace, recordings
         self.position = 0
         self._problem, self._plan, self._program, self._key = problem, plan, program, key
+        # Positions of checkpoints and of the last restore of each; and what there is to restore where.
+        self._checkpoints = {stays: at for at, stays, *_ in plan.restores}
+        self._restores = {at: (stays, slots, pushes) for at, stays, slots, pushes in plan.restores}
+        self._kept: dict[int, Any] = {}
         self._train, self._test = on_devices(problem, dtype, program.devices)
         self._batched = plan.members is not None
         waves = plan.waves
@@ -92,8 +96,12 @@ class Running:
         while chunk is not None and not self.over:
             require_wanted()
             starts, pieces = chunk
+            if self._plan.restores:
+                held = self._restored(held, int(starts[0]))
             following = next(chunks, None) if ahead else None
-            more = (following and following[1],) if ahead else ()
+            # Nothing is begun from what is restored before it is.
+            begun = following if following and following[0][0] not in self._restores else None
+            more = (begun and begun[1],) if ahead else ()
             met = program.first(held, pieces) if self._plan.looked_at[starts[0]] else None
             held, numbers = engine.advance(held, self._train, self._key, pieces, np.int32(len(starts) - 1), *more)
             # While the devices work on a chunk, the host plans the next and looks at the one before.
@@ -105,6 +113,17 @@ class Running:
         if pending is not None:
             self._take(*pending)
         self._state = held
+
+    def _restored(self, held: Any, position: int) -> Any:
+        """Keep what the server holds, if it is restored later; and restore what it held, if it is time."""
+        if position in self._checkpoints:
+            self._kept[position] = self._program.engine.server_of(held)
+        if position in self._restores:
+            checkpoint, slots, push_slots = self._restores[position]
+            held = self._program.engine.with_server(held, self._kept[checkpoint], slots, push_slots)
+            if position == self._checkpoints[checkpoint]:
+                del self._kept[checkpoint]
+        return held
 
     @whole_products()
     def evaluate(self) -> list[dict[str, float]]:

@@ -42,6 +42,8 @@ class Layout(NamedTuple):
         Commits of a piece that are unrolled.
     gossip : bool
         Whether there is no server: workers take up each other's messages, or meet.
+    restarts : bool
+        Whether workers lose their state and start anew.
     """
 
     form: str
@@ -57,11 +59,12 @@ class Layout(NamedTuple):
     members: int | None = None
     gossip: bool = False
     unrolled: int = 1
+    restarts: bool = False
 
     @property
     def keeps_history(self) -> bool:
         """Whether reads may see the central variable between any two commits of a piece."""
-        return self.reads == "separate" or self.separate_pushes
+        return self.reads == "separate" or self.separate_pushes or self.reads_size > 0
 
 
 class WorkerRow(NamedTuple):
@@ -131,6 +134,7 @@ class Pieces(NamedTuple):
     reads: ReadsOfPiece
     push_reads: ReadsOfPiece
     gossip: Any = ()  # a `GossipOfPiece` without a server
+    fresh: Any = ()  # [piece_size], whether the worker starts anew; () if none does
 
 
 class GossipOfPiece(NamedTuple):

@@ -14,10 +14,12 @@ nothing else. A worker reads its own message, of methods that mix nothing (`asyn
 """
 
 import heapq
+import itertools
 from typing import NamedTuple
 
 import numpy as np
 
+from asyncsim.clusters.policy import asynchronous
 from asyncsim.traces.trace import Trace
 
 
@@ -41,6 +43,12 @@ class Waves(NamedTuple):
         Positions of the blocks of reads that are torn; the last of each is ``read``.
     gossip : Gossip or None
         Without a server, what commits take up of each other.
+    apart : bool array, or None
+        With failures, the reads that are not part of a commit although others are: ``reads`` speaks of these.
+    fresh : bool array, or None
+        With failures, the commits whose worker has lost its state before.
+    restores : Restores or None
+        With outages, when the server goes back to which commit.
     """
 
     read: np.ndarray
@@ -54,6 +62,28 @@ class Waves(NamedTuple):
     depends_on: np.ndarray
     blocks: np.ndarray | None = None
     gossip: "Gossip | None" = None
+    apart: np.ndarray | None = None
+    fresh: np.ndarray | None = None
+    restores: "Restores | None" = None
+
+
+class Restores(NamedTuple):
+    """When the server goes back to a checkpoint.
+
+    What is then read, before another commit, is at the position of the restore, as what was read just before it.
+
+    Attributes
+    ----------
+    position, checkpoint : int array, shape ``[restores]``
+        Commits made before, ascending; and of these those that stay.
+    read, push : bool array, shape ``[commits]``
+        Whether the reads of `Waves` are of a restored state.
+    """
+
+    position: np.ndarray
+    checkpoint: np.ndarray
+    read: np.ndarray
+    push: np.ndarray
 
 
 class Gossip(NamedTuple):
@@ -105,8 +135,11 @@ def find_waves(trace: Trace) -> Waves:
     # With server buffers several commits share a version: a read is as new as the commit that made its version.
     read = _first_position(columns["read_version"], columns["version"])
     push = _first_position(columns["push_version"], columns["version"])
-    separate_pushes = bool(np.any(columns["push_version"] != np.r_[0, columns["version"][:-1]]))
+    before = columns["read_version"] + trace.frame["staleness"].to_numpy()
+    separate_pushes = bool(np.any(columns["push_version"] != before))
     previous = _previous_commit(columns["worker"])
+    if trace.has_failures:
+        return _with_failures(trace, read, push, separate_pushes, previous, before)
     blocks = None
     if trace.read_blocks > 1:
         blocks = _first_position(trace.block_versions(), columns["version"])
@@ -120,12 +153,46 @@ def find_waves(trace: Trace) -> Waves:
     return Waves(read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks)
 
 
-def separate_reads(position: np.ndarray, slot: np.ndarray) -> Reads:
+def _with_failures(
+    trace: Trace, read: np.ndarray, push: np.ndarray, separate_pushes: bool, previous: np.ndarray, before: np.ndarray
+) -> Waves:
+    """Find what each commit depends on where workers come back and the server goes back."""
+    frame, commits = trace.frame, len(trace)
+    worker, version, incarnation = (frame[name].to_numpy() for name in ("worker", "version", "incarnation"))
+    fresh = incarnation != np.where(previous >= 0, incarnation[previous], 0)
+    restored = np.zeros(commits, bool), np.zeros(commits, bool)
+    restores = None
+    if (at := np.flatnonzero(frame["restores"])).size:
+        # A version between two rows is a restored one: the position of a read is then that of the row after it.
+        kinds = zip((read, push), ("read_version", "push_version"), restored, strict=True)
+        for position, name, flags in itertools.islice(kinds, 1 + separate_pushes):
+            after = np.maximum(position - 1, 0)
+            flags[:] = (frame[name] > 0) & (frame[name].to_numpy() <= before[after])
+            position -= flags
+        restores = Restores(at, _first_position(frame["restored"].to_numpy()[at], version), *restored)
+    blocks = _first_position(trace.block_versions(), version) if trace.read_blocks > 1 else None
+    depends_on = np.maximum.accumulate(np.maximum(read, previous + 1))
+    push_slot, push_slots = _share_slots(2 * push + restored[1], 2) if separate_pushes else (np.zeros_like(read), 0)
+    if trace.protocol == "exchange" and trace.policy == asynchronous():
+        # Workers that come back read apart, and so do those that gave up a message.
+        apart = restored[0] | (read != np.where(previous >= 0, previous + 1, 0))
+        slot, slots, reads = worker, trace.workers, "after"
+    else:
+        apart, reads = None, "separate"
+        slot, slots = _share_slots(2 * read + restored[0] if blocks is None else blocks, 2 if blocks is None else 1)
+    waves = Waves(read, push, slot, push_slot, slots, push_slots, reads, separate_pushes, depends_on, blocks)
+    return waves._replace(apart=apart, fresh=fresh if fresh.any() else None, restores=restores)
+
+
+def separate_reads(position: np.ndarray, slot: np.ndarray, shared: bool = True) -> Reads:
     """Return the reads that the replay has to make, in order; those of version zero are there from the start.
 
-    ``position`` has shape ``[commits]``, or ``[commits, blocks]`` for torn reads.
+    ``position`` has shape ``[commits]``, or ``[commits, blocks]`` for torn reads. Those that see the same share a slot,
+    or not.
     """
     _, first = np.unique(position, axis=0, return_index=True)
+    if not shared:
+        first = np.arange(len(position))
     position, slot, block = position[first], slot[first], None
     if position.ndim == 2:
         commits, blocks = position.shape
@@ -204,14 +271,14 @@ def _kind_of_reads(read: np.ndarray, previous: np.ndarray) -> str:
     return "separate"
 
 
-def _share_slots(read: np.ndarray) -> tuple[np.ndarray, int]:
+def _share_slots(read: np.ndarray, scale: int = 1) -> tuple[np.ndarray, int]:
     """Give what each commit has read a slot until the last commit that has read the same, using as few as possible.
 
-    ``read`` has shape ``[commits]``, or ``[commits, blocks]`` with the oldest block first.
+    ``read`` has shape ``[commits]``, or ``[commits, blocks]`` with the oldest block first; positions times ``scale``.
     """
     distinct, which = np.unique(read, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    made = distinct if distinct.ndim == 1 else distinct[:, 0]
+    made = (distinct if distinct.ndim == 1 else distinct[:, 0]) // scale
     last = np.zeros(len(made), int)
     last[which] = np.arange(len(read))  # of equal ones, the assignment that comes last stays
     slot, slots = _allocate(made, last)

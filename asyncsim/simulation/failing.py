@@ -10,6 +10,8 @@ that it is no flow any more stops there. Every read that is open at a crash is t
 ``j`` still computes from read ``j``.
 """
 
+import functools
+import itertools
 import math
 from array import array
 from collections.abc import Callable, Sequence
@@ -18,10 +20,10 @@ from typing import Any
 from simpy.events import NORMAL
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.failures import Failure, presences
 from asyncsim.clusters.laws import Law, Uniform
 from asyncsim.clusters.policy import Policy
 from asyncsim.errors import InputError
+from asyncsim.failures import Failure, presences
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.policy_engine import Admission, PolicySimulation
 from asyncsim.simulation.station import Station, Step, Worker
@@ -185,11 +187,9 @@ class FailingSimulation(PolicySimulation):
         How many reads of each worker have been consumed.
     first : list of bool
         Whether each was there at the begin.
-    spells : list of float
-        Rows of `Trace.spells`, entry by entry.
     """
 
-    commit_record = (*COMMIT_RECORD, "outcome", *FAILURE_RECORD)
+    commit_record: tuple[str, ...] = (*COMMIT_RECORD, "outcome", *FAILURE_RECORD)
 
     def __init__(self, cluster: Cluster, seed: int):
         super().__init__(cluster, seed)
@@ -228,30 +228,32 @@ class FailingSimulation(PolicySimulation):
             self._begin(failure, f"failure {name} {number}")
         for index, changes in enumerate(self._presences):
             for time, comes in changes:
-                self._at(time, lambda index=index, comes=comes: self._come(index) if comes else self._go(index, LEAVE))
+                change = functools.partial(self._come, index) if comes else functools.partial(self._go, index, LEAVE)
+                self._at(time, change)
 
     @property
     def spells(self) -> list[float]:
-        return sum(self._spells, [])
+        """Rows of `Trace.spells`, entry by entry."""
+        return list(itertools.chain.from_iterable(self._spells))
 
     def _begin(self, failure: Failure, purpose: str) -> None:
         """Set a kind of failure going."""
         cluster, seed, n = self.cluster, self.seed, self.cluster.workers
         if failure.name == "loss":
             chance = delays([Uniform(0.0, 1.0)] * n, seed, purpose)
-            for index in sum(failure.groups(n, cluster.sites), []):
+            for index in itertools.chain.from_iterable(failure.groups(n, cluster.sites)):
                 self._losses[index].append((failure, chance))
         if failure.every is None or failure.lasts is None:
             return
         every, lasts = self._drawn(failure.every, f"{purpose} every"), self._drawn(failure.lasts, f"{purpose} lasts")
         if failure.name == "outage":
             self._outage = failure
-            self._outages = Spells(lambda: every(0), lambda: lasts(0))
+            self._outages = Spells(functools.partial(every, 0), functools.partial(lasts, 0))
             self.server.busy = self._serving(self.server.busy)
             self._next_outage(self._outages, 0)
             return
         for group in failure.groups(n, cluster.sites):
-            spells = Spells(lambda first=group[0]: every(first), lambda first=group[0]: lasts(first))
+            spells = Spells(functools.partial(every, group[0]), functools.partial(lasts, group[0]))
             if failure.name == "crash":
                 self._next_crash(failure, group, spells, 0)
                 continue
@@ -384,8 +386,9 @@ class FailingSimulation(PolicySimulation):
                 if self._flow[index] is not worker:
                     return
                 for failure, chance in self._losses[index] if loaded else ():
+                    assert failure.probability is not None and failure.timeout is not None
                     if chance(index) < failure.probability:
-                        worker.callbacks = [lambda worker, failure=failure: self._time_out(worker, failure, send)]
+                        worker.callbacks = [functools.partial(self._time_out, failure, send)]
                         self.env.schedule(worker, NORMAL, failure.timeout)
                         return
                 self._under_way[index] = True
@@ -395,7 +398,7 @@ class FailingSimulation(PolicySimulation):
 
         return up
 
-    def _time_out(self, worker: Worker, failure: Failure, send: Step) -> None:
+    def _time_out(self, failure: Failure, send: Step, worker: Worker) -> None:
         """Send a lost message again, or give it up."""
         index, now = worker.index, self.env._now
         if self._flow[index] is not worker:
@@ -548,7 +551,7 @@ class FailingSimulation(PolicySimulation):
             self._incarnation[index] += 1
         number = self._incarnation[index]
         if detect:
-            self._at(self.env._now + detect, lambda: self._detect(index, number))
+            self._at(self.env._now + detect, functools.partial(self._detect, index, number))
         else:
             self._detect(index, number)
 
@@ -563,7 +566,7 @@ class FailingSimulation(PolicySimulation):
     def _detect(self, index: int, incarnation: int) -> None:
         """Count a worker no longer, if it is still away."""
         if self._down:
-            self._when_up.append(lambda: self._detect(index, incarnation))
+            self._when_up.append(functools.partial(self._detect, index, incarnation))
             return
         if not self._away[index] or incarnation != self._incarnation[index] or index not in self.admission.counted:
             return
@@ -587,7 +590,7 @@ class FailingSimulation(PolicySimulation):
 
     def _enter_when_up(self, index: int) -> None:
         if self._down:
-            self._when_up.append(lambda: self._enter_when_up(index))
+            self._when_up.append(functools.partial(self._enter_when_up, index))
         elif not self._away[index] and self._flow[index] is None:
             worker = self._flow[index] = Worker(self.env, index)
             self.server.arrive_time[index] = self.serve_time[index] = self.env._now
@@ -627,4 +630,3 @@ class FailingSimulation(PolicySimulation):
                 then()
 
         self._at(begin, go_down)
-

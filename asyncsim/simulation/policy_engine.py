@@ -140,7 +140,7 @@ def buckets_of(count: int) -> Callable[[int], bool]:
 class PolicySimulation(Simulation):
     """One run under a policy; records every read, and the outcome of every message."""
 
-    commit_record = (*COMMIT_RECORD, "outcome")
+    commit_record: tuple[str, ...] = (*COMMIT_RECORD, "outcome")
 
     def __init__(self, cluster: Cluster, seed: int):
         super().__init__(cluster, seed)

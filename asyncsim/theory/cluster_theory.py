@@ -67,13 +67,15 @@ class QueueTheory(NamedTuple):
 def throughput_theory(cluster: Cluster) -> ThroughputTheory | None:
     """Return what theory says about the commits of a cluster.
 
-    None where computations are stopped of which the short ones are left, so that more may end than the mean time says;
-    for barriers that is told by order statistics, of laws whose sums over a window are known, and by what the server
-    and a shared link can take.
+    None with failures, and where computations are stopped of which the short ones are left, so that more may end than
+    the mean time says; for barriers that is told by order statistics, of laws whose sums over a window are known, and
+    by what the server and a shared link can take.
     """
     require_cluster(cluster)
     if cluster.topology is not None:
         return _without_server(cluster)
+    if cluster.failures:
+        return None
     rate = _rate(cluster)
     return None if rate is None else rate._replace(computing=_computing_share(cluster, rate))
 
@@ -86,7 +88,7 @@ def queue_theory(cluster: Cluster) -> QueueTheory | None:
     """
     think = think_time(cluster)
     service = cluster.service.mean
-    if think is None or service == 0 or cluster.discipline == "lock_free":
+    if cluster.failures or think is None or service == 0 or cluster.discipline == "lock_free":
         return None
     if _repairman_holds(cluster):
         state = repairman(cluster.workers, think, service)
@@ -101,7 +103,7 @@ def saturating_workers(cluster: Cluster) -> float | None:
     Also None if the server takes no time, or lets any number in at once.
     """
     think = think_time(cluster)
-    if think is None or cluster.service.mean == 0 or cluster.discipline == "lock_free":
+    if cluster.failures or think is None or cluster.service.mean == 0 or cluster.discipline == "lock_free":
         return None
     return knee(think, demand(cluster))
 
@@ -283,6 +285,8 @@ def staleness_theory(cluster: Cluster, computations: float = math.inf) -> Stalen
     if computations != math.inf:
         require_positive("computations", computations)
     n = cluster.workers
+    if cluster.failures:  # how many reads are open changes
+        return StalenessTheory("", None, (0.0, math.inf))
     if cluster.topology is not None:  # the reads are of the own last rows, and each row ages those of all others
         return StalenessTheory("", n - 1.0, (n - 1.0, n - 1.0))
     if cluster.policy != asynchronous():

@@ -1,4 +1,4 @@
-"""Failures: how much of the time workers are there, what crashes cost, and how often a server should write checkpoints."""
+"""Failures: how much of the time workers are there, what crashes cost, and how often to write checkpoints."""
 
 import math
 
@@ -12,7 +12,7 @@ _POINTS = 200_000
 
 
 def availability(every: LawLike, lasts: LawLike) -> float:
-    """Return the part of the time without a spell, where these come ``every`` so long and last so long: renewal theory."""
+    """Return the part of the time without a spell: these come ``every`` so long, and last so long (renewal theory)."""
     up, down = as_law("every", every).mean, as_law("lasts", lasts).mean
     return up / (up + down)
 
@@ -29,8 +29,8 @@ def mean_speed(every: LawLike, lasts: LawLike, speed: float) -> float:
 def crash_rate(compute: LawLike, every: float, lasts: float) -> float:
     """Return how many computations a worker ends per second, if a crash ends them and it starts anew.
 
-    With crashes after exponential times of mean ``M = every`` from when it came back, away for ``lasts`` on average, and
-    ``L = E[exp(-X / M)]`` of a computation ``X``::
+    With crashes after exponential times of mean ``M = every`` from when it came back, away for ``lasts`` on average,
+    and ``L = E[exp(-X / M)]`` of a computation ``X``::
 
         rate = availability * L / (M (1 - L))
 
@@ -50,8 +50,8 @@ def laplace(law: Law, rate: float) -> float:
 def young_interval(cost: float, every: float) -> float:
     """Return Young's interval between two checkpoints that cost so many seconds: ``sqrt(2 cost every)``.
 
-    ``every``: mean seconds from one failure to the next, which come at exponential times. Good to first order, where the
-    cost is small beside it.
+    ``every``: mean seconds from one failure to the next, which come at exponential times. Good to first order, where
+    the cost is small beside it.
 
     References
     ----------

@@ -11,7 +11,18 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.traces.columns import APPLIED, BUFFERED, DISCARDED, FAILED_BY, FAILING_OUTCOMES, OUTCOMES, SPELLS, Source, no_messages, no_spells
+from asyncsim.traces.columns import (
+    APPLIED,
+    BUFFERED,
+    DISCARDED,
+    FAILED_BY,
+    FAILING_OUTCOMES,
+    OUTCOMES,
+    SPELLS,
+    Source,
+    no_messages,
+    no_spells,
+)
 from asyncsim.traces.gossip import previous_rows
 from asyncsim.traces.trace import Trace
 

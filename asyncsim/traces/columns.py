@@ -174,7 +174,9 @@ def load_trace(kind: Any, path: str | os.PathLike) -> Any:
         rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items() if name in header}
         trace = kind(frame, _source(header["source"]), **rest)
         jobs = frame.groupby("worker", sort=False)["job"]
-        again = frame["failed_by"].eq("resent").groupby(frame["worker"]).shift(fill_value=False) if has_failures else False
+        again: Any = False
+        if has_failures:  # a message that is sent again has several rows
+            again = frame["failed_by"].eq("resent").groupby(frame["worker"]).shift(fill_value=False)
         if not ((frame["job"] >= 0) & (~(jobs.diff() <= 0) | again)).all():
             raise ValueError("the jobs of a worker do not come one after the other")
         return trace

@@ -182,7 +182,7 @@ class Trace:
         """
         columns = list(self.open_reads.columns)
         tables = [self.frame, self.open_reads] if self.source.separate_reads else []
-        reads = [table.loc[table["job"] > 0, columns] for table in tables]
+        reads = [table.loc[(table["job"] > 0) | (table["read_time"] > 0), columns] for table in tables]
         if not reads:
             return self.open_reads.head(0)
         table = pd.concat(reads, ignore_index=True)

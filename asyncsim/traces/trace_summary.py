@@ -213,7 +213,8 @@ def _lost_time_share(trace: "Trace", begin: float, end: float) -> float:
 
 
 def _goodput(trace: "Trace", shares: dict[str, float], begin: float, end: float) -> dict[str, float]:
-    names = ("counted_share", *(f"lost_to_{what}" for what in ("waiting", "sending", "discarded", "failed", "restoring")))
+    causes = ("waiting", "sending", "discarded", "failed", "restoring")
+    names = ("counted_share", *(f"lost_to_{cause}" for cause in causes))
     if trace.protocol == "prescribed":
         return dict.fromkeys(names, np.nan)
     frame = trace.frame
@@ -397,7 +398,7 @@ def _pulled(trace: "Trace", frame: pd.DataFrame, reads: pd.DataFrame) -> pd.Data
     found = reads.assign(job=reads["job"] - 1)[["worker", "job", *names]].rename(columns=names)
     pulled = frame[["worker", "job"]].merge(found, how="left", on=["worker", "job"])[list(names.values())]
     if trace.has_failures and "commit_time" in frame:  # the next read of a cancelled row comes after it
-        pulled = pulled.where((pulled["time"] <= frame["commit_time"].to_numpy()).to_numpy()[:, None])
+        pulled.loc[pulled["time"].to_numpy() > frame["commit_time"].to_numpy()] = np.nan
     return pulled
 
 
@@ -412,7 +413,7 @@ def _let_wait(
     served = frame[["worker", "job", "commit_time"]].assign(job=frame["job"] + 1)
     begin = []
     if trace.has_failures:
-        served = served[frame["failed_by"] != "resent"]
+        served, reads = served[frame["failed_by"] != "resent"], reads.drop_duplicates(["worker", "job"])
         # Until a worker joins.
         first = pd.concat([table.loc[table["job"] == 0, ["worker", answered]] for table in (frame, open_reads)])
         first = first.groupby("worker")[answered].min().reindex(range(trace.workers)).fillna(last)
@@ -429,18 +430,22 @@ def _let_wait(
 
 
 def _without_absences(trace: "Trace", gaps: pd.DataFrame, last: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Cut intervals between a worker's visits into those in which a policy let it wait, and those in which it was away."""
+    """Cut intervals between a worker's visits into those in which it was let wait, and those in which it was away."""
     absences = trace.spells[trace.spells["worker"] >= 0].sort_values("begin").fillna({"end": last})
     own = {worker: table[["begin", "end"]].to_numpy() for worker, table in absences.groupby("worker")}
     held, away = [], []
     for worker, begin, end in gaps.itertuples(index=False):
-        for gone, back in own.get(worker, np.zeros((0, 2))):
-            if gone < end and back > begin:
+        spells = own.get(worker, np.zeros((0, 2)))
+        for gone, back in spells[np.searchsorted(spells[:, 1], begin, side="right") :]:
+            if gone >= end:
+                break
+            if back > begin:
                 held.append((worker, begin, gone))
                 away.append((worker, max(begin, gone), min(end, back)))
                 begin = min(end, back)
         held.append((worker, begin, end))
-    return tuple(_table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held, away))  # type: ignore[return-value]
+    found = [_table([tuple(zip(*rows, strict=True))] if rows else []) for rows in (held, away)]
+    return found[0], found[1]
 
 
 def _unfinished(

@@ -1,0 +1,160 @@
+"""What deaths of workers cost: the goodput of each policy and the loss of each method, at several rates of deaths.
+
+Clusters that differ in the deaths and in the policy have the same random numbers. Prints for each into what the
+workers' time went, gradients that counted and what the rest was lost to, and how many commits a second are left; and
+for each method how long it needs until a loss. Writes this as two tables, beside traces, runs, a summary and a figure.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from asyncsim.clusters.laws import as_law
+from asyncsim.errors import require_nonnegative
+from asyncsim.failures import crash
+from asyncsim.files import write_csv
+from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
+from asyncsim.study.finished import Finished, figures, read, trace_means
+from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
+from asyncsim.study.target import Target, until_target
+from asyncsim.wording import counted, table_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The tables of the clusters, and of the methods on each, beside the summary of all runs.
+GOODPUT, TIMES = "goodput.csv", "times.csv"
+#: What the workers' time went into, in words; as `asyncsim.Trace.summary` has it.
+PARTS = {
+    "counted_share": "counted",
+    "lost_to_waiting": "waiting",
+    "lost_to_sending": "sending",
+    "lost_to_discarded": "discarded",
+    "lost_to_failed": "failed",
+    "lost_to_restoring": "restoring",
+}
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Config(SweepConfig):
+    """Options of the study of failures."""
+
+    varied: ClassVar[tuple[str, ...]] = ("workers", "deaths", "policy")
+
+    workers: tuple[int, ...] = (20,)
+    """Workers of the clusters, one after the other."""
+    deaths: tuple[float, ...] = (0.0, 20.0, 100.0)
+    """Deaths of each worker per hour that it is there, at exponential times; 0 for none."""
+    lasts: LawLike = "exponential(30)"
+    """Law of the time (s) until a dead worker is back, without its state."""
+    detect: float = 5.0
+    """Seconds until the server knows of a death; until then whoever waits for the worker waits."""
+    # Several values here, of which each cell has one.
+    policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier", "first_of(10)")  # type: ignore[assignment]
+    """What the server takes up and when workers go on, one policy after the other; see above."""
+    methods: tuple[MethodLike, ...] = ("downpour", "gem")
+    """Methods to compare that name no policy of their own; also yours as FILE.py:FUNCTION (see the README)."""
+    target: float = 0.5
+    """Loss until which the time is told, or accuracy."""
+    target_of: str = "train_loss"
+    """What the target is of: train_loss or test_loss, reached from above, or train_accuracy or test_accuracy, from
+    below, if the problem has it."""
+    evaluate_every: int | None = 5
+    """Worker steps between evaluations on all data, between which the time to the target is interpolated."""
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        as_law("lasts", self.lasts)
+        require_nonnegative("detect", self.detect, "s")
+        for deaths in self.deaths if isinstance(self.deaths, Sequence) else ():
+            require_nonnegative("deaths", deaths, "an hour")
+        super().check()
+        Target(self.target, self.target_of).check()
+
+    def at(self, **values: Any) -> StudyConfig:
+        """Return the options of one cluster; those of its deaths are among its failures."""
+        deaths = values.pop("deaths", self.deaths[0])
+        more = () if deaths == 0 else (str(crash(f"exponential({_HOUR / deaths!r})", self.lasts, self.detect)),)  # type: ignore[arg-type]
+        own = (self.failures,) if isinstance(self.failures, str) else tuple(self.failures)
+        return super().at(**{"failures": own + more, **values})
+
+
+SCALES = {
+    "small": Config(),
+    "paper": Config(scale="paper", problem="mnist", steps=938, evaluate_every=94),
+}
+
+
+def run(config: Config) -> Result:
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
+    config.check()
+    target = Target(config.target, config.target_of)
+    grid = [
+        {"deaths": deaths, "policy": str(policy), "workers": n}
+        for n in config.workers
+        for policy in config.policy
+        for deaths in config.deaths
+    ]
+    with config.computing_device():
+        cells = sweep(config, grid)
+        target.check_of(cells[0].problem)
+        return run_cells("failures", config, cells, functools.partial(_conclude, target))
+
+
+def goodput_table(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return what deaths cost under each policy: a row for each, with means over its traces.
+
+    Columns: ``workers``, ``policy``, ``deaths`` (an hour, of each worker); ``throughput`` (commits/s that are taken
+    up), ``remaining``, its part of that of the fewest deaths; the parts of the workers' time (`PARTS`); and
+    ``staleness_mean``.
+    """
+    import pandas as pd
+
+    rows = []
+    traces = summary.drop_duplicates(["workers", "policy", "deaths", "trace_file"])
+    for (workers, policy, deaths), group in traces.groupby(["workers", "policy", "deaths"], sort=False):
+        mean = trace_means(group, workers)
+        shares = {name: mean[name] for name in ("throughput", *PARTS, "staleness_mean")}
+        rows.append({"workers": workers, "policy": policy, "deaths": deaths, **shares})
+    table = pd.DataFrame(rows)
+    fewest = table.sort_values("deaths").groupby(["workers", "policy"])["throughput"].transform("first")
+    table.insert(4, "remaining", table["throughput"] / fewest)
+    return table
+
+
+def times_table(finished: Finished, target: Target) -> "pd.DataFrame":
+    """Return how long each method needs under each policy at each rate of deaths.
+
+    Columns: ``workers``, ``policy``, ``deaths``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that met the
+    target), ``time_to_target`` (s, simulated; infinite if a seed did not meet it), and ``final_loss`` of minibatches,
+    the mean over the seeds that finished.
+    """
+    import pandas as pd
+
+    rows = []
+    names = ["workers", "policy", "deaths", "method"]
+    for key, group in finished.summary.groupby(names, sort=False):
+        ended = group[group["status"] == "finished"]
+        reached = until_target([target.time(finished.run(name).evaluations) for name in group["run_folder"]])
+        counts = {"seeds": len(group), "diverged": len(group) - len(ended)}
+        rows.append(
+            {**dict(zip(names, key, strict=True)), **counts, **reached, "final_loss": ended["final_loss"].mean()}
+        )
+    return pd.DataFrame(rows)
+
+
+def _conclude(target: Target, folder: Path, summary: "pd.DataFrame") -> None:
+    goodput, times = goodput_table(summary), times_table(read(folder, "failures"), target)
+    write_csv(folder / GOODPUT, goodput)
+    write_csv(folder / TIMES, times)
+    figures("failures").draw(folder)
+    print(
+        f"means over {counted(summary['seed'].nunique(), 'trace')}; deaths: of a worker, an hour; parts of the "
+        f"workers' time; remaining: part of the throughput with the fewest deaths\n"
+        f"{table_text(goodput.rename(columns={**PARTS, 'throughput': 'commits/s', 'staleness_mean': 'staleness'}))}\n"
+    )
+    titles = {"time_to_target": "time (s)", "final_loss": "minibatch loss"}
+    print(f"simulated time until {target} is reached\n{table_text(times.rename(columns=titles))}")
