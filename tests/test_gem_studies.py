@@ -42,6 +42,10 @@ TINY = {
         "workers window learning_rate",
     ),
     "policies": ("--workers 2 --steps 6 --policy asynchronous barrier", "policy workers window"),
+    "failures": (
+        "--workers 3 --steps 30 --deaths 0 200 --policy asynchronous barrier --methods downpour",
+        "deaths policy workers",
+    ),
     "windows": ("--workers 2 --window 2 --methods agn --problem digits --steps 4", "workers window"),
 }
 OWN_TABLES = {"speedup": {"speedup.csv"}, "queue": {"ranks.csv"}, "forensics": {"fit.csv", "target.csv"}}
