@@ -24,6 +24,7 @@ from asyncsim.errors import InputError, require_count
 from asyncsim.plots import beyond
 from asyncsim.simulation.simulate import simulate
 from asyncsim.streams import Streams
+from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.durations import Durations, attended, durations, require_asynchronous
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
@@ -46,6 +47,7 @@ _MEANS = {
     "wait_mean": "wait, mean (s)",
     "utilisation": "server utilisation",
 }
+LOST = "computations lost, share"
 THROUGHPUT = "throughput (commits/s)"
 STALENESS = "staleness, distance"
 #: Points of a drawn curve.
@@ -70,7 +72,7 @@ class Measured(NamedTuple):
 
 def _measure(trace: Trace, first: int) -> Measured:
     """Return what is compared of a trace from a commit on."""
-    frame = trace.frame.iloc[first:]
+    frame = trace.accepted.frame.iloc[first:]
     waits = (frame["serve_time"] - frame["arrive_time"]).to_numpy()
     least = _LEAST_WAIT * float((frame["commit_time"] - frame["serve_time"]).mean())
     return Measured(trace.summary(first), frame["staleness"].to_numpy(), np.where(waits < least, 0.0, waits))
@@ -134,8 +136,13 @@ def predict(recorded: Trace, seed: int = 0, *, runs: int = RUNS, **options: Any)
         For `asyncsim.calibrate`: ``law``, ``latency_up``, ...
     """
     require_asynchronous("recorded", recorded)
-    half = len(recorded) // 2
-    calibration = examine(Trace(recorded.frame.iloc[:half], recorded.source), **options)
+    half = len(recorded.accepted) // 2
+    taken = np.cumsum(recorded.frame["outcome"].isin(ACCEPTED).to_numpy())
+    earlier = recorded.frame[taken <= half]
+    spells = recorded.spells[recorded.spells["begin"] <= earlier["commit_time"].max()]
+    rows = spells[["from_row", "to_row"]]
+    spells = spells.assign(**rows.where(rows <= len(earlier)))
+    calibration = examine(Trace(earlier, recorded.source, spells=spells), **options)
     title = f"the later half of {counted(len(recorded), 'commit')} by {counted(recorded.workers, 'worker')}"
     target = _Target(f"{title}, from the earlier half", "in the later half", "in the earlier half", recorded, half)
     return _prediction(calibration, target, seed, runs, options)
@@ -193,7 +200,7 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
         generator = streams.generator(run)
         drawn = int(generator.integers(2**31))
         like = with_workers(calibration.resampled(generator), trace.workers)
-        made.append(_measure(simulate(like, len(trace), drawn, progress=False), first))
+        made.append(_measure(simulate(like, len(trace.accepted), drawn, progress=False), first))
     measured = _measure(attended(trace), first)
 
     # Durations that are longer or shorter than those that the cluster was calibrated on.
@@ -231,7 +238,7 @@ def _prediction(calibration: Calibration, target: _Target, seed: int, runs: int,
     # How well the simulator does with the laws of what was to be predicted.
     itself = examine(trace, **{**options, "warm_up": first})
     seeds = range(seed, seed + _OWN_RUNS)
-    again = [_measure(simulate(itself.cluster, len(trace), drawn, progress=False), first) for drawn in seeds]
+    again = [_measure(simulate(itself.cluster, len(trace.accepted), drawn, progress=False), first) for drawn in seeds]
     rate, true_rate = float(np.mean([run.values["throughput"] for run in again])), measured.values["throughput"]
     off = _distance(measured.staleness, np.sort(np.concatenate([run.staleness for run in again])))
     met = abs(rate / true_rate - 1) <= BAR and off <= prediction.table.set_index("quantity")["high"][STALENESS]
@@ -257,7 +264,8 @@ def _table(measured: Measured, runs: Sequence[Measured]) -> list[dict[str, Any]]
 
     rate = float(np.mean([run.values["throughput"] for run in runs]))
     add(THROUGHPUT, measured.values["throughput"], rate, rate / (1 + BAR), rate / (1 - BAR))
-    for name, called in _MEANS.items():
+    lost = {"cancelled_share": LOST} if any(run.values["cancelled_share"] for run in (measured, *runs)) else {}
+    for name, called in (_MEANS | lost).items():
         values = [run.values[name] for run in runs]
         add(called, measured.values[name], float(np.mean(values)), min(values), max(values))
     for called, name in ((STALENESS, "staleness"), ("wait, distance", "waits")):

@@ -330,14 +330,14 @@ def test_a_server_of_several_threads_is_refused():
         calibrate(without_cluster(GOOD, frame))
 
 
-def test_lost_computations_are_refused():
+def test_workers_that_die_and_never_come_back_are_refused():
     log = GOOD.frame[list(COMMIT_RECORD)].assign(outcome="applied")
     last = log["commit_time"].max() + 0.1
     lost = {"worker": 0, **dict.fromkeys(COMMIT_RECORD[1:], last)}
     log.loc[len(log)] = {**lost, "outcome": "cancelled"}
     reads = log.rename(columns={"arrive_time": "read_arrive_time", "serve_time": "read_serve_time"})
     trace = recorded(log, reads=reads.assign(read_time=reads["commit_time"]))
-    with pytest.raises(InputError, match=r"trace: outcome of row 200 is 'cancelled'; only a trace of which every"):
+    with pytest.raises(InputError, match=r"trace: a worker died and none came back; end the trace before"):
         calibrate(trace)
 
 

@@ -17,14 +17,17 @@ import pandas as pd
 from scipy.stats import kruskal
 
 import asyncsim.calibration.dependence as dependence
-from asyncsim.calibration.fitting import ERRORS, FAMILIES, FEWEST, KINDS, NO_SPREAD, Fit, Part, fitted, without
+from asyncsim.calibration.fitting import ERRORS, FAMILIES, FEWEST, KINDS, NO_SPREAD, Fit, Part, fit, fitted, without
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
 from asyncsim.errors import InputError, require_choice, require_switch
-from asyncsim.traces.durations import Durations, choices, durations
+from asyncsim.failures import crash
+from asyncsim.traces.durations import Durations, choices, deaths, durations
 from asyncsim.traces.trace import Trace
 
 #: Who is served next where visits wait for one another.
+#: The parts that a trace has in which workers died.
+_DEATHS, _AWAY = "time to a death", "time away"
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
 
@@ -37,7 +40,7 @@ class Calibration:
     """A cluster fitted to a trace, and what it was fitted to."""
 
     cluster: Cluster
-    #: Durations and laws: compute, of all workers or of each, then service and latencies.
+    #: Durations and laws: compute, of all workers or of each, then service and latencies, and those of deaths.
     parts: tuple[Part, ...] = field(repr=False)
     notes: tuple[str, ...]  #: what the trace has that no cluster has, and how sure the discipline is
     durations: Durations = field(repr=False)  #: as they were recorded
@@ -63,7 +66,9 @@ class Calibration:
         ----------
         Kuensch 1989, Annals of Statistics 17, 1217: the moving block bootstrap.
         """
-        return _with_laws(self.cluster, [part.resampled(generator, self.law) for part in self.parts])
+        kinds = [_of_deaths(part, self.law) for part in self.parts]
+        parts = [part.resampled(generator, kind) for part, kind in zip(self.parts, kinds, strict=True)]
+        return _with_laws(self.cluster, parts)
 
 
 def calibrate(
@@ -84,6 +89,10 @@ def calibrate(
     latencies; but where separate read_then_write visits tell how long messages without parameters are under way, a
     bandwidth says what those with parameters take longer, as if both ways took the same. It is 1, and the size of a
     message in seconds then: only their quotient means something. `Calibration.resampled` keeps it as it is.
+
+    Workers that died, and whose computations went with them, make a cluster with `asyncsim.failures.crash`: the time to
+    the next death is exponential, its mean the workers' time at work per death, and the time away is one of those that
+    were. That long computations are likelier to die than short ones is left out of account.
 
     Parameters
     ----------
@@ -119,8 +128,9 @@ def calibrate(
     Raises
     ------
     InputError
-        The trace was prescribed, has a policy or lost computations; times are missing, negative or not finite; services
-        overlap; a law has fewer than 20 durations to be fitted to; or an argument contradicts the trace.
+        The trace was prescribed, has a policy or failures other than deaths; times are missing, negative or not
+        finite; services overlap; a law has fewer than 20 durations to be fitted to; or an argument contradicts the
+        trace.
 
     Warns
     -----
@@ -190,6 +200,13 @@ def examine(
             "queues and the spread of staleness differ"
         )
     parts = (*compute, service, up, down)
+    died = deaths(trace)
+    if len(died.between):
+        if not died.away.sum() > 0:
+            raise InputError("trace: a worker died and none came back; end the trace before, or start it again")
+        for name, values in ((_DEATHS, died.between), (_AWAY, died.away)):
+            part = Part(name, values, Fit(Constant(0.0), 0.0, 0, 0.0))
+            parts = (*parts, part._replace(fit=fit(values, _of_deaths(part, law))))
     return Calibration(_with_laws(frame, parts), parts, (*dependence.notes(found), *notes), found, law)
 
 
@@ -238,6 +255,13 @@ def _uplink(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np
     return up, without("latency up", found.compute, up.fit.law), notes
 
 
+def _of_deaths(part: Part, law: str) -> str:
+    """Return how the law of a part is chosen: as all are, but for the times of deaths."""
+    if part.name == _DEATHS:
+        return "exponential"
+    return "empirical" if part.name == _AWAY else law
+
+
 def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:
     laws = {part.name: part.fit.law for part in parts}
     compute = [law for name, law in laws.items() if name.startswith("compute")]
@@ -248,4 +272,5 @@ def _with_laws(cluster: Cluster, parts: Sequence[Part]) -> Cluster:
             compute=compute[0] if len(compute) == 1 else tuple(compute),
             service=laws["service"],
             latency=(laws["latency up"], laws["latency down"]),
+            failures=(crash(laws[_DEATHS], laws[_AWAY]),) if _DEATHS in laws else (),
         )

@@ -6,6 +6,7 @@ from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.clusters.policy import asynchronous
+from asyncsim.failures import Failure
 from asyncsim.wording import counted
 
 #: More different laws than these are told by their number and their means.
@@ -32,7 +33,7 @@ def parts(cluster: Cluster) -> list[str]:
         *_network(cluster),
         *_server(cluster),
         *([str(cluster.policy)] if cluster.policy != asynchronous() else []),
-        *map(str, cluster.failures),
+        *map(_failure, cluster.failures),
     ]
 
 
@@ -97,6 +98,13 @@ def _protocol(cluster: Cluster) -> str:
     if cluster.protocol == "read_then_write":
         return f"{cluster.protocol} in {'one visit' if cluster.exclusive else 'two visits'}"
     return cluster.protocol
+
+
+def _failure(failure: Failure) -> str:
+    text = str(failure)
+    for law in (failure.every, failure.lasts):
+        text = text if law is None else text.replace(str(law), brief(law))
+    return text
 
 
 def brief(law: Law) -> str:

@@ -1,5 +1,6 @@
 """Durations between the columns of a trace, and the order in which its server took visits."""
 
+import dataclasses
 import heapq
 from typing import NamedTuple
 
@@ -49,7 +50,10 @@ class Durations(NamedTuple):
 
 
 def require_asynchronous(argument: str, trace: Trace) -> None:
-    """Raise InputError unless a trace has times, and its server took up every message as it came."""
+    """Raise InputError unless a trace has times, and its server took up every message as it came.
+
+    Computations may have gone with workers that died.
+    """
     if not isinstance(trace, Trace):
         raise InputError(f"{argument} = {trace!r}: must be a Trace, simulated or recorded")
     if trace.protocol == "prescribed":
@@ -62,13 +66,16 @@ def require_asynchronous(argument: str, trace: Trace) -> None:
         )
     if trace.windows_differ:
         raise InputError(f"{argument}: its workers have different windows; only traces of one window can be calibrated")
-    lost = (trace.frame["outcome"] != "applied").to_numpy()
+    lost = ~trace.frame["outcome"].isin(["applied", "cancelled"]).to_numpy()
     if lost.any():
         row = int(np.argmax(lost))
         raise InputError(
-            f"{argument}: outcome of row {row} is {trace.frame['outcome'].iloc[row]!r}; only a trace of which every "
-            "message was applied can be calibrated: record without faults and with an asynchronous server"
+            f"{argument}: outcome of row {row} is {trace.frame['outcome'].iloc[row]!r}; only a trace can be calibrated "
+            "of which every message was applied, or went with its worker: record with an asynchronous server"
         )
+    others = [] if trace.cluster is None else [one for one in trace.cluster.failures if one.name != "crash"]
+    if others:
+        raise InputError(f"{argument}: has failures, {others[0]}; only traces with crashes alone can be calibrated")
 
 
 def durations(trace: Trace, warm_up: int | None = None) -> Durations:
@@ -84,7 +91,10 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     trace = attended(trace)
     idle = began - trace.frame["serve_time"].to_numpy()
     warm_up, frame = warm_up_of(trace, warm_up), trace.frame
-    used = ((frame["commit"] >= warm_up) & (frame["job"] > 0)).to_numpy()
+    applied = frame["outcome"] == "applied"
+    # Not what died, nor what came after: that was read in a visit that is no row's.
+    survived = applied & applied.groupby(frame["worker"], sort=False).shift(fill_value=True)
+    used = ((np.cumsum(applied) > warm_up) & (frame["job"] > 0) & survived).to_numpy()
     starts, sent, arrived = (frame[name].to_numpy() for name in ("start_time", "send_time", "arrive_time"))
     down, round_trip = starts - frame["read_time"].to_numpy(), None
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()[used]
@@ -125,8 +135,10 @@ def attended(trace: Trace) -> Trace:
     free = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
     begun = np.empty(len(visits))
     begun[visits.index] = np.minimum(serve, np.maximum(arrive, free))
-    frame = trace.frame.assign(serve_time=begun[: len(trace)])
-    reads, done = [], len(trace)
+    there = ~trace.frame["outcome"].isin(["cancelled", "lost"]).to_numpy()
+    served, done = trace.frame["serve_time"].to_numpy(copy=True), int(there.sum())
+    served[there] = begun[:done]
+    frame, reads = trace.frame.assign(serve_time=served), []
     for table in (frame, trace.open_reads):
         own = (table["job"] > 0).to_numpy()
         served = table["read_serve_time"].to_numpy(copy=True)
@@ -135,7 +147,48 @@ def attended(trace: Trace) -> Trace:
             served[own] = begun[done : done + count]
             done += count
         reads.append(table.assign(read_serve_time=served))
-    return Trace(reads[0], trace.source, reads[1], trace.present)
+    return dataclasses.replace(trace, frame=reads[0], open_reads=reads[1])
+
+
+class Deaths(NamedTuple):
+    """When workers died and were away, seconds."""
+
+    #: All workers' time at work put end to end, cut where one died; its last part and its first are one, so that the
+    #: mean is that of the time at work per death. Empty without deaths.
+    between: np.ndarray
+    away: np.ndarray  #: of those that came back, how long each time
+
+
+def deaths(trace: Trace) -> Deaths:
+    """Return the deaths of a trace's workers: of a simulated one its crashes, else the computations that went with one.
+
+    Such a one is a row with the outcome ``"cancelled"``; its worker is back when it reads again.
+    """
+    frame = trace.frame
+    end = float(frame["commit_time"].max())
+    died: list[tuple[int, float, float]] = []  # worker, when, and when it was back, infinite if never
+    if trace.has_failures:
+        spells = trace.spells[trace.spells["kind"] == "crash"].sort_values("begin")
+        died = list(spells[["worker", "begin", "end"]].fillna(np.inf).itertuples(index=False, name=None))
+    else:
+        names = ["worker", "read_arrive_time", "read_time", "start_time", "commit_time", "outcome"]
+        rows = pd.concat([frame[names], trace.open_reads.reindex(columns=names)], ignore_index=True)
+        later = rows.groupby("worker", sort=False).shift(-1)
+        # A worker that goes on from the read that it had is back when it computes again.
+        back = later["read_arrive_time"].where(later["read_arrive_time"] >= rows["commit_time"], later["start_time"])
+        lost = (rows["outcome"] == "cancelled").to_numpy()
+        died = list(zip(rows["worker"][lost], rows["commit_time"][lost], back[lost].fillna(np.inf), strict=True))
+    points, away, before = [], [], 0.0
+    for worker in range(trace.workers):
+        began = 0.0
+        for _, at, back_at in (one for one in died if one[0] == worker):
+            before += at - began
+            points.append(before)
+            began = min(back_at, end)
+            away += [back_at - at] if back_at <= end else []
+        before += end - began
+    cuts = np.array(points)
+    return Deaths(np.diff(cuts, append=cuts[:1] + before), np.array(away))
 
 
 class Choices(NamedTuple):
