@@ -12,6 +12,7 @@ import numpy as np
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.collectives import collective_bytes
 from asyncsim.simulation.simulate import simulate
+from asyncsim.theory import throughput_theory
 from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.gossip import previous_rows
 from asyncsim.traces.trace import Trace
@@ -174,17 +175,36 @@ class Candidate(NamedTuple):
     message_bytes: tuple[float, float]  #: up and down
 
 
-def measure_all(
-    candidates: Sequence[Candidate], horizon: Horizon, most: int, seeds: int, table: str
-) -> dict[str, list]:
-    """Return the rows of a table: one for each candidate and seed, with its labels."""
-    return {
-        table: [
-            {**one.labels, "seed": seed, **measure(one.cluster, one.message_bytes, horizon, most, seed)}
-            for one in candidates
-            for seed in range(seeds)
-        ]
+def measure_all(candidates: Sequence[Candidate], horizon: Horizon, most: int, seeds: int, table: str) -> Any:
+    """Return the rows of a table, for each candidate and seed: its labels, what is measured, what `known_cost` says."""
+    rows = []
+    for one in candidates:
+        known = known_cost(one.cluster, horizon)._asdict()
+        for seed in range(seeds):
+            found = measure(one.cluster, one.message_bytes, horizon, most, seed)
+            rows.append({**one.labels, "seed": seed, **found, **known})
+    return {table: rows}
+
+
+class KnownCost(NamedTuple):
+    """What a closed form says of the time to a horizon; of one in seconds, of the time of a thousand gradients."""
+
+    theory: float  #: seconds in the long run, or the least possible; not a number if there is none
+    theory_name: str
+    exact: bool  #: whether that is the time
+
+
+def known_cost(cluster: Cluster, horizon: Horizon) -> KnownCost:
+    """Return what is known of the cost of a horizon."""
+    known = throughput_theory(cluster)
+    if known is None:
+        return KnownCost(math.nan, "", False)
+    commits = {
+        "versions": horizon.amount * cluster.policy.per_version(cluster.workers),
+        "gradients": horizon.amount / cluster.mean_window,
+        "seconds": 1000 / cluster.mean_window,
     }
+    return KnownCost(commits[horizon.of] / known.commits, known.name, known.exact)
 
 
 def pareto(cost: np.ndarray, staleness: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.collectives import COLLECTIVES
@@ -341,69 +341,34 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.Dat
     until the horizon; ``theory`` (s), what a closed form gives for the cost, ``theory_name`` and ``exact``, else the
     least possible cost; ``front``: whether nobody is better in both cost and staleness.
     """
-    import pandas as pd
-
-    horizon = config.horizon
-    clusters = {tuple(one.labels.values()): one.cluster for one in candidates}
+    horizon, by = config.horizon, list(CHOICES)
+    workers = {tuple(one.labels.values()): one.cluster.workers for one in candidates}
     differing = [name for name in CHOICES if len({one.labels[name] for one in candidates}) > 1] or ["policy"]
     summary = summary[summary["seconds"].notna()]
     cost = summary["seconds"] * (1000 / summary["gradients"] if horizon.of == "seconds" else 1.0)
-    summary = summary.assign(cost=cost, window=summary["window"].astype(int))
-    for name in set(CHOICES) - {"window"}:
-        summary[name] = [_label(value) for value in summary[name]]
-    rows = []
-    numbers = [name for name in summary if name not in (*CHOICES, "seed", "status", "error")]
-    for labels, group in summary.groupby(list(CHOICES), sort=False):
-        if labels not in clusters:
-            continue
-        cluster, means = clusters[labels], group[numbers].astype(float).mean()
-        hours = cluster.workers * means["seconds"] / _HOUR
-        known = _known(cluster, horizon)
-        rows.append(
-            {
-                "name": _name(dict(zip(CHOICES, labels, strict=True)), differing),
-                **dict(zip(CHOICES, labels, strict=True)),
-                "seeds": len(group),
-                "cost_low": group["cost"].min(),
-                "cost_high": group["cost"].max(),
-                **means,
-                "gigabytes": means["bytes_per_second"] * means["seconds"] / 1e9,
-                "worker_hours": hours,
-                **({} if config.price is None else {"money": hours * config.price}),
-                **dict(zip(("theory", "theory_name", "exact"), known, strict=True)),
-            }
-        )
-    table = pd.DataFrame(rows).sort_values(["cost", "staleness_mean"], kind="stable", ignore_index=True)
-    first = table.iloc[0]
-    paired = summary.set_index([*CHOICES, "seed"])["cost"]
-    best = paired.xs(tuple(first[name] for name in CHOICES), level=list(CHOICES))
-    ratios = paired.groupby(level=list(CHOICES), sort=False)
-    behind = {labels: (group.droplevel(list(CHOICES)) / best).dropna() for labels, group in ratios}
-    own = [behind[tuple(row)] for row in table[list(CHOICES)].itertuples(index=False, name=None)]
-    table["behind"], table["behind_low"] = [one.mean() for one in own], [one.min() for one in own]
-    table["behind_high"] = [one.max() for one in own]
+    texts = {name: [_label(value) for value in summary[name]] for name in set(CHOICES) - {"window"}}
+    summary = summary.assign(cost=cost, window=summary["window"].astype(int), **texts)
+    known = ["theory_name", "exact"]
+    numbers = [name for name in summary if name not in (*CHOICES, *known, "seed", "status", "error")]
+    summary = summary.astype(dict.fromkeys(numbers, float))
+    groups = summary.groupby(by, sort=False)
+    table = groups[numbers].mean().join(groups[known].first()).reset_index()
+    table["theory_name"] = table["theory_name"].fillna("")
+    labels = list(table[by].itertuples(index=False, name=None))
+    table.insert(0, "name", [_name(dict(zip(CHOICES, one, strict=True)), differing) for one in labels])
+    table["seeds"] = groups.size().to_numpy()
+    table["cost_low"], table["cost_high"] = groups["cost"].min().to_numpy(), groups["cost"].max().to_numpy()
+    table["gigabytes"] = table["bytes_per_second"] * table["seconds"] / 1e9
+    table["worker_hours"] = table["seconds"] * [workers[one] for one in labels] / _HOUR
+    if config.price is not None:
+        table["money"] = table["worker_hours"] * config.price
+    first = table.loc[table.sort_values(["cost", "staleness_mean"], kind="stable").index[0], by]
+    best = summary[(summary[by] == first).all(axis=1)].set_index("seed")["cost"]
+    ratios = summary.assign(ratio=summary["cost"] / summary["seed"].map(best)).groupby(by, sort=False)["ratio"]
+    for name, found in (("behind", ratios.mean()), ("behind_low", ratios.min()), ("behind_high", ratios.max())):
+        table[name] = found.to_numpy()
     table["front"] = pareto(table["cost"].to_numpy(), table["staleness_mean"].to_numpy())
-    return table
-
-
-class _Known(NamedTuple):
-    seconds: float
-    name: str
-    exact: bool
-
-
-def _known(cluster: Cluster, horizon: Horizon) -> _Known:
-    """Return what a closed form says of the cost: it, or the least possible."""
-    from asyncsim.theory import throughput_theory
-
-    known = throughput_theory(cluster)
-    if known is None:
-        return _Known(math.nan, "", False)
-    per_second = known.commits * cluster.mean_window
-    if horizon.of == "versions":
-        per_version = cluster.policy.per_version(cluster.workers)
-        return _Known(horizon.amount * per_version / known.commits, known.name, known.exact)
-    return _Known((horizon.amount if horizon.of == "gradients" else 1000) / per_second, known.name, known.exact)
+    return table.sort_values(["cost", "staleness_mean"], kind="stable", ignore_index=True)
 
 
 def _name(labels: dict[str, Any], differing: Sequence[str]) -> str:
