@@ -138,7 +138,7 @@ def _complete(cell: "Cell") -> "Cell":
         local, named = optax.sgd(rate, momentum, nesterov=True), {"learning_rate": rate, "local_momentum": momentum}
         takes = {name for name, make in METHODS.items() if "optimizer" in inspect.signature(make).parameters}
         for place, one in enumerate(methods):
-            if one.name in {*takes, PARALLEL}:
+            if one.name.partition("(")[0] in {*takes, PARALLEL} and "optimizer" not in one.hyperparameters:
                 methods[place] = one._replace(optimizer=local, hyperparameters={**one.hyperparameters, **named})
     return cell._replace(methods=methods)
 

@@ -84,7 +84,7 @@ def entropy_sgd(
     Chaudhari et al. 2017, "Entropy-SGD: biasing gradient descent into wide valleys", arXiv 1611.01838, algorithm 1, and
     its authors' program.
     """
-    optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
+    named, optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
     require_positive("outer_rate", outer_rate)
 
     def message(worker, update, start, central, visit):
@@ -92,16 +92,7 @@ def entropy_sgd(
 
     return Method(
         name="entropy_sgd",
-        hyperparameters=dict(
-            learning_rate=learning_rate,
-            gamma=gamma,
-            scoping=scoping,
-            noise=noise,
-            decay=decay,
-            momentum=momentum,
-            outer_rate=outer_rate,
-            gamma_least=gamma_least,
-        ),
+        hyperparameters={**named, "outer_rate": outer_rate},
         optimizer=optimizer,
         message=message,
         look_ahead=lambda loop: loop.ahead,
@@ -161,7 +152,7 @@ def parle(
     ----------
     Chaudhari et al. 2017, "Parle: parallelizing stochastic gradient descent", arXiv 1707.00424.
     """
-    optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
+    named, optimizer = _inner_loop(learning_rate, gamma, gamma_least, scoping, noise, decay, momentum)
     pull = _shrinking("rho", rho, rho_least, scoping)
     require_positive("outer_rate", outer_rate)
     needed = require_policy(policy)
@@ -179,17 +170,7 @@ def parle(
     return Method(
         name="parle",
         hyperparameters=dict(
-            learning_rate=learning_rate,
-            gamma=gamma,
-            rho=rho,
-            scoping=scoping,
-            noise=noise,
-            decay=decay,
-            momentum=momentum,
-            outer_rate=outer_rate,
-            gamma_least=gamma_least,
-            rho_least=rho_least,
-            policy=None if needed is None else str(needed),
+            **named, rho=rho, rho_least=rho_least, outer_rate=outer_rate, policy=None if needed is None else str(needed)
         ),
         optimizer=optimizer,
         message=message,
@@ -205,8 +186,8 @@ def parle(
 
 def _inner_loop(
     learning_rate: Any, gamma: Any, gamma_least: Any, scoping: Any, noise: Any, decay: Any, momentum: Any
-) -> optax.GradientTransformationExtraArgs:
-    """Return the inner loop as an optimizer of the average ``z``, whose gradients are those at ``y``."""
+) -> tuple[dict[str, Any], optax.GradientTransformationExtraArgs]:
+    """Return its hyper-parameters, and the inner loop as an optimizer of the average ``z`` by gradients at ``y``."""
     require_rate("learning_rate", learning_rate)
     length = _shrinking("gamma", gamma, gamma_least, scoping)
     require_nonnegative("noise", noise)
@@ -229,11 +210,11 @@ def _inner_loop(
         move = jax.tree.map(lambda d: -rate_at(learning_rate, visit, d) * d, d)
         if _is_noisy(noise):
             leaves, tree = jax.tree.flatten(move)
-            keys = [jax.random.fold_in(visit.key, place) for place in range(len(leaves))]
-            drawn = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-            size = [noise * jnp.sqrt(2 * jnp.asarray(rate_at(learning_rate, visit, d), d.dtype)) for d in leaves]
-            parts = zip(leaves, size, drawn, strict=True)
-            move = jax.tree.unflatten(tree, [leaf + width * normal for leaf, width, normal in parts])
+            for place, leaf in enumerate(leaves):
+                normal = jax.random.normal(jax.random.fold_in(visit.key, place), leaf.shape, leaf.dtype)
+                width = noise * jnp.sqrt(2 * jnp.asarray(rate_at(learning_rate, visit, leaf), leaf.dtype))
+                leaves[place] = leaf + width * normal
+            move = jax.tree.unflatten(tree, leaves)
         # How far y is from z before z follows it: no sum with z itself, so that one step of decay 0 is exactly SGD's.
         ahead = jax.tree.map(jnp.add, state.ahead, move)
         step = state.step + 1
@@ -243,7 +224,9 @@ def _inner_loop(
         taken = jax.tree.map(lambda y: (1 - decay) * y, ahead)
         return taken, InnerLoop(left, velocity, jnp.where(is_last, 0, step))
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    named = {"learning_rate": learning_rate, "gamma": gamma, "gamma_least": gamma_least, "scoping": scoping}
+    named |= {"noise": noise, "decay": decay, "momentum": momentum}
+    return named, optax.GradientTransformationExtraArgs(init, update)
 
 
 def _shrinking(name: str, first: Any, least: Any, scoping: Any) -> Callable[[Visit, Array], Array]:
