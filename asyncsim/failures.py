@@ -23,6 +23,7 @@ from asyncsim.errors import (
     require_switch,
     shown,
 )
+from asyncsim.units import SECONDS, quantity
 
 #: The parameters of each failure.
 _PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -34,6 +35,8 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "leave": ("at", "workers", "site"),
     "join": ("at", "workers", "site"),
 }
+#: Those that are times, which may have a unit.
+_TIMES = ("detect", "checkpoint_time", "timeout", "at")
 #: Failures after which a worker is away.
 TAKES_AWAY = ("crash", "leave", "join")
 
@@ -80,6 +83,7 @@ class Failure:
                 if value is not None:
                     raise InputError(f"{what}: {name} = {value!r}: it has no such parameter")
             else:
+                value = quantity(f"{what}: {name}", value, SECONDS) if name in _TIMES else value
                 object.__setattr__(self, name, check(f"{what}: {name}", value))
         if "resend" in names:
             require_switch(f"{what}: resend", self.resend)
@@ -299,7 +303,7 @@ def _parse(text: str) -> Failure:
     """Return the failure that a text stands for: ``"crash(every=exponential(3600), lasts=exponential(120))"``."""
     argument = f"failures = {shown(text)}"
     try:
-        call = read(text, "a failure", "crash(every=exponential(3600), lasts=exponential(120))")
+        call = read(text, "a failure", "crash(every=exponential(12 h), lasts=exponential(120))", units=True)
     except InputError:
         call = None
     name = call.name if isinstance(call, Call) else text.partition("(")[0].strip()

@@ -64,11 +64,11 @@ def measure(
         - ``seconds``, ``gradients``, ``versions``: at the horizon; ``extrapolated``: whether that is beyond the trace.
         - ``gradients_per_second``, ``versions_per_second``, ``bytes_per_second``: after the start-up.
         - ``staleness_mean``, ``staleness_q99``: of the messages taken up (versions).
-        - ``computing``, ``sending``, ``waiting``, ``held``, ``in_vain``: shares of the workers' time, of whole cycles
-          from one visit's end to the next: ``sending`` both ways, ``waiting`` at the server, ``held`` what else is left
-          (the policy lets them wait, they are served, or are dead); ``in_vain`` is the part of ``computing`` of which
-          nothing came.
-        - ``goodput``: the share of the workers' time that went into gradients that were taken up.
+        - ``computing``, ``sending``, ``waiting``, ``held``, ``away``: shares of the workers' time, of whole cycles from
+          one visit's end to the next: ``sending`` both ways, ``waiting`` at the server, ``held`` by the policy or being
+          served, ``away`` after a failure; ``in_vain`` is the part of ``computing`` of which nothing came.
+        - ``goodput``: the share of the workers' time that went into gradients that count.
+        - ``absences``: how often a worker or the server was away in the whole simulation.
     """
     trace = _simulated(cluster, horizon, most, seed)
     accepted = trace.frame["outcome"].isin(ACCEPTED).to_numpy()
@@ -99,7 +99,7 @@ def measure(
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
         sent = (up * messages + down * np.count_nonzero(late)) / lasting
     staleness = column["staleness"][accepted][warm_up + 1 :]
-    shares = _shares(column, accepted, begin)
+    shares = _shares_with_failures(trace, warm_up) if trace.has_failures else _shares(column, accepted, begin)
     return {
         **found,
         "extrapolated": bool(beyond),
@@ -110,6 +110,7 @@ def measure(
         "staleness_q99": float(np.quantile(staleness, 0.99)),
         **shares,
         "goodput": shares["computing"] - shares["in_vain"],
+        "absences": len(trace.spells),
     }
 
 
@@ -137,14 +138,19 @@ def _simulated(cluster: Cluster, horizon: Horizon, most: int, seed: int) -> Trac
 def _amounts(trace: Trace) -> dict[str, np.ndarray]:
     """Return the versions, gradients and seconds after each message that was taken up.
 
-    A version of an all-reduce is there once that is done.
+    A version of an all-reduce is there once that is done. What a server lost when it went back to a checkpoint does not
+    count.
     """
-    frame, done = trace.frame, 0.0 if trace.cluster is None else trace.cluster.collective_time
-    accepted = frame["outcome"].isin(ACCEPTED).to_numpy()
+    frame, done = trace.accepted.frame, 0.0 if trace.cluster is None else trace.cluster.collective_time
+    steps, version = frame["local_steps"].to_numpy(), frame["version"].to_numpy()
+    if trace.has_failures and frame["restores"].any():
+        restored = frame["restored"].where(frame["restores"] > 0).shift(-1).bfill()  # the oldest of all that come
+        kept = ~(version + (frame["outcome"] == "buffered") > restored).to_numpy()
+        steps, version = steps * kept, np.cumsum((frame["outcome"] == "applied").to_numpy() & kept)
     return {
-        "versions": frame["version"].to_numpy()[accepted],
-        "gradients": np.cumsum(frame["local_steps"].to_numpy()[accepted]),
-        "seconds": frame["commit_time"].to_numpy()[accepted] + done,
+        "versions": version,
+        "gradients": np.cumsum(steps),
+        "seconds": frame["commit_time"].to_numpy() + done,
     }
 
 
@@ -156,7 +162,7 @@ def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float
     whole = (before >= 0) & (last >= begin)
     total = (commit - last)[whole].sum()
     if not total > 0:
-        return dict.fromkeys(("computing", "sending", "waiting", "held", "in_vain"), np.nan)
+        return dict.fromkeys(("computing", "sending", "waiting", "held", "away", "in_vain"), np.nan)
     computing = np.maximum(column["send_time"] - column["start_time"], 0.0)
     returning = column["start_time"] - np.maximum(column["read_time"], last)
     sending = np.maximum(column["arrive_time"] - column["send_time"], 0.0) + np.maximum(returning, 0.0)
@@ -164,7 +170,20 @@ def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float
     parts = {"computing": computing, "sending": sending, "waiting": waiting}
     shares = {name: float(values[whole].sum() / total) for name, values in parts.items()}
     in_vain = float(computing[whole & ~accepted].sum() / total)
-    return {**shares, "held": max(0.0, 1.0 - sum(shares.values())), "in_vain": in_vain}
+    return {**shares, "held": max(0.0, 1.0 - sum(shares.values())), "away": 0.0, "in_vain": in_vain}
+
+
+def _shares_with_failures(trace: Trace, warm_up: int) -> dict[str, float]:
+    """Return the same of a cluster with failures, whose workers have no cycles."""
+    found = trace.summary(warm_up + 1)
+    return {
+        "computing": found["computing_share"],
+        "sending": found["sending_share"] + found["returning_share"],
+        "waiting": found["waiting_share"],
+        "held": found["served_share"] + found["held_share"],
+        "away": found["away_share"],
+        "in_vain": found["computing_share"] - found["counted_share"],
+    }
 
 
 class Candidate(NamedTuple):
@@ -199,6 +218,8 @@ def known_cost(cluster: Cluster, horizon: Horizon) -> KnownCost:
     known = throughput_theory(cluster)
     if known is None:
         return KnownCost(math.nan, "", False)
+    if cluster.failures:
+        known = known._replace(name=f"{known.name}, without failures", exact=False)
     commits = {
         "versions": horizon.amount * cluster.policy.per_version(cluster.workers),
         "gradients": horizon.amount / cluster.mean_window,

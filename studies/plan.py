@@ -487,7 +487,7 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
         "theory": [f"{'' if exact else 'at least '}{number_text(one)}" if name else "-" for one, name, exact in known],
         "behind": shown["behind"],
         "staleness": shown["staleness_mean"],
-        **{name: shown[name] for name in ("computing", "sending", "waiting", "held")},
+        **{name: shown[name] for name in ("computing", "sending", "waiting", "held", "away")},
         "in vain": shown["in_vain"],
         "goodput": shown["goodput"],
         "GB": shown["gigabytes"],
@@ -500,14 +500,20 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
     if "time_to_target" in table:
         columns |= {"to target (s)": shown["time_to_target"], "rate": shown["learning_rate"]}
     frame = pd.DataFrame(columns)
-    small = [name for name in ("sending", "waiting", "held", "in vain") if not frame[name].max() >= LEAST_SHARE]
+    small = [name for name in ("sending", "waiting", "held", "away", "in vain") if not frame[name].max() >= LEAST_SHARE]
     small += ["computing"] if "in vain" in small else []  # which the goodput is then
     beyond = int((table["extrapolated"] > 0).sum())
-    far = f"; {beyond} of {len(table)} reach it beyond {config.simulate:,} commits, at the rate after the start-up"
+    far = (
+        f"; {beyond} of {len(table)} beyond {config.simulate:,} commits, at the rate after the start-up"
+        if beyond
+        else ""
+    )
+    if (most := table["absences"].max()) > 0:
+        far += f"; with failures, of which a simulation had {table['absences'].min():.0f} to {most:.0f} absences"
     more = f"\nand {len(table) - len(shown)} more in {PLAN}" if len(table) > len(shown) else ""
     over = over_seeds(int(table["seeds"].max()), "means over")
     return (
-        f"{_horizon(horizon)}, {counted(config.workers, 'worker')}, {over}{far if beyond else ''}\n"
+        f"{_horizon(horizon)}, {counted(config.workers, 'worker')}, {over}{far}\n"
         "computing, sending, ...: parts of the workers' time; goodput: the part that went into gradients taken up\n"
         f"{table_text(frame.drop(columns=small))}{more}"
     )

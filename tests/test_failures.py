@@ -306,3 +306,10 @@ def test_files_keep_the_failures(tmp_path):
     trace = simulate(Cluster(4, "exponential(1)", failures=["crash(exponential(5), 2)", "loss(0.2, 1)"]), 100)
     found = Trace.load(trace.save(tmp_path / "trace.parquet"))
     assert found.frame.equals(trace.frame) and found.spells.equals(trace.spells) and found.cluster == trace.cluster
+
+
+def test_times_may_have_units():
+    text = "crash(every=exponential(12 h), lasts=exponential(mean=10 min), detect=30 s)"
+    (found,) = Cluster(4, 1.0, failures=text).failures
+    assert str(found) == "crash(every=exponential(mean=43200), lasts=exponential(mean=600), detect=30)"
+    assert Cluster(4, 1.0, failures=str(found)).failures == (found,)

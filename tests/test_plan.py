@@ -185,3 +185,16 @@ def test_other_processes_give_the_same():
 
 def _call(function, *arguments):
     return function(*arguments)
+
+
+def test_failures_are_time_that_does_not_count():
+    cluster = Cluster(8, "gamma(1, 0.3)", failures=["crash(every=exponential(200), lasts=exponential(20), detect=1)"])
+    found = measure(cluster, SIZE, Horizon("gradients", 1e6), 8000, 0)
+    assert found["away"] == pytest.approx(20 / 220, abs=0.02) and found["absences"] > 20
+    assert found["goodput"] == pytest.approx(found["computing"] - found["in_vain"])
+    assert found["computing"] + found["away"] == pytest.approx(1, abs=0.01)
+    assert found["seconds"] == pytest.approx(1e6 / 8 / found["goodput"], rel=0.02)
+    lost = Cluster(4, 1.0, failures=["outage(every=exponential(50), lasts=1, checkpoint_every=40)"])
+    undone = measure(lost, SIZE, Horizon("seconds", 2000.0), 10**6, 0)
+    assert undone["gradients"] == undone["versions"] < 4 * 2000 * 0.95
+    assert undone["gradients"] / (4 * 2000) == pytest.approx(undone["goodput"], rel=0.03)
