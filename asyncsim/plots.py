@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     axis_along,
+    coincidences,
     draw_curve,
     evaluation_curve,
     loss_axis,
@@ -111,7 +112,8 @@ def compare(
         layout.legend_below(figure, *axes.get_legend_handles_labels(), 2)
         problems = dict.fromkeys(str(run.config["problem"]) for run in together if "problem" in run.config)
         sizes = [len(group) for group in groups.values()]
-        told = f"{', '.join(problems)}; {over_seeds(max(sizes), fewest=min(sizes))}"
+        same = coincidences(curves, {name: one.label for name, one in looks.items()})
+        told = "; ".join([", ".join(problems), over_seeds(max(sizes), fewest=min(sizes)), *same])
         layout.title(figure, told if title is None else title)
     return figure
 
@@ -235,7 +237,9 @@ def queue_length(axes: Axes, trace: Trace) -> None:
         axes.set(xlim=(0, trace.frame["commit_time"].iloc[-1]), ylim=(0, 1), yticks=[])
         return
     mean = float(in_system[:-1] @ np.diff(time)) / time[-1]
-    top = _draw_steps(axes, time, in_system, _origin(trace), f"mean {number_text(mean)}, most {in_system.max()}")
+    top = _draw_steps(axes, time, in_system, _origin(trace), f"mean {number_text(mean)}")
+    if top < in_system.max():
+        axes.set_ylabel(f"{axes.get_ylabel()},\nmeans (up to {in_system.max()} at once)")
     expected = None if trace.cluster is None else queue_theory(trace.cluster)
     if expected is not None:
         least = "" if expected.exact else "at least "
@@ -314,7 +318,9 @@ def _time_label(trace: Trace) -> str:
 
 def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str, label: str) -> float:
     """Draw a step function, a long one as means over intervals; return how far up there is something to see."""
+    most_of_all = f", most {in_system.max()}"
     if len(time) <= 2 * _BINS:
+        label += most_of_all
         axes.step(time, in_system, where="post", color=BLUE, linewidth=0.8, label=f"{origin}: {label}")
         return float(in_system.max())
     edges = np.linspace(0.0, time[-1], _BINS + 1)
@@ -330,7 +336,7 @@ def _draw_steps(axes: Axes, time: np.ndarray, in_system: np.ndarray, origin: str
     if drawn:
         style: dict[str, Any] = {"color": BLUE, "alpha": 0.2, "linewidth": 0, "label": f"least to most within {each}"}
         axes.stairs(most, edges, baseline=least, fill=True, **style)
-    label = f"{origin}, means over {each}: {label}"
+    label = f"{origin}, means over {each}: {label}{most_of_all if drawn else ''}"
     axes.plot((edges[1:] + edges[:-1]) / 2, means, color=BLUE, linewidth=0.8, label=label)
     return float(most.max() if drawn else means.max())
 

@@ -22,7 +22,7 @@ from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
     add_steps,
-    coinciding,
+    coincidences,
     draw_curves,
     draw_target,
     evaluation_curve,
@@ -109,10 +109,9 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
         handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)
         named.append("diverged")
     layout.legend_below(figure, handles, named, 5)
-    same = [" and ".join(labels[name] for name in group) for group in coinciding(drawn)]
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     tuned = ["each at the best of its learning rates"] if config.get("tune") else []
-    layout.title(figure, "; ".join([_cluster(config), seeds, *tuned, *(f"{names} coincide" for names in same)]))
+    layout.title(figure, "; ".join([_cluster(config), seeds, *tuned, *coincidences(drawn, labels)]))
     return figure
 
 

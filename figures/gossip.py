@@ -89,6 +89,8 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
             for (of, place, method), curve in curves.items():
                 if of == split and place in (name, "server"):
                     draw_curve(axes, curve, looks[method], against, until)
+            if not accuracy:
+                layout.plain_logs(axes.yaxis)
             axes.axhline(config["target"], color=look.BLACK, linewidth=0.6, zorder=0)
             axes.set_xlim(0, until)
             axes.set_xlabel(said)

@@ -64,6 +64,7 @@ def momentum(finished: Finished) -> Figure:
             label=f"n = {count}",
         )
     right.set_yscale("log")
+    layout.plain_logs(right.yaxis)
     right.set_xlabel("explicit momentum on the server")
     right.set_ylabel("gradients until a tenth of the loss")
     right.legend(ncols=2)

@@ -20,7 +20,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import DIVERGED, Curve, draw_curves, draw_target, evaluation_curve, loss_axis, mark_beyond
+from asyncsim.drawing.curves import (
+    DIVERGED,
+    Curve,
+    coincidences,
+    draw_curves,
+    draw_target,
+    evaluation_curve,
+    loss_axis,
+    mark_beyond,
+)
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace_summary import IN_WORDS, Phases
 from asyncsim.wording import LEAST_SHARE, counted, number_text, over_seeds
@@ -106,7 +115,8 @@ def loss(finished: Finished) -> Figure:
         draw_curves(axes, curves, named, "time", looks=own_looks)
         mark_beyond(axes, curves, named, "time", own_looks)
         draw_target(axes, finished.config, quantity)
-        axes.set_title(f"{look.looks([method])[method].label}, {_cluster(times, workers, window)}")
+        shown = [f"{look.looks([method])[method].label}, {_cluster(times, workers, window)}"]
+        layout.panel_title(axes, "; ".join(shown + coincidences(curves, named)))
     for axes in panels[: len(found) : columns]:
         axes.set_ylabel("loss on the training data" if quantity == "train_loss" else quantity.replace("_", " "))
     handles: dict[str, Any] = {}

@@ -71,6 +71,7 @@ def scaling(finished: Finished) -> Figure:
         )
     right.barh(place, spent["computing"], color="#d9d9d9", label="computing")
     right.set_xscale("log")
+    layout.plain_logs(right.xaxis)
     right.set_yticks(place, names, fontsize=6 if len(names) > 12 else 7)
     right.set_ylim(len(names) - 0.4, -0.6)
     right.set_xlabel(f"milliseconds of an iteration on {most} nodes")

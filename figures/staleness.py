@@ -11,7 +11,7 @@ each cluster where methods need different ones.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +27,10 @@ from asyncsim.clusters.policy import asynchronous
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
+    Curve,
     add_steps,
     bins,
+    coincidences,
     curve_of,
     draw_curves,
     log_limits,
@@ -158,6 +160,8 @@ def loss(results: Results) -> Figure:
     for axes, against in zip(panels, ("time", "step"), strict=False):
         axes.set_yscale(scale)
         axes.set_ylim(*limits)
+        if scale == "log":
+            layout.plain_logs(axes.yaxis)
         draw_curves(axes, curves, results.labels, against, _longest_time(results) if against == "time" else None)
     panels[0].set_ylabel("minibatch loss")
     mark_beyond(panels[0], curves, results.labels, "time")
@@ -165,7 +169,7 @@ def loss(results: Results) -> Figure:
     mark_after(panels[0], curves, results.labels)
     if steady is not None:
         add_steps(panels[0], steady)
-    _finish(figure, results, panels[0], "mean")
+    _finish(figure, results, panels[0], "mean", curves)
     return figure
 
 
@@ -179,11 +183,12 @@ def energy(results: Results) -> Figure:
     curves = {name: curve_of(runs, _energy_ratios, "median", results.workers) for name, runs in results.runs.items()}
     axes.set_yscale("log")
     axes.set_ylim(log_limits(curves.values(), among=(0.3, 3.0), room=2))
+    layout.plain_logs(axes.yaxis)
     draw_curves(axes, curves, results.labels, "step")
     mark_below(axes, curves, results.labels, "step")
     axes.axhline(1, color=look.BLACK, linewidth=0.6, zorder=0, label="energies equal")
     axes.set_ylabel("central / proxy energy")
-    _finish(figure, results, axes, "median")
+    _finish(figure, results, axes, "median", curves)
     return figure
 
 
@@ -233,7 +238,7 @@ def _longest_time(results: Results) -> float:
     return max(float(trace.frame["commit_time"].iloc[-1]) for timing in timings for trace in timing.traces)
 
 
-def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
+def _finish(figure: Figure, results: Results, axes: Axes, average: str, curves: Mapping[str, Curve]) -> None:
     """Add the title and the legend."""
     handles, labels = axes.get_legend_handles_labels()
     if any(run.diverged_at is not None for runs in results.runs.values() for run in runs):
@@ -249,7 +254,8 @@ def _finish(figure: Figure, results: Results, axes: Axes, average: str) -> None:
     # Where methods have their own, these are named with their histograms of staleness.
     named = [str(policy) for policy in policies if policies != {asynchronous()} and len(policies) == 1]
     setting = ", ".join([counted(results.workers, "worker"), *named])
-    layout.title(figure, f"{results.config.get('problem', '')}, {setting}; {seeds}; {each}")
+    same = coincidences(curves, results.labels)
+    layout.title(figure, "; ".join([f"{results.config.get('problem', '')}, {setting}", seeds, each, *same]))
 
 
 def _labels(methods: Sequence[str]) -> str:

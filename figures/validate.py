@@ -63,6 +63,15 @@ def _agreement(summary: pd.DataFrame, tables: dict[str, list[pd.DataFrame]]) -> 
             own.set_title(label if row == 0 else "")
     for row, text in enumerate(("losses differ by", "parameters differ by")):
         axes[row * columns].set_ylabel(text)
+    equal, top = _EQUAL[_precision(summary)], axes[0].get_ylim()[1]
+    decades = np.arange(np.log10(equal) + 2, np.log10(top))
+    decades = decades[:: max(1, round(len(decades) / 5))]
+    # Shared by all panels. Equality has a place of its own, below the scale.
+    axes[0].set_yticks([equal, *10**decades], ["equal", *(f"$10^{{{decade:.0f}}}$" for decade in decades)])
+    axes[0].set_ylim(equal / 4, top)
+    for own in axes:
+        own.minorticks_off()
+        own.axhline(10 * equal, color=look.GREY, lw=0.4)
     for own in axes[columns:]:
         own.set_xlabel("commits")
         layout.whole_ticks(own.xaxis, "auto")
@@ -87,6 +96,5 @@ def _panel(axes: Axes, runs: list[pd.DataFrame], what: str, bar: float, equal: f
             shown = label if number == 0 else None
             line = "none" if what == "loss" else "-"
             axes.plot(table["commit"], drawn, color=color, label=shown, marker=".", mew=0, ms=size, ls=line, lw=0.6)
-    axes.text(0.02, 1.6 * equal, "equal", fontsize=6, transform=axes.get_yaxis_transform())
     axes.axhline(bar, color=look.BLACK, ls="--", lw=0.8, label="bar")
     axes.set_yscale("log")

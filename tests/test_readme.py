@@ -1,5 +1,6 @@
 """README and docs: their code runs, their commands, links and names exist, and all that there is has a row."""
 
+import dataclasses
 import doctest
 import importlib
 import inspect
@@ -76,7 +77,7 @@ def read(command: list[str], capsys) -> None:
     except SystemExit as end:
         assert end.code == 0, capsys.readouterr().err
         return
-    if hasattr(config, "make_methods"):
+    if getattr(config, "methods", ()) and hasattr(config, "make_methods"):
         config.at().make_methods()
         entry_of("problem", config.problem, asyncsim.problems.PROBLEMS)  # to make it may need data
 
@@ -126,6 +127,37 @@ def test_links_and_names_exist(page):
     assert [name for name in named if not (ROOT / name).exists() and "NAME" not in name] == []
     others = [stem for stem in PAGES if stem not in ("README", "index")]
     assert page not in ("README", "index") or [stem for stem in others if f"{stem}.md)" not in text] == []
+
+
+def test_the_site_has_every_page_option_and_name():
+    """Pages are in its navigation, studies and options on a page with their help, public names on one of the API."""
+    site = study.load_file("docs_site", ROOT / "docs" / "site.py")
+    navigation = (ROOT / ".mkdocs.yml").read_text()
+    wanted = [f"{stem}.md" for stem in PAGES if stem != "README"] + [f"api/{name}.md" for name in site.API]
+    assert [page for page in wanted if f": {page}\n" not in navigation] == []
+    options = site.options()
+    rows = set(re.findall(r"^\| `(\w+)` \|", options, re.MULTILINE))
+    for path in study.shipped("studies").glob("[!_]*.py"):
+        assert f"\n## {path.stem}\n" in options
+        assert {field.name for field in dataclasses.fields(study.load(path.stem).Config)} <= rows
+    modules = tuple(f"asyncsim.{module}" for text in site.API.values() for module in text.split())
+    homes = {name: getattr(one, "__module__", one) for name in asyncsim.__all__ for one in [getattr(asyncsim, name)]}
+    homes = {name: getattr(home, "__name__", home) for name, home in homes.items()}
+    assert {name: home for name, home in homes.items() if not home.startswith(modules)} == {}
+
+
+def test_every_column_is_explained(tmp_path, monkeypatch):
+    """Columns of tables of a run, a trace and a study are named on the page of results."""
+    monkeypatch.chdir(tmp_path)
+    compare = study.load("compare")
+    options = {"methods": ("gem",), "problem": "quadratic", "workers": 2, "steps": 20, "seeds": 1, "diagnose_every": 1}
+    found = compare.run(compare.Config(**options))
+    run = asyncsim.Run.load(found.folder / found.summary["run_folder"][0])
+    trace = asyncsim.Trace.load(found.folder / found.summary["trace_file"][0])
+    columns = {name for name in found.summary if not name.startswith(("method.", "trace."))}
+    tables = (trace.frame, trace.summary(), run.commits, run.evaluations, run.diagnostics)
+    explained = set(re.findall(r"`(\w+)`", PAGES["results"].read_text()))
+    assert columns.union(*tables) - {"learning_rate"} - explained == set()
 
 
 def modules() -> list[str]:

@@ -261,6 +261,11 @@ def coinciding(curves: Mapping[str, Curve]) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
+def coincidences(curves: Mapping[str, Curve], labels: Mapping[str, str]) -> list[str]:
+    """Say which curves hide each other, in words for a title."""
+    return [f"{' and '.join(labels[name] for name in group)} coincide" for group in coinciding(curves)]
+
+
 def add_steps(axes: Axes, steady: tuple[float, float], label: str = ALONG["step"]) -> None:
     """Add an axis of steps on top of one of time, of which both say the same; see `steady_time`."""
     each, zero = steady

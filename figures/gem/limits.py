@@ -29,8 +29,12 @@ def limits(results: Finished) -> Figure:
     width = look.DOUBLE if len(questions) > 1 else look.SINGLE
     figure, panels = look.new_figure(width, 2.8, len(questions))
     for axes, question in zip(panels, questions, strict=True):
-        _panel(axes, table[table["question"] == question])
-        label, at = _PANELS[question]
+        rows, (label, at) = table[table["question"] == question], _PANELS[question]
+        if rows["at"].nunique() == 1:
+            _one_place(axes, rows)
+            axes.set_xlabel(f"{label}, at {at} = {rows['at'].iloc[0]:g}")
+            continue
+        _panel(axes, rows)
         axes.set_ylabel(label)
         axes.set_xlabel(at)
     # A search that failed has none.
@@ -40,6 +44,36 @@ def limits(results: Finished) -> Figure:
     nothing = "; no mark: nothing stable found, or the search failed" if table["largest_stable"].isna().any() else ""
     finish(figure, panels[0], f"{text}; arrows: none found{nothing}")
     return figure
+
+
+def _one_place(axes: Axes, table: pd.DataFrame) -> None:
+    """Draw the limits where there is nothing to draw them against: a row for each method."""
+    axes.set_xscale("log")
+    names = list(dict.fromkeys(table["method"]))
+    looks = look.looks(names)
+    for row, (name, one) in enumerate(looks.items()):
+        stable, unstable = table.loc[table["method"] == name, ["largest_stable", "smallest_unstable"]].iloc[0]
+        marker = look.MARKERS[row % len(look.MARKERS)]
+        axes.plot([stable], [row], marker=marker, color=one.color, markersize=5, linestyle="none", label=one.label)
+        text, ends = f"{stable:.3g}", unstable
+        if not np.isfinite(stable):
+            axes.annotate("nothing stable found", (0.02, row), xycoords=axes.get_yaxis_transform(), va="center")
+            continue
+        if np.isfinite(unstable):
+            axes.plot([stable, unstable], [row, row], color=one.color, linewidth=0.8)
+            axes.plot([unstable], [row], "|", color=one.color, markersize=6)
+            text += f" to {unstable:.3g}"
+        else:
+            axes.plot([1.12 * stable], [row], marker=r"$\rightarrow$", color=one.color, markersize=8)
+            ends = 1.2 * stable
+        axes.annotate(text, (ends, row), (6, 0), textcoords="offset points", va="center", fontsize=7)
+    found = table[["largest_stable", "smallest_unstable"]].to_numpy(float)
+    found = found[np.isfinite(found)]
+    if len(found):
+        axes.set_xlim(found.min() / 2, found.max() * 4)
+    layout.plain_logs(axes.xaxis)
+    axes.set_yticks(range(len(names)), [one.label for one in looks.values()])
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def _panel(axes: Axes, table: pd.DataFrame) -> None:
