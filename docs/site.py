@@ -24,8 +24,10 @@ DRAWN = ROOT / "results" / "gallery"
 API = {
     "clusters": "clusters.cluster clusters.laws clusters.network clusters.policy clusters.collectives",
     "topologies": "topologies",
+    "failures": "failures",
     "traces": "simulation.simulate traces.prescription traces.visits traces.trace",
     "methods": "methods",
+    "aggregation": "aggregation",
     "problems": "problems",
     "recorders": "recorders",
     "replay": "replays.replay replays.ensemble",
@@ -72,6 +74,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             page_of = f"\n\n[Its page]({at}/report.html)" if (drawn(command) / "report.html").exists() else ""
             markdown = markdown.replace(fence, f"{fence}\n\n{shown}{page_of}", 1)
     return _FENCE.sub(r"```\1\n\3```", markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """End the sentences before formulas of docstrings, which are reStructuredText, as one reads them."""
+    return html.replace("::</p>", ":</p>")
 
 
 def gallery(page: str) -> list[tuple[str, list[str]]]:

@@ -141,9 +141,9 @@ def test_the_site_has_every_page_option_and_name():
         assert f"\n## {path.stem}\n" in options
         assert {field.name for field in dataclasses.fields(study.load(path.stem).Config)} <= rows
     modules = tuple(f"asyncsim.{module}" for text in site.API.values() for module in text.split())
-    homes = {name: getattr(one, "__module__", one) for name in asyncsim.__all__ for one in [getattr(asyncsim, name)]}
-    homes = {name: getattr(home, "__name__", home) for name, home in homes.items()}
-    assert {name: home for name, home in homes.items() if not home.startswith(modules)} == {}
+    named = [getattr(asyncsim, name) for name in asyncsim.__all__]
+    homes = {one.__name__ if inspect.ismodule(one) else one.__module__ for one in named}
+    assert [home for home in homes if not home.startswith(modules) and f"{home}.run" not in modules] == []
 
 
 def test_every_column_is_explained(tmp_path, monkeypatch):
