@@ -3,6 +3,7 @@
 No gradients. A trace is measured from its columns, and not kept.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -214,8 +215,8 @@ class KnownCost(NamedTuple):
 
 
 def known_cost(cluster: Cluster, horizon: Horizon) -> KnownCost:
-    """Return what is known of the cost of a horizon."""
-    known = throughput_theory(cluster)
+    """Return what is known of the cost of a horizon; with failures, what it is at least."""
+    known = throughput_theory(dataclasses.replace(cluster, failures=()) if cluster.failures else cluster)
     if known is None:
         return KnownCost(math.nan, "", False)
     if cluster.failures:

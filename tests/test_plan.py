@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Trace, simulate, study, theory
-from asyncsim.planning import Candidate, Horizon, measure, measure_all, pareto
+from asyncsim.planning import Candidate, Horizon, known_cost, measure, measure_all, pareto
 from asyncsim.study.executor import Local, Processes
 from asyncsim.study.finished import figures, read
 
@@ -194,6 +194,8 @@ def test_failures_are_time_that_does_not_count():
     assert found["goodput"] == pytest.approx(found["computing"] - found["in_vain"])
     assert found["computing"] + found["away"] == pytest.approx(1, abs=0.01)
     assert found["seconds"] == pytest.approx(1e6 / 8 / found["goodput"], rel=0.02)
+    known = known_cost(cluster, Horizon("gradients", 1e6))
+    assert not known.exact and known.theory == pytest.approx(1e6 / 8) and known.theory_name.endswith("without failures")
     lost = Cluster(4, 1.0, failures=["outage(every=exponential(50), lasts=1, checkpoint_every=40)"])
     undone = measure(lost, SIZE, Horizon("seconds", 2000.0), 10**6, 0)
     assert undone["gradients"] == undone["versions"] < 4 * 2000 * 0.95
