@@ -132,7 +132,7 @@ class Failure:
 def crash(
     every: LawLike,
     lasts: LawLike,
-    detect: float = 0.0,
+    detect: float | str = 0.0,
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
     together: bool = False,
@@ -190,7 +190,7 @@ def slow(
     return Failure("slow", **locals())
 
 
-def outage(every: LawLike, lasts: LawLike, checkpoint_every: int = 100, checkpoint_time: float = 0.0) -> Failure:
+def outage(every: LawLike, lasts: LawLike, checkpoint_every: int = 100, checkpoint_time: float | str = 0.0) -> Failure:
     """Return outages of the server: for a while it serves nobody, then it goes on from its last checkpoint.
 
     What was made since the checkpoint is lost, with what was buffered. The central variable, the server's state and its
@@ -213,7 +213,7 @@ def outage(every: LawLike, lasts: LawLike, checkpoint_every: int = 100, checkpoi
 
 def loss(
     probability: float,
-    timeout: float,
+    timeout: float | str,
     resend: bool = True,
     workers: int | Sequence[int] | None = None,
     site: int | None = None,
@@ -227,7 +227,7 @@ def loss(
     return Failure("loss", **locals())
 
 
-def leave(at: float, workers: int | Sequence[int] | None = None, site: int | None = None) -> Failure:
+def leave(at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None) -> Failure:
     """Return a departure for good, or until a later `join`: at a time (s) workers go, and say so.
 
     Nobody waits for them from then on. Computations are cancelled; messages that were sent are still served.
@@ -235,7 +235,7 @@ def leave(at: float, workers: int | Sequence[int] | None = None, site: int | Non
     return Failure("leave", **locals())
 
 
-def join(at: float, workers: int | Sequence[int] | None = None, site: int | None = None) -> Failure:
+def join(at: float | str, workers: int | Sequence[int] | None = None, site: int | None = None) -> Failure:
     """Return an arrival: workers are there from a time (s) on, and not before, unless they left before that.
 
     They begin with the newest version, and are counted from then on.

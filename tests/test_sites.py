@@ -16,6 +16,7 @@ from asyncsim import (
     Trace,
     barrier,
     bounded_staleness,
+    failures,
     methods,
     per_worker,
     simulate,
@@ -222,3 +223,14 @@ def test_leaders_of_groups_talk_near_and_of_all_far():
     pulled_to_all = (frame["job"] + 1) % 3 == 0
     np.testing.assert_allclose(frame["arrive_time"] - frame["send_time"], np.where(pulled_to_all, 1.0, 0.0), atol=1e-9)
     assert trace.summary()["throughput"] == pytest.approx(8 / (1 + 2 / 3), rel=0.02)
+
+
+def test_failures_have_units_and_sites():
+    text = "crash(every=exponential(2 h), lasts=2 min, detect=30 s, site=1)"
+    crash = failures.crash("exponential(7200)", 120, detect=30, site=1)
+    cluster = Cluster(4, 1.0, sites=[2, 2], far_latency="40 ms", far_every=2, failures=[text])
+    assert cluster.failures == (crash,) and Cluster.from_dict(cluster.to_dict()) == cluster
+    often = Cluster(4, 1.0, sites=[2, 2], far_latency=0.5, failures=["crash(30, 5 s, site=1)"])
+    assert set(simulate(often, 200).spells["worker"]) == {2, 3}
+    with pytest.raises(InputError, match=r"failure crash: detect = '3 sec': unknown unit 'sec'; choose from ns, us"):
+        failures.crash(1, 1, detect="3 sec")
