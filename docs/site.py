@@ -94,7 +94,9 @@ def drawn(command: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)  # what was interrupted
         arguments = [sys.executable, *shlex.split(command)[1:], "--out", str(folder)]
         own = {"PYTHONPATH": str(ROOT), "ASYNCSIM_INDEX": str(DRAWN / "index")}
-        subprocess.run(arguments, check=True, cwd=ROOT, env=os.environ | own, stdout=subprocess.DEVNULL)
+        done = subprocess.run(arguments, cwd=ROOT, env=os.environ | own, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{command}\n{done.stderr}")
     return folder
 
 

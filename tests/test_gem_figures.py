@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from gem_results import write_all, write_study
+from gem_results import METHODS, limits, write_all, write_study
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
@@ -294,3 +294,17 @@ def test_of_clusters_that_fit_as_well_the_figure_has_the_one_of_the_study(tmp_pa
     assert {one.setting for one in found} == {f"learning_rate=0.05 service={services[0]:g} cv=0.2"}
     bars = [one.bar for one in found]
     assert np.isnan(bars[0]) and bars[1] == load("forensics").HELD_OUT_BAR
+
+
+def test_limits_at_one_place_have_a_row_for_each_method(tmp_path):
+    every = limits()
+    one = every[((every["question"] == "workers") & (every["at"] == 0.05)) | (every["at"] == 5)]
+    cells = [({"workers": 2, "learning_rate": 0.05}, name, {}) for name in METHODS]
+    folder = write_study(tmp_path / "one", "stability", cells, tables={"limits.csv": one})
+    with look.style():
+        figure = gem.FIGURES["limits"].draw(read(folder, "stability"))
+    for axes in figure.axes:
+        assert [label.get_text() for label in axes.get_yticklabels()] == [
+            found.label for found in look.looks(METHODS).values()
+        ]
+    assert {"11 to 13", "0.4 to 0.52"} <= {text.get_text() for axes in figure.axes for text in axes.texts}

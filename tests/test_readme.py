@@ -154,8 +154,13 @@ def test_every_column_is_explained(tmp_path, monkeypatch):
     found = compare.run(compare.Config(**options))
     run = asyncsim.Run.load(found.folder / found.summary["run_folder"][0])
     trace = asyncsim.Trace.load(found.folder / found.summary["trace_file"][0])
+    alone = asyncsim.Cluster(4, "constant(1)", policy=asyncsim.neighbours(), topology="ring()")
+    alone = asyncsim.simulate(alone, commits=20, seed=0)
+    failing = asyncsim.Cluster(4, "constant(1)", failures=[asyncsim.failures.loss(0.1, timeout=1)])
+    failing = asyncsim.simulate(failing, commits=20, seed=0)
     columns = {name for name in found.summary if not name.startswith(("method.", "trace."))}
-    tables = (trace.frame, trace.summary(), run.commits, run.evaluations, run.diagnostics)
+    traces = [table for one in (trace, alone, failing) for table in (one.frame, one.summary())]
+    tables = (*traces, run.commits, run.evaluations, run.diagnostics)
     explained = set(re.findall(r"`(\w+)`", PAGES["results"].read_text()))
     assert columns.union(*tables) - {"learning_rate"} - explained == set()
 

@@ -19,6 +19,7 @@ import pytest
 from cases import noisy
 
 from asyncsim import Cluster, InputError, Trace, methods, problems, recorders, replay, simulate, study
+from asyncsim.drawing import look
 from asyncsim.files import write_json
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import REPLAYS, agreement
@@ -312,6 +313,12 @@ def test_figure_of_validate_is_drawn_from_its_tables(tmp_path):
     pd.DataFrame([*rows, broken_off]).to_csv(tmp_path / "summary.csv", index=False)
     write_json(tmp_path / "config.json", {"study": "validate"})
     assert [path.name for path in figure("validate").draw(tmp_path)] == ["agreement.png", "agreement.pdf"]
+    with look.style():
+        drawn = figure("validate")._agreement(*figure("validate")._read(tmp_path))
+    ticks = dict(
+        zip(drawn.axes[0].get_yticks(), (one.get_text() for one in drawn.axes[0].get_yticklabels()), strict=True)
+    )
+    assert ticks.pop(1e-10) == "equal" and min(ticks) > 5e-9
     with pytest.raises(InputError, match="no results of a study"):
         figure("validate").draw(tmp_path / "recordings")
 
