@@ -153,7 +153,7 @@ best_momentum --server-momentum 0.5 0.5 | each once
 best_momentum --server-momentum | one or more
 best_momentum --learning-rate 0.1 -1.0 | learning_rate = -1.0
 best_momentum --gradients 0 | gradients = 0
-replicas --tune 0.1 0.1 | tune = (0.1, 0.1): must be a list of different rates
+replicas --tune 0.1 0.1 | tune = (0.1, 0.1): holds a rate twice
 replicas --tune -1.0 | tune = -1.0: must be above zero
 replicas --target 1.5 | target = 1.5: an accuracy is at most 1
 compare --target 0.0 | target =
