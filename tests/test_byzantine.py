@@ -52,21 +52,29 @@ def accuracy(run):
 
 
 @pytest.mark.full
-def test_attacks_break_asynchronous_sgd_and_not_basgd():
-    """The table of the BASGD paper, of ASGD and BASGD: each row relative to the method without an attack."""
-    asgd, basgd = methods.downpour(0.02), methods.basgd(0.2, count=7)
-    clean = {one.name: accuracy(run_of(one, "none")) for one in (asgd, basgd)}
-    assert clean["downpour"] > 0.96 and clean["basgd"] > 0.95
-    assert accuracy(run_of(asgd, "negative")) < 0.2
-    assert accuracy(run_of(asgd, "disturbed")) < clean["downpour"] - 0.05
-    for attack in ("negative", "disturbed"):
-        assert accuracy(run_of(basgd, attack)) > clean["basgd"] - 0.02
-    assert accuracy(run_of(basgd, "constant")) > 0.9
+def test_attacks_break_asynchronous_sgd_and_kardam_and_not_basgd():
+    """The table of the BASGD paper: 30 workers of their own paces, of whom the three quickest are Byzantine.
+
+    Each method at its best rate without an attack. At half of it Kardam withstands both.
+    """
+    paces = np.sort(1 + np.abs(np.random.default_rng(0).normal(size=30)))
+    for method in (methods.downpour(0.02), methods.kardam(0.4, f=BYZANTINE), methods.basgd(0.4, count=10)):
+        laws = [f"gamma({pace:.3f}, 0.1)" for pace in paces]
+        trace = simulate(Cluster(30, laws, policy=method.timing.policy or asynchronous()), 4500, seed=2)
+        found = {
+            attack: accuracy(replay(trace, attacked(method, attack), digits(), seed=2, progress=False))
+            for attack in ("none", "negative", "disturbed")
+        }
+        assert found["none"] > 0.94
+        if method.name == "basgd":
+            assert min(found.values()) > found["none"] - 0.04
+        else:
+            assert max(found["negative"], found["disturbed"]) < 0.3
 
 
 @pytest.mark.full
 def test_kardam_drops_what_changes_fast_and_takes_what_never_changes():
-    """In the BASGD paper the filter does not tell the first two attacks from honest gradients; here it does."""
+    """At a low rate, at which the few bad updates that pass, most of them the first, do not matter."""
     method = methods.kardam(0.1, f=BYZANTINE)
     for attack in ("negative", "disturbed"):
         run = run_of(method, attack)
