@@ -20,7 +20,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, curve_over_seeds, draw_curve
+from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished, read
 from asyncsim.wording import counted, over_seeds
@@ -128,7 +128,14 @@ def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
     slow += f", one link {link:g} times as slow" if link != 1 else ""
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = counted(config["workers"], "worker")
-    layout.title(figure, f"{config['problem']}, {workers}{slow}; {seeds}; each at the best of its learning rates")
+    said = [f"{config['problem']}, {workers}{slow}", seeds, "each at the best of its learning rates"]
+    labels = {method: one.label for method, one in looks.items()}
+    for split, name in itertools.product(splits, names):
+        own = {method: one for (of, at, method), one in curves.items() if of == split and at in (name, "server")}
+        said += [
+            f"{text} on {name}{'' if split is None else f', {_said(split)}'}" for text in coincidences(own, labels)
+        ]
+    layout.title(figure, "; ".join(said))
     return figure
 
 

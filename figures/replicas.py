@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, curve_over_seeds, draw_curve
+from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.drawing.look import Look
 from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished, read
@@ -76,7 +76,10 @@ def replicas(finished: Finished, table: pd.DataFrame) -> Figure:
     layout.legend_below(figure, lines, [looks[name].label for name in drawn], 6)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))
     workers = f"{counted(config['workers'], 'worker')}, period {config['window']}"
-    layout.title(figure, f"{config['problem']}, {workers}; {seeds}; each at the best of its learning rates")
+    labels = {name: one.label for name, one in looks.items()}
+    same = coincidences({name: one["simulated time (s)"] for name, one in drawn.items()}, labels)
+    best = "each at the best of its learning rates"
+    layout.title(figure, "; ".join([f"{config['problem']}, {workers}", seeds, best, *same]))
     return figure
 
 
