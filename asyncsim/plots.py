@@ -154,7 +154,7 @@ def staleness_histogram(axes: Axes, traces: Trace | Sequence[Trace], warm_up: in
     if staleness.max() > edges[-1]:
         measured += f", most {staleness.max()}"
     axes.stairs(shares, edges, fill=True, color=SKY, alpha=0.6, label=measured)
-    if theory is not None:
+    if theory is not None and theory.mean_bounds[1] < np.inf:
         starved = any(trace.frame["worker"].nunique() < trace.workers for trace in traces)
         _draw_staleness_theory(axes, theory, traces[0].workers, starved, last, 1.05 * shares.max())
     axes.set_xlim(-0.5 - 0.02 * last, edges[-1] + 0.02 * last)
@@ -267,7 +267,7 @@ def waits(axes: Axes, trace: Trace) -> None:
 def _last_shown(staleness: np.ndarray, theory: StalenessTheory | None) -> int:
     """Return the largest staleness in view: all but a thin tail, and the theory's mean with some room."""
     last = float(np.quantile(staleness, 1 - _TAIL))
-    if theory is not None:
+    if theory is not None and theory.mean_bounds[1] < np.inf:
         last = max(last, theory.mean_bounds[1] + 1.2 * (theory.std or 0.0))
     return max(3, round(1.05 * last))
 

@@ -57,7 +57,7 @@ def goodput(finished: Finished) -> Figure:
             rate = f"{number_text(throughput)} commits/s"
             axes.annotate(rate, (1, row), (3, 0), textcoords="offset points", va="center")
         axes.set_title(f"{policy}, {counted(int(workers), 'worker')}")
-    panels[len(panels) // 2].set_ylabel("deaths of a worker per hour")
+    figure.supylabel("deaths of a worker per hour", fontsize=8)
     panels[-1].set_xlabel("part of the workers' time")
     shown = [(name, label) for name, label, _ in _PARTS if table[name].max() >= 1e-3]
     handles, labels = panels[0].get_legend_handles_labels()

@@ -112,6 +112,8 @@ def _other_shares(mean: "pd.Series") -> list[tuple[str, str, str]]:
 
 def _mean(expected: "StalenessTheory", traces: "pd.DataFrame") -> str:
     low, high = expected.mean_bounds
+    if high == float("inf"):
+        return ""
     if low < high:
         return f"{low:g} to {high:g} (bounds of the mean)"
     starved = expected.mean_law == "conserved" and not traces["trace.share_min"].all()

@@ -113,6 +113,15 @@ leaders --local-momentum 1.0 | local_momentum = 1
 leaders --weight-decay -1.0 | weight_decay = -1
 leaders --optimizer adam --local-momentum 0.5 | optimizer = 'adam': local_momentum = 0.5 and weight_decay = 0
 leaders --target 0.0 | target = 0
+staleness --failures crush(3,1) | failures = 'crush(3,1)': unknown; did you mean 'crash(
+staleness --failures crash(3) | lasts missing; write crash(every, lasts, detect=0
+staleness --failures crash(3,1,workers=[0,9]) --workers 4 | failure crash: workers = 9: they are numbered from 0 to 3
+staleness --failures crash(3,1,site=1) | site = 1: the cluster has no sites; give workers instead
+staleness --failures loss(1,2) | failure loss: probability = 1: must be below one
+staleness --failures leave(3) | failures: all workers leave; keep one, or let one join later
+staleness --failures outage(3,1) outage(4,1) | failures: two outages of one server
+failures --deaths 0 0 | deaths = 0.0, 0.0: one comes twice
+failures --detect -1 | detect = -1.0: must be zero or above
 policies --methods rennala | methods = rennala: has a timing of its own, and here policies are compared
 policies --methods sgd | methods = sgd: has a timing of its own
 policies --methods dana_zero --window 2 | methods = dana_zero: has a timing of its own

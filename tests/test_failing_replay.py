@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from event_loop import forced_deviation
 
-from asyncsim import Cluster, failures, methods, problems, recorders, simulate
+from asyncsim import Cluster, failures, methods, problems, recorders, replay, replay_ensemble, simulate
 from asyncsim.replays.replay import Replay
 
 CRASH = failures.crash("exponential(12)", "exponential(4)", detect=1.0)
@@ -53,3 +53,28 @@ def test_replays_equal_the_loop_over_events(name, arguments, options, form, requ
         run = Replay(trace, method, problem, precision="float64", stops=stops, form=form, record=[recorders.energy()])
         deviations = forced_deviation(run, 50)
     assert max(deviations.values()) < 1e-12, deviations
+
+
+def test_an_ensemble_is_its_replays():
+    trace = trace_of(failures=EVERYTHING)
+    problem = problems.quadratic(curvature=[0.1, 0.4, 1.0])
+    rates = [0.02, 0.1]
+    found = replay_ensemble(trace, methods.gem, problem, seeds=[0], learning_rate=rates, batched=True)
+    for rate, run in zip(rates, found, strict=True):
+        alone = replay(trace, methods.gem(learning_rate=rate), problem, seed=0)
+        np.testing.assert_allclose(run.commits["loss"][:60], alone.commits["loss"][:60], rtol=1e-4)
+
+
+def test_a_crash_forgets_and_an_outage_restores():
+    trace = trace_of(failures=[OUTAGE], commits=120)
+    run = Replay(trace, methods.downpour(), problems.quadratic(), stops=np.arange(len(trace)))
+    centrals = [np.array(run.state.central)]
+    for stop in range(1, len(trace)):
+        run.advance(stop)
+        centrals.append(np.array(run.state.central))
+    frame = trace.accepted.frame
+    kept = {0: centrals[0]} | {version: centrals[row + 1] for row, version in enumerate(frame["version"][:-1])}
+    for row in np.flatnonzero(frame["restores"][:-1]):
+        update = centrals[row + 1] - kept[frame["restored"][row]]
+        # One step from the checkpoint, and not from what came after it.
+        assert np.linalg.norm(update) == pytest.approx(run.result().commits["update_norm"][row], rel=1e-4)

@@ -313,3 +313,9 @@ def test_times_may_have_units():
     (found,) = Cluster(4, 1.0, failures=text).failures
     assert str(found) == "crash(every=exponential(mean=43200), lasts=exponential(mean=600), detect=30)"
     assert Cluster(4, 1.0, failures=str(found)).failures == (found,)
+
+
+def test_a_site_fails_at_once():
+    cluster = Cluster(5, "exponential(1)", sites=[2, 3], failures=["crash(exponential(9), 1, site=1)"])
+    spells = simulate(cluster, 300).spells
+    assert set(spells["worker"]) == {2, 3, 4} and (spells.groupby("begin")["worker"].nunique() == 3).all()

@@ -64,7 +64,8 @@ class Counted(Admission[Worker]):
         super().__init__(policy, workers)
         self.counted = counted
         self._name, self._batch = policy.name, policy.per_version(workers)
-        self._completes = self._is_last
+        alone = self._batch == 1 and not self._waits_for_version and self._name not in ("rounds", "buckets")
+        self._completes = (lambda index: True) if alone else self._is_last
         self._taken = 0
         #: Of a barrier and the first to deliver: who has; of rounds, see `asyncsim.rounds`; of buckets, which are full.
         self._delivered = set[int]()
@@ -137,11 +138,11 @@ class Counted(Admission[Worker]):
 
     def died(self, index: int) -> Sequence[Worker]:
         """Count a worker no longer; return who goes on for it. That may make a version."""
-        self.counted.discard(index)
-        self._missing.discard(index)
-        self._due.discard(index)
+        collects = bool(self._missing)
+        for members in (self.counted, self._missing, self._due):
+            members.discard(index)
         if self._name == "rounds":
-            if not self._missing and not self._due and self.counted - self._ahead == self.counted:
+            if collects and not self._missing:
                 self._due = set(self.counted)  # the table was complete but for it
             self._turn_rounds()
         if self._bound is not None:
@@ -281,14 +282,17 @@ class FailingSimulation(PolicySimulation):
         return start
 
     def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
-        env, flow, admission = self.env, self._flow, self.admission
+        env, flow, admission, stops = self.env, self._flow, self.admission, self._stops
+        start_time, send_time, begun, speeds = self.start_time, self.send_time, self._begun, self._speeds
+        read_version, last_read, incarnation = self.read_version, self.last_read, self._incarnation
         duration = delays(self.cluster.compute_laws, self.seed, "compute", self.cluster.windows)
 
         def ended(worker: Worker) -> None:
             index = worker.index
             if flow[index] is worker:
-                self._computing.pop(index, None)
-                self.send_time[index] = env._now
+                if stops:
+                    del self._computing[index]
+                send_time[index] = env._now
                 computed[0](worker)
 
         callbacks: list[Callable[[Any], None]] = [ended]
@@ -297,14 +301,15 @@ class FailingSimulation(PolicySimulation):
             index = worker.index
             if flow[index] is not worker:
                 return
-            version = self.read_version[index] = self.last_read[index]
-            self.start_time[index], self.send_time[index] = env._now, math.inf
-            self._begun[index] = True
-            self._incarnation_of_job[index] = self._incarnation[index]
+            version = read_version[index] = last_read[index]
+            start_time[index] = env._now
+            send_time[index] = math.inf
+            begun[index] = True
+            self._incarnation_of_job[index] = incarnation[index]
             lasts = duration(index)
             worker.callbacks = callbacks
-            env.schedule(worker, NORMAL, self._computing_time(index, lasts) if self._speeds[index] else lasts)
-            if self._stops:
+            env.schedule(worker, NORMAL, self._computing_time(index, lasts) if speeds[index] else lasts)
+            if stops:
                 self._computing[index] = worker
                 if admission.outdated(version):
                     self._stop(index)
@@ -369,6 +374,8 @@ class FailingSimulation(PolicySimulation):
 
     def _station(self, busy: Callable[[int], float], waiting: Any) -> Station:
         station = super()._station(busy, waiting)
+        if not hasattr(self, "_flow"):  # the server; all else are links
+            return station
         # Nothing is sent to a worker that has crashed since.
         station.busy = lambda index: busy(index) if station.serving is self._flow[index] else 0.0
         return station
@@ -378,20 +385,22 @@ class FailingSimulation(PolicySimulation):
         if direction == 1:
             return way
 
+        flow, losses, under_way = self._flow, self._losses, self._under_way
+
         def up(then: Step, loaded: bool = True) -> Step:
             step = way(then, loaded)
 
             def send(worker: Worker) -> None:
                 index = worker.index
-                if self._flow[index] is not worker:
+                if flow[index] is not worker:
                     return
-                for failure, chance in self._losses[index] if loaded else ():
+                for failure, chance in losses[index] if loaded else ():
                     assert failure.probability is not None and failure.timeout is not None
                     if chance(index) < failure.probability:
                         worker.callbacks = [functools.partial(self._time_out, failure, send)]
                         self.env.schedule(worker, NORMAL, failure.timeout)
                         return
-                self._under_way[index] = True
+                under_way[index] = True
                 step(worker)
 
             return send
@@ -426,31 +435,33 @@ class FailingSimulation(PolicySimulation):
         return read_and_commit
 
     def _commit(self, then: Step) -> Step:
-        server, admission = self.server, self.admission
-        again = self.cluster.protocol == "write_then_read"
+        env, server, admission, away, under_way = self.env, self.server, self.admission, self._away, self._under_way
+        serve_time, arrive_time, read_version, row = self.serve_time, server.arrive_time, self.read_version, self._row
+        again, policy = self.cluster.protocol == "write_then_read", self.cluster.policy
+        lets_wait, watches = policy.bound is not None or policy.waits_for_version, self._outage or self._stops
 
         def go_on(worker: Worker) -> None:
-            self._under_way[worker.index] = again  # to ask for its read
+            under_way[worker.index] = again  # to ask for its read
             then(worker)
 
         self._go_on = go_on
 
         def commit(worker: Worker) -> None:
             index = worker.index
-            self.serve_time[index] = server.serve_time
-            outcome = admission.take(index, self.read_version[index])
-            self._row(index, server.arrive_time[index], server.serve_time, self.env._now, outcome, NOTHING)
-            self._under_way[index] = False
+            serve_time[index] = server.serve_time
+            outcome = admission.take(index, read_version[index])
+            row(index, arrive_time[index], server.serve_time, env._now, outcome, NOTHING)
+            under_way[index] = False
             if outcome != DISCARDED:
                 self.taken.append(index)
-            released = admission.who_goes_on(worker, index, outcome)
-            if self._away[index]:
+            released = admission.who_goes_on(worker, index, outcome) if lets_wait else (worker,)
+            if away[index]:
                 admission.forget(index)
                 self._end_flow(index)
                 released = [one for one in released if one is not worker]
             for one in released:
                 go_on(one)
-            if outcome == APPLIED:
+            if watches and outcome == APPLIED:
                 self._version_made()
 
         return commit
@@ -468,7 +479,8 @@ class FailingSimulation(PolicySimulation):
         return visit
 
     def _recorded_read(self, index: int, serve_time: float) -> None:
-        super()._recorded_read(index, serve_time)
+        version = self.last_read[index] = self.admission.version
+        self.reads.extend((index, version, self.server.arrive_time[index], serve_time, self.env._now))
         self._reads_made[index] += 1
 
     def _stop(self, index: int) -> None:
@@ -481,20 +493,24 @@ class FailingSimulation(PolicySimulation):
 
     def _row(self, index: int, arrive: float, serve: float, now: float, outcome: int, failed_by: int) -> None:
         """Record what became of a worker's next job."""
-        begun = self._begun[index]
-        start = self.start_time[index] if begun else now
-        send = min(self.send_time[index], now) if begun else now
-        times = start, send, arrive, serve, now
-        number, version = self.jobs[index], self.admission.version
+        start = send = now
+        if self._begun[index]:
+            start, send = self.start_time[index], self.send_time[index]
+            if send > now:
+                send = now
+            self._begun[index] = False
+        jobs = self.jobs
+        number, version = jobs[index], self.admission.version
         also = number, version, failed_by, self._incarnation_of_job[index], self._restored, self._restores
-        self.commits.extend((index, *times, outcome, *also))
-        self._restored, self._restores = -1.0, 0
-        self._begun[index] = False
-        self.jobs[index] = number + (failed_by != RESENT)
-        if outcome in (CANCELLED, LOST):
-            self._count_failure()
-        else:
+        self.commits.extend((index, start, send, arrive, serve, now, outcome, *also))
+        if self._restores:
+            self._restored, self._restores = -1.0, 0
+        if failed_by != RESENT:
+            jobs[index] = number + 1
+        if outcome < CANCELLED:
             self._fruitless = 0
+        else:
+            self._count_failure()
 
     def _count_failure(self) -> None:
         """Raise InputError where there is nothing but failures."""
