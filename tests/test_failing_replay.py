@@ -67,7 +67,7 @@ def test_an_ensemble_is_its_replays():
 
 def test_a_crash_forgets_and_an_outage_restores():
     trace = trace_of(failures=[OUTAGE], commits=120)
-    run = Replay(trace, methods.downpour(), problems.quadratic(), stops=np.arange(len(trace)))
+    run = Replay(trace, methods.downpour(), problems.quadratic(curvature=[0.1, 0.4]), stops=np.arange(len(trace)))
     centrals = [np.array(run.state.central)]
     for stop in range(1, len(trace)):
         run.advance(stop)
@@ -77,4 +77,4 @@ def test_a_crash_forgets_and_an_outage_restores():
     for row in np.flatnonzero(frame["restores"][:-1]):
         update = centrals[row + 1] - kept[frame["restored"][row]]
         # One step from the checkpoint, and not from what came after it.
-        assert np.linalg.norm(update) == pytest.approx(run.result().commits["update_norm"][row], rel=1e-4)
+        assert np.linalg.norm(update) == pytest.approx(run.result().commits["update_norm"][row], rel=1e-3)
