@@ -60,7 +60,9 @@ __all__ = [
     "Trace",
     "Uniform",
     "Weibull",
+    "aggregation",
     "asynchronous",
+    "attacks",
     "barrier",
     "bounded_staleness",
     "buckets",
@@ -108,6 +110,8 @@ _HOME = {
     **dict.fromkeys(
         (
             *(
+                "aggregation",
+                "attacks",
                 "calibration",
                 "failures",
                 "methods",
@@ -126,6 +130,8 @@ _HOME = {
 
 if TYPE_CHECKING:
     from asyncsim import (
+        aggregation,
+        attacks,
         calibration,
         failures,
         methods,

@@ -34,6 +34,9 @@ from asyncsim.errors import (
     shown,
 )
 
+#: From so many coordinates a rule that works on each tells how much each message counted.
+_SHARE_COORDINATES = 1000
+
 Array = jax.Array
 State = Any
 Number = Any  #: a whole number, or a traced one
@@ -43,7 +46,8 @@ class Aggregated(NamedTuple):
     """What a rule makes of messages."""
 
     vector: Array  #: shape ``[parameters]``
-    share: Array  #: how much each message counted, shape ``[n]``: their sum is one; of coordinates, the mean over them
+    #: How much each message counted, shape ``[n]``, their sum being one; by coordinate, the mean over a thousand.
+    share: Array
     state: State = ()
 
 
@@ -63,8 +67,8 @@ class Rule(NamedTuple):
         for all of them.
     largest : function
         From a number of messages to the largest ``f`` with which the rule withstands them; negative if there is none.
-    f : int
-        What it is made for.
+    f : int or None
+        What it is made for; None for rules that do not depend on it.
     init : function
         From a vector like the messages to the state, for rules that keep one; else ``()``.
     averaging : float
@@ -77,7 +81,7 @@ class Rule(NamedTuple):
     text: str
     aggregate: Callable[[State, Array, Array | None, Any], Aggregated]
     largest: Callable[[Number], Number]
-    f: int = 0
+    f: int | None = None
     init: Callable[[Array], State] = _no_state
     averaging: float = 0.0
     needs_key: bool = False
@@ -91,9 +95,10 @@ class Rule(NamedTuple):
 
     def require(self, n: int) -> None:
         """Raise InputError if the rule is made for more Byzantine messages than it withstands of ``n``."""
-        if (most := self.largest(n)) < self.f:
+        f = self.f or 0
+        if (most := self.largest(n)) < f:
             most_of = f"the largest for {n} messages is f = {most}" if most >= 0 else f"{n} messages are too few"
-            raise InputError(f"rule = {self.text!r}: f = {self.f} is too large: {most_of}")
+            raise InputError(f"rule = {self.text!r}: f = {f} is too large: {most_of}")
 
 
 def mean() -> Rule:
@@ -102,8 +107,7 @@ def mean() -> Rule:
     def aggregate(state, messages, there, key):
         share = _equal_shares(_mask(messages, there), _number(messages, there), messages)
         # What is not finite stays so: this rule withstands nothing.
-        present = messages if there is None else jnp.where(there[:, None], messages, 0)
-        return Aggregated(_combined(share, present), share)
+        return Aggregated(_combined(share, messages), share)
 
     return Rule("mean()", aggregate, lambda n: n * 0)
 
@@ -256,14 +260,13 @@ def _krum(name: str, f: int, score: str, winners: Callable[[Number, Number], Num
         return (n - 3) // 2
 
     def aggregate(state, messages, there, key):
-        clean, usable = _clean(messages, there)
         m = _number(messages, there)
         tolerated = _most(_least(f, largest(m)), 0)
         wanted = _most(_least(winners(m, tolerated), m), 1)
-        scores = _krum_scores(clean, usable, _most(m - tolerated - less, 1), wanted, power)
+        scores = _krum_scores(messages, there, _most(m - tolerated - less, 1), wanted, power)
         chosen = _least_of(scores, _mask(messages, there), wanted)
         share = _equal_shares(chosen, wanted, messages)
-        return Aggregated(_combined(share, jnp.where(chosen[:, None], messages, 0)), share)
+        return Aggregated(_combined(share, messages), share)
 
     text = _text(name, f=f, score=None if score == "paper" else score, **given)
     return Rule(text, aggregate, largest, f)
@@ -352,7 +355,7 @@ def cge(f: int, total: bool = False, averaging: float = 0.0) -> Rule:
         chosen = _least_of(norms, _mask(messages, there), kept)
         share = _equal_shares(chosen, kept, messages)
         weight = chosen.astype(messages.dtype) if total else share
-        return Aggregated(_combined(weight, jnp.where(chosen[:, None], messages, 0)), share)
+        return Aggregated(_combined(weight, messages), share)
 
     text = _text("cge", f=f, total=total or None, averaging=averaging or None)
     return Rule(text, aggregate, lambda n: (n - 1) // 2, f, averaging=averaging)
@@ -446,9 +449,9 @@ def nnm(rule: Rule | str, f: int | None = None) -> Rule:
     Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023, "Fixing by mixing", arXiv 2302.01772.
     """
     rule = parse_rule(rule)
-    if f is None and not rule.f:
+    if f is None and rule.f is None:
         raise InputError(f"nnm: f is missing, and {rule.text} has none; write nnm({rule.text}, f=2), say")
-    tolerated = rule.f if f is None else require_count("f", f, minimum=0)
+    tolerated = require_count("f", rule.f if f is None else f, minimum=0)
 
     def aggregate(state, messages, there, key):
         clean, usable = _clean(messages, there)
@@ -466,7 +469,7 @@ def nnm(rule: Rule | str, f: int | None = None) -> Rule:
         return _least((n - 1) // 2, rule.largest(n))
 
     text = f"nnm({rule.text}{'' if f is None else f', f={f}'})"
-    return rule._replace(text=text, aggregate=aggregate, largest=largest, f=max(tolerated, rule.f))
+    return rule._replace(text=text, aggregate=aggregate, largest=largest, f=max(tolerated, rule.f or 0))
 
 
 def bucketing(rule: Rule | str, size: int = 2) -> Rule:
@@ -609,8 +612,14 @@ def _squares(rows: Array) -> Array:
 
 
 def _combined(weights: Array, rows: Array) -> Array:
-    """Return the sum of the rows times their weights: a product, as XLA adds up rows slowly on a CPU."""
-    return jnp.matmul(weights.astype(rows.dtype), rows, precision=jax.lax.Precision.HIGHEST)
+    """Return the sum of the rows times their weights; rows without weight may be anything.
+
+    Written out, as XLA makes one pass of it.
+    """
+    total = jnp.zeros_like(rows[0])
+    for weight, row in zip(weights.astype(rows.dtype), rows, strict=True):
+        total += jnp.where(weight == 0, 0, weight * row)
+    return total
 
 
 def _clean(messages: Array, there: Array | None) -> tuple[Array, Array]:
@@ -668,7 +677,9 @@ def _middle(messages: Array, there: Array | None) -> tuple[Array, Array]:
 
 
 def _share_between(messages: Array, there: Array | None, low: Array, high: Array) -> Array:
-    """Return how much each message counts where values between two are kept."""
+    """Return how much each message counts where values between two are kept, from some of the coordinates."""
+    every = max(1, messages.shape[1] // _SHARE_COORDINATES)
+    messages, low, high = messages[:, ::every], low[::every], high[::every]
     inside = (messages >= low) & (messages <= high) & _mask(messages, there)[:, None]
     count = jnp.sum(inside, 1).astype(messages.dtype)
     return count / jnp.maximum(jnp.sum(count), 1)
@@ -676,9 +687,7 @@ def _share_between(messages: Array, there: Array | None, low: Array, high: Array
 
 def _least_of(values: Array, there: Array, count: Number) -> Array:
     """Return which are the ``count`` least values of those that are there; of those that tie, the first."""
-    order = jnp.argsort(jnp.where(there, values, jnp.inf) if there is not None else values, stable=True)
-    # Those that are not there come last, behind others that are infinite.
-    order = order[jnp.argsort(~there[order], stable=True)]
+    order = jnp.lexsort((values, ~there))
     return jnp.zeros(len(values), bool).at[order].set(_ranks(len(values)) < count) & there
 
 
@@ -693,21 +702,20 @@ def _sum_of_least(table: Array, count: Number) -> Array:
     return jnp.sum(jnp.where(_ranks(len(table)) < count, jnp.sort(table), 0), 1)
 
 
-def _krum_scores(clean: Array, usable: Array, neighbours: Number, wanted: Number, power: int) -> Array:
+def _krum_scores(messages: Array, there: Array | None, neighbours: Number, wanted: Number, power: int) -> Array:
     """Return scores whose ``wanted`` least are Krum's.
 
     Bounds of all scores, from a Gram matrix, tell which messages win or lose in any case; the others get scores from
     distances computed from differences, so that equal messages have equal scores.
     """
-    n, parameters = clean.shape
-    dtype = clean.dtype
+    n, parameters = messages.shape
+    dtype = messages.dtype
     raised = {1: jnp.sqrt, 2: lambda squares: squares, 4: lambda squares: squares**2}[power]
+    # What is not finite spoils its own row and column.
+    gram = jnp.matmul(messages, messages.T, precision=jax.lax.Precision.HIGHEST)
+    squares = jnp.diagonal(gram)
+    usable = jnp.isfinite(squares) & _mask(messages, there)
     pairs = usable[:, None] & usable & ~jnp.eye(n, dtype=bool)
-    # Around the shortest: the rounding of a pair's distance is then that of their own lengths.
-    shortest = jnp.argmin(jnp.where(usable, _squares(clean), jnp.inf))
-    around = jnp.where(usable[:, None], clean - clean[shortest], 0)
-    squares = _squares(around)
-    gram = jnp.matmul(around, around.T, precision=jax.lax.Precision.HIGHEST)
     lengths = squares[:, None] + squares
     estimated = lengths - 2 * gram
     error = 8 * float(jnp.finfo(dtype).eps) * math.sqrt(parameters) * lengths
@@ -725,9 +733,10 @@ def _krum_scores(clean: Array, usable: Array, neighbours: Number, wanted: Number
     def measure(state):
         found, left = state
         i = jnp.argmax(left)
-        own = jnp.where(pairs[i], raised(_squares(clean - clean[i])), jnp.inf)
+        own = jnp.where(pairs[i], raised(_squares(messages - messages[i])), jnp.inf)
         own_score = jnp.sum(jnp.where(ranks < neighbours, jnp.sort(own), 0))
         return found.at[i].set(own_score), left.at[i].set(False)
 
     exact, _ = jax.lax.while_loop(lambda state: jnp.any(state[1]), measure, (jnp.full(n, jnp.inf, dtype), asked))
-    return jnp.where(wins & usable, -1, exact)
+    # Those whose neighbours are not all finite still come before those that are not finite themselves.
+    return jnp.where(usable, jnp.where(wins, -1, jnp.minimum(exact, jnp.finfo(dtype).max)), jnp.inf)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.errors import require_count, require_fraction
+from asyncsim.errors import InputError, require_count, require_fraction
 from asyncsim.methods.method import Array, Method, State, Visit
 
 #: Quantities of `energy` whose sum over each tensor is recorded; and the quantity that is their ratio at each weight.
@@ -172,6 +172,32 @@ def _energy(mu: float, tensors: int) -> Recorder:
         return dict(zip(ENERGIES, values, strict=True)) | {"opposite_sign": opposite}
 
     return Recorder(ENERGIES, observe, init, look=look if tensors else None, every=max(tensors, 1))
+
+
+def chosen() -> Recorder:
+    """Record how much Byzantine messages counted in the last version, of methods that combine one by a rule.
+
+    ``byzantine_share``: which part of what the rule made came from them (of selected messages the part that are
+    theirs, of coordinates the mean over them); ``byzantine_messages``: which part of the messages they were;
+    ``not_finite``: how many messages were not finite.
+    """
+    return _CHOSEN
+
+
+def _chosen_state(method: Method, central: Array) -> State:
+    if method.rounds is None:
+        raise InputError(f"record: chosen() is for methods that combine messages by a rule, not {method.name}")
+    return ()
+
+
+def _observe_chosen(state: State, commit: Commit) -> tuple[State, Sequence[Array]]:
+    server = commit.server
+    return (), (server.byzantine_share, server.byzantine_messages, server.not_finite)
+
+
+_CHOSEN = Recorder(
+    ("byzantine_share", "byzantine_messages", "not_finite"), _observe_chosen, init=_chosen_state
+)
 
 
 def diagnostics(every: int = 5) -> Recorder:

@@ -145,6 +145,17 @@ def softsync(weight):
     return rule
 
 
+def median_of_version():
+    def rule(w, server, x, visit):
+        server.buffer = [*getattr(server, "buffer", []), gradient(w.read)]
+        if visit.completes:
+            x = x - RATE * np.median(server.buffer, axis=0)
+            server.buffer = []
+        return x
+
+    return rule
+
+
 # Elastic averaging
 
 

@@ -1,13 +1,17 @@
 """Rules of robust aggregation against references in NumPy, written from their papers."""
 
+import functools
 import itertools
 import re
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asyncsim.aggregation import parse_rule
+from asyncsim.errors import InputError
 
 RULE_TEXTS = [
     "mean()",
@@ -129,3 +133,104 @@ def test_messages_that_are_not_there_do_not_count(text):
                 np.testing.assert_allclose(found.vector, expected, rtol=1e-12, atol=1e-12 * max(1, abs(expected).max()))
                 assert not found.share[~there].any()
                 np.testing.assert_allclose(found.share.sum(), 1)
+
+
+@pytest.mark.parametrize("text", [one for one in RULE_TEXTS if "score=" not in one])
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**16))
+def test_rules_move_with_their_messages(compiled, text, seed):
+    """Permutation equivariance of all rules; translation equivariance of those without a point or norm of their own."""
+    draw = np.random.default_rng(seed)
+    g, shift = draw.normal(size=(11, 4)), draw.normal(size=4)
+    with jax.enable_x64(True):
+        found = compiled(text)(g)
+        if text != "bulyan(f=2)":  # whose last choices are of pairs that tie: each is the other's only neighbour
+            np.testing.assert_allclose(compiled(text)(draw.permutation(g)), found, atol=1e-10)
+        if text.partition("(")[0] not in ("geometric_median", "cge", "centred_clipping", "clipping"):
+            np.testing.assert_allclose(compiled(text)(g + shift), found + shift, atol=1e-10)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return functools.cache(lambda text: jax.jit(lambda messages: parse_rule(text)(messages)))
+
+
+#: What each rule promises of eleven messages, and whether one more breaks it for sure.
+PROMISES = {
+    "median()": 5,
+    "trimmed_mean(f={f})": 5,
+    "geometric_median()": 5,
+    "krum(f={f})": 4,
+    "multi_krum(f={f})": 4,
+    "bulyan(f={f})": 2,
+    "cge(f={f})": 5,
+    "centred_clipping(radius=1.0)": 5,
+    "lipschitz_filter()": 5,
+    "nnm(trimmed_mean(f={f}))": 5,
+    "clipping(median())": 5,
+}
+
+
+@pytest.mark.parametrize("text", PROMISES)
+def test_colluding_attackers_break_a_rule_beyond_its_promise(compiled, text):
+    honest = np.random.default_rng(0).normal(size=(11, 5))
+    with jax.enable_x64(True):
+
+        def under(f, made_for):
+            g = honest.copy()
+            g[:f] = 1e6
+            return float(np.abs(compiled(text.format(f=made_for))(g)).max())
+
+        most = PROMISES[text]
+        assert parse_rule(text.format(f=most)).largest(11) == most
+        assert all(under(f, f) < 20 for f in range(most + 1))
+        if text.startswith(("median", "trimmed", "krum", "multi", "nnm")):
+            # Six of eleven agree; of Krum's also where it is made for four.
+            assert under(6, most) > 1e3
+
+
+def test_what_is_not_finite_scores_worst():
+    g = np.random.default_rng(0).normal(size=(11, 5))
+    for text in RULE_TEXTS[1:]:
+        for bad in (np.nan, np.inf, -np.inf):
+            spoilt = g.copy()
+            spoilt[:2] = bad
+            assert np.isfinite(parse_rule(text)(spoilt)).all(), text
+    assert not np.isfinite(parse_rule("mean()")(spoilt)).any()
+
+
+def test_equal_messages_tie_by_index():
+    """Ten equal messages of a long vector, of which a Gram matrix would make ten different scores."""
+    one = np.random.default_rng(0).normal(size=17_226).astype(np.float32)
+    g = np.stack([one + 1, *[one] * 10, one - 1])
+    found = parse_rule("multi_krum(f=2, m=3)").aggregate((), jax.numpy.asarray(g), None, ())
+    np.testing.assert_array_equal(np.flatnonzero(found.share), [1, 2, 3])
+
+
+def test_buckets_are_of_all_that_are_there():
+    g = np.arange(8.0)[:, None] * np.ones(3)
+    rule = parse_rule("bucketing(mean(), size=2)")
+    np.testing.assert_allclose(rule(g, key=jax.random.key(0)), 3.5, rtol=1e-6)
+    there = np.array([True] * 4 + [False] * 4)
+    found = rule(g, there, jax.random.key(0))
+    np.testing.assert_allclose(found, 1.5, rtol=1e-6)
+    assert rule.largest(11) == 0
+    assert parse_rule("bucketing(median(), size=2)").largest(11) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "message"),
+    [
+        ("krum(f=5)", 11, "rule = 'krum(f=5)': f = 5 is too large: the largest for 11 messages is f = 4"),
+        ("bulyan(f=3)", 11, "the largest for 11 messages is f = 2"),
+        ("krum(f=0)", 2, "2 messages are too few"),
+        ("nnm(median())", 11, "nnm: f is missing, and median() has none"),
+        ("krum", 11, "f missing; write krum(f, score=paper)"),
+        ("krun(f=2)", 11, "did you mean 'krum(f"),
+        ("krum(f=2, score=mine)", 11, "score = 'mine': unknown; did you mean"),
+    ],
+)
+def test_bad_rules(text, n, message):
+    with pytest.raises(InputError) as error:
+        parse_rule(text)(np.ones((n, 2)))
+    assert message in str(error.value)

@@ -138,6 +138,7 @@ RULES = {
     "softsync, averaged": case(formulas.softsync(lambda tau: 1 / tau if tau else 1), timing="buffered"),
     "softsync, unmodulated": case(formulas.softsync(lambda tau: 1), timing="buffered", modulated=False),
     "batch_sgd": case(formulas.softsync(lambda tau: 1), timing="rounds"),
+    "robust": case(formulas.median_of_version(), timing="rounds"),
     "rennala": case(formulas.softsync(lambda tau: 1), timing="buffered"),
     "ringmaster": case(one),
     "ringleader": case(formulas.ringleader),

@@ -169,6 +169,7 @@ BAD = {
     "mixing": [0, 1.5, -0.1, math.nan, "all"],
     "server_rate": [0, -1, math.nan, "slow", None],
     "server_momentum": [-0.1, 1, "heavy"],
+    "worker_momentum": [-0.1, 1, "heavy"],
     "period": [0, -1, 2.5, "often"],
     "spread": [-0.1, math.nan, "wide"],
     "pull": [0, 1.1, -0.1, math.nan, "hard", None],

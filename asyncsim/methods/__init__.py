@@ -41,6 +41,7 @@ from asyncsim.methods.leader import lgd, lsgd
 from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.named import named_optimizer
 from asyncsim.methods.ringleader import ringleader
+from asyncsim.methods.robust import robust
 from asyncsim.methods.sgd import sgd
 from asyncsim.methods.softsync import softsync
 from asyncsim.methods.time_optimal import batch_sgd, rennala, ringmaster
@@ -85,6 +86,7 @@ METHODS: dict[str, Callable[..., Method]] = {
         rennala,
         ringleader,
         ringmaster,
+        robust,
         sgd,
         sgp,
         softsync,

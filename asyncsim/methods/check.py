@@ -40,7 +40,7 @@ _STATES = ("init_worker", "init_server", "init_memory")
 _OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet")
 
 
-def check_method(method: Method, params: Any) -> tuple[str, ...]:
+def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
     """Check that a method's functions take what they are given and return what they must.
 
     Parameters
@@ -48,6 +48,8 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
     method : Method
     params : tree of arrays or ShapeDtypeStruct
         The problem's initial parameters; only their shapes are used.
+    workers : int
+        Whose memories there are.
 
     Returns
     -------
@@ -61,11 +63,13 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
     """
     check_fields(method)
     try:
-        return _check_functions(method, params)
+        return _check_functions(method, params, workers)
     except InputError as error:
         for switch, told_then in (("sees_loss", "loss"), ("needs_key", "key")):
             said: Any = {switch: True}
-            if not getattr(method, switch) and _fault(_check_functions, method._replace(**said), params) != str(error):
+            if not getattr(method, switch) and _fault(
+                _check_functions, method._replace(**said), params, workers
+            ) != str(error):
                 raise InputError(
                     f"{method.name}.{switch} = False: its functions look at visit.{told_then}, which is told only to "
                     f"methods made with {switch}=True; add that"
@@ -75,7 +79,7 @@ def check_method(method: Method, params: Any) -> tuple[str, ...]:
         for name in _STATES if failed else ():
             state: Any = {name: lambda central: central}
             if getattr(method, name) is Method._field_defaults[name]:
-                other = _fault(_check_functions, method._replace(**state), params)
+                other = _fault(_check_functions, method._replace(**state), params, workers)
                 if other != str(error) and (not other or other.startswith(call)):
                     what = f"{name.removeprefix('init_')} is (), as the method has no {name}"
                     raise InputError(f"{error}; {what}; give that") from error
@@ -162,14 +166,14 @@ def visit_kinds(sees_loss: bool, needs_key: bool, gossips: bool = False) -> Visi
     return Visit(**scalars)._replace(key=key, counted=(), **given)
 
 
-def memories_kinds(memory: Any) -> Memories:
-    """Return the memories of some workers, as shapes, from that of one."""
+def memories_kinds(memory: Any, workers: int = 3) -> Memories:
+    """Return the memories of all workers, as shapes, from that of one."""
 
     def several(count: int) -> Any:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *jnp.shape(leaf)), jnp.result_type(leaf)), memory)
 
     worker: Any = jax.ShapeDtypeStruct((2,), jnp.int32)
-    return Memories(several(3), several(2), worker)
+    return Memories(several(workers), several(2), worker)
 
 
 def _fault(check: Callable[..., Any], *arguments: Any) -> str:
@@ -181,7 +185,7 @@ def _fault(check: Callable[..., Any], *arguments: Any) -> str:
     return ""
 
 
-def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
+def _check_functions(method: Method, params: Any, workers: int) -> tuple[str, ...]:
     kind = jnp.result_type(float)  # a replay casts all parameters to its own precision
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), kind), params)
     central = jax.ShapeDtypeStruct((sum(leaf.size for leaf in jax.tree.leaves(params)),), kind)
@@ -203,7 +207,7 @@ def _check_functions(method: Method, params: Any) -> tuple[str, ...]:
     if method.proxy is not None:
         _require_vector(method, "proxy", _call(method, "proxy", worker), central)
     if method.mix is None and method.meet is None:
-        _check_apply(method, server, central, message, memory, visit)
+        _check_apply(method, server, central, message, memory, visit, workers)
     if method.reply is not None:
         _require_vector(method, "reply", _call(method, "reply", server, central, memory, visit), central)
     return diagnostics
@@ -343,11 +347,13 @@ def _require_addable(method: Method, message: Any, central: Any) -> None:
         )
 
 
-def _check_apply(method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit) -> None:
+def _check_apply(
+    method: Method, server: Any, central: Any, message: Any, memory: Any, visit: Visit, workers: int
+) -> None:
     call = _named(method, "apply")
     given = [server, central, message, memory, visit]
     if method.sees_memories:
-        call, given = call.replace("visit", "visit, memories"), [*given, memories_kinds(memory)]
+        call, given = call.replace("visit", "visit, memories"), [*given, memories_kinds(memory, workers)]
     applied = _traced(call, method.apply, *given)
     if not isinstance(applied, Applied):
         raise InputError(f"{call} returned {tree_text(applied)}: must return Applied(central, server, memory)")

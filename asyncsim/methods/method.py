@@ -207,6 +207,23 @@ def send_update(worker: State, update: Array, start: Array, central: Array, visi
     return update, worker, {}
 
 
+class Rounds(NamedTuple):
+    """What a method has that combines a version's messages once they are all there; see `asyncsim.methods.robust`.
+
+    Attributes
+    ----------
+    require : function
+        ``require(workers, policy)`` raises InputError if the versions of such a cluster have too few messages.
+    attacked : function
+        ``attacked(change, byzantine)`` returns the method with ``messages = change(messages, honest, byzantine, key)``
+        before they are combined, and the mask ``byzantine`` of all workers; the arguments of ``change`` are an array
+        ``[workers, parameters]`` and the masks of those whose messages are there.
+    """
+
+    require: Callable[[int, Policy], None]
+    attacked: Callable[[Callable[..., Array], Any], "Method"]
+
+
 class Method(NamedTuple):
     """One algorithm, as pure functions closed over its hyper-parameters.
 
@@ -273,6 +290,8 @@ class Method(NamedTuple):
         Whether ``apply`` takes a sixth argument, the `Memories` of all workers as they are before this commit.
     needs_key : bool
         Whether visits have a key, for methods that draw random numbers.
+    rounds : Rounds, optional
+        Of methods that combine a version's messages at once.
     """
 
     name: str
@@ -294,6 +313,7 @@ class Method(NamedTuple):
     sees_loss: bool = False
     sees_memories: bool = False
     needs_key: bool = False
+    rounds: Rounds | None = None
 
     def __repr__(self) -> str:
         """Return the name with the hyper-parameters, not the functions."""

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.attacks import Attack, parse_attack
 from asyncsim.errors import InputError, require_choice, require_count, require_switch
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.recorders import Recorder
+from asyncsim.replays.attacked import under_attack
 from asyncsim.replays.commit import columns
 from asyncsim.replays.members import Members
 from asyncsim.replays.plan import Plan
@@ -36,6 +38,7 @@ def replay_ensemble(
     seeds: Iterable[int] = (0,),
     precision: str = "float32",
     evaluate_every: int | None = None,
+    attack: Attack | str | None = None,
     record: Sequence[Recorder] = (),
     progress: bool | None = None,
     batched: bool | None = None,
@@ -50,7 +53,7 @@ def replay_ensemble(
         Makes the method from its hyper-parameters, `asyncsim.methods.gem` say.
     problem : Problem
     seeds : iterable of int
-    precision, evaluate_every, record, progress
+    precision, evaluate_every, attack, record, progress
         As in `asyncsim.replay`.
     batched : bool, optional
         Whether all runs are computed as one, in batches over them; by default where that is faster: on accelerators,
@@ -87,6 +90,8 @@ def replay_ensemble(
             require_switch(name, switch)
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
+    attack, learnt = parse_attack(attack), problem
+    config = {"precision": precision} | ({} if attack is None else {"attack": attack.text})
     recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
     if batched is None:
         batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)
@@ -100,6 +105,7 @@ def replay_ensemble(
                 seed,
                 precision=precision,
                 evaluate_every=evaluate_every,
+                attack=attack,
                 record=record,
                 progress=progress,
             )
@@ -109,6 +115,13 @@ def replay_ensemble(
     if not grid.can_be_batched(problem):
         names = " or ".join(grid.combinations[0])
         raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
+    if attack is not None:
+        own, workers = grid.factory, trace.workers
+        _, problem = under_attack(grid.methods[0], problem, attack, workers)
+        # Members are made from values that are traced: each time a method of its own.
+        grid = grid._replace(factory=lambda **values: under_attack(own(**values), learnt, attack, workers)[0])
+        grid = grid._replace(methods=[grid.factory(**values) for values in grid.combinations])
+        recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         forget_other_precision()
         trace = trace.accepted
@@ -117,7 +130,7 @@ def replay_ensemble(
         running = _running(trace, grid, problem, jnp.dtype(precision), ends, recorders)
         run_to_the_end(running, stops, f"{grid.methods[0].name} x {len(running.recordings)}", progress)
         return [
-            recording.run(method, problem, params, {"seed": seed, "precision": precision}, replicas)
+            recording.run(method, learnt, params, {"seed": seed} | config, replicas)
             for (seed, method), recording, params, replicas in zip(
                 grid.runs(), running.recordings, running.params(), running.replicas(), strict=True
             )

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from asyncsim.attacks import Attack, parse_attack
 from asyncsim.errors import InputError, require_choice, require_count, require_switch
 from asyncsim.methods.check import check_method, require_server, require_timing
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.recorders import Recorder, show_diagnostics
+from asyncsim.replays.attacked import under_attack
 from asyncsim.replays.commit import columns, require_recorders
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
@@ -48,6 +50,7 @@ def replay(
     precision: str = "float32",
     evaluate_every: int | None = None,
     evaluate_replicas: bool = False,
+    attack: Attack | str | None = None,
     record: Sequence[Recorder] = (),
     devices: Sequence[Any] | None = None,
     progress: bool | None = None,
@@ -73,6 +76,8 @@ def replay(
     evaluate_replicas : bool
         Without a server: evaluate each worker's replica, too, on the test data if the problem has any. Of each loss and
         accuracy `Run.evaluations` has the best, the mean and the worst, ``test_accuracy_worst`` say.
+    attack : Attack or str, optional
+        What some of the workers send in the place of their messages: ``asyncsim.attacks.alie(workers=3)``.
     record : sequence of Recorder
         What is recorded besides each commit's loss and the length of its step, `asyncsim.recorders`:
         ``[recorders.energy(momentum=0.9), recorders.diagnostics(every=5)]`` say.
@@ -115,6 +120,7 @@ def replay(
             seed,
             precision=precision,
             stops=stops,
+            attack=attack,
             record=record,
             devices=devices,
             evaluate_replicas=evaluate_replicas,
@@ -152,6 +158,7 @@ class Replay:
         *,
         precision: str = "float32",
         stops: np.ndarray | None = None,
+        attack: Attack | str | None = None,
         record: Sequence[Recorder] = (),
         devices: Sequence[Any] | None = None,
         form: Form | None = None,
@@ -168,6 +175,10 @@ class Replay:
         self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
         self._config = {"seed": seed, "precision": precision}
+        if (attack := parse_attack(attack)) is not None:
+            self._config["attack"] = attack.text
+            method, problem = under_attack(method, problem, attack, trace.workers)
+            recorders = check_replay(trace, method, problem, record)
         dtype = jnp.dtype(precision)
         if devices is None:
             devices = default_devices(problem.parameter_count)[: 1 if method.meet else None]
@@ -281,9 +292,11 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     """
     require_kinds(trace, method, problem)
     recorders = require_recorders(record)
-    shown = check_method(method, jax.eval_shape(problem.init, jax.random.key(0)))
+    shown = check_method(method, jax.eval_shape(problem.init, jax.random.key(0)), trace.workers)
     require_server(method, trace)
     require_timing(method, trace)
+    if method.rounds is not None:
+        method.rounds.require(trace.workers, trace.policy)
     _check_outcomes(trace)
     return tuple(one for one in recorders if shown or one.look is not show_diagnostics)
 

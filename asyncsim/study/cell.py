@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asyncsim import recorders
+from asyncsim.attacks import parse_attack
 from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
@@ -161,6 +162,10 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     note(f"{method.name} needs {', '.join(needs)}: it gets its own traces{length}")
                 file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
                 file = traces.setdefault((cluster, commits, seed), file)
+                if method.rounds is not None:
+                    method.rounds.require(cluster.workers, cluster.policy)
+                if (attack := parse_attack(cell.config.attack)) is not None:
+                    attack.byzantine(cluster.workers)
                 if method.reply and seed == 0:
                     require_replies(method, find_waves(_trace(cluster, commits, seed).accepted).reads)
                 jobs.append(_job(cell, method, seed, cluster, commits, file))
@@ -206,6 +211,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
     options: dict[str, Any] = {
         "precision": config.precision,
         "evaluate_every": None if config.evaluate_every is None else config.evaluate_every * share,
+        "attack": config.attack,
     }
     if cluster.topology is not None and getattr(config, "evaluate_replicas", False):
         options["evaluate_replicas"] = True
@@ -255,7 +261,14 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
         try:
             run = Run.load(where)
             hyperparameters = json.loads(json.dumps(plain(method.hyperparameters)))
-            own = {"method": method.name, "hyperparameters": hyperparameters, "commits": commits, "seed": seed}
+            attack = parse_attack(config.attack)
+            own = {
+                "attack": attack and attack.text,
+                "method": method.name,
+                "hyperparameters": hyperparameters,
+                "commits": commits,
+                "seed": seed,
+            }
             _require_own(f"run {run_folder}", run.config, own)
             return row(run, trace)
         except InputError as error:
@@ -305,6 +318,8 @@ def _replayed(
         record.append(recorders.diagnostics(diagnose_every))
     if animate:
         record.append(recorders.positions())
+    if method.rounds is not None:
+        record.append(recorders.chosen())
     with computing_device(device):
         trace = _trace(cluster, commits, seed)
         return replay(trace, method, problem, seed=seed, record=record, **options), trace

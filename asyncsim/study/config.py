@@ -33,6 +33,7 @@ from asyncsim.units import BYTES, positive
 from asyncsim.wording import note
 
 if TYPE_CHECKING:
+    from asyncsim.attacks import Attack
     from asyncsim.clusters.network import PerWorker, SizeLike
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
     PolicyLike = str | Policy
     FailureLike = str | Failure
     MethodLike = str | Method
+    AttackLike = str | Attack
     ProblemLike = str | Problem
 else:
     # What the command line offers; tyro makes its options from these.
-    LawLike = PolicyLike = FailureLike = MethodLike = ProblemLike = str
+    LawLike = PolicyLike = FailureLike = MethodLike = ProblemLike = AttackLike = str
     BandwidthLike = SizeLike = float | str
 
 
@@ -87,6 +89,10 @@ Failures: crash(every, lasts, detect=0), workers lose their state and come back,
 pause(every, lasts), slow(every, lasts, speed), spells of a worker; outage(every, lasts, checkpoint_every=100,
 checkpoint_time=0), the server goes back to its last checkpoint of so many versions each; loss(probability, timeout,
 resend=True), messages to the server; leave(at), join(at). All for workers=[0, 3], say, site=1, or all.
+
+Attacks: what the workers 0 to workers - 1, or those of a list, send: sign_flip(workers, scale=1), gaussian(workers,
+sigma=200), disturbance(workers, sigma=0.2), zero(workers), infinite(workers), label_flip(workers), alie(workers, z),
+inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
 """
 
     #: What was typed on the command line, but for options on which no result depends; in Python nothing was.
@@ -166,6 +172,10 @@ resend=True), messages to the server; leave(at), join(at). All for workers=[0, 3
     momentum: float = 0.9
     """Momentum of the methods that have one and do not say their own, and of the proxy whose energy all are compared
     with; from 0 to below 1."""
+
+    attack: AttackLike | None = None
+    """What some of the workers send in the place of their messages: "alie(workers=3)", say, the first three; see
+    above. None: all are honest."""
 
     evaluate_every: int | None = None
     """Worker steps between evaluations on all data, of which three examples take as long as the gradient of one. None:

@@ -1,0 +1,170 @@
+"""Replays under attack: a method, and a problem, some of whose workers are Byzantine; see `asyncsim.attacks`."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from asyncsim.attacks import Attack
+from asyncsim.errors import InputError
+from asyncsim.methods.method import Array, Memories, Method, State
+from asyncsim.problems.problem import BatchIndices, Problem
+from asyncsim.replays.programs import Same
+from asyncsim.threads import cached
+
+
+def under_attack(method: Method, problem: Problem, attack: Attack | None, workers: int) -> tuple[Method, Problem]:
+    """Return a method and a problem of which some workers are Byzantine; the same objects for the same ones."""
+    if attack is None:
+        return method, problem
+    byzantine = tuple(attack.byzantine(workers).tolist())
+    if attack.labels:
+        problem = _flipped(Same(problem), attack.text, byzantine)
+    return _attacked(Same(method), Same(attack), byzantine), problem
+
+
+@cached(maxsize=64)
+def _attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
+    method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
+    if attack.own is not None:
+        method = _own_changed(method, attack, byzantine)
+    if method.rounds is not None:
+        change = attack.change or (lambda messages, honest, byzantine, key: messages)
+        return method.rounds.attacked(change, byzantine)._replace(message=method.message, name=method.name)
+    return method if attack.change is None else _last_changed(method, attack, byzantine)
+
+
+def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
+    """Return the method whose Byzantine workers change their own messages."""
+    if method.meet is not None:
+        raise InputError(f"attack = {attack.text!r}: workers of {method.name} meet in pairs and send no messages")
+    assert attack.own is not None
+    change = attack.own
+
+    def message(worker, update, start, central, visit):
+        sent, worker, diagnostics = method.message(worker, update, start, central, visit)
+        leaves, tree = jax.tree.flatten(sent)
+        changed = [
+            jnp.where(jnp.asarray(byzantine)[visit.worker], change(leaf, jax.random.fold_in(visit.key, _OWN + i)), leaf)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+            else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(tree, changed), worker, diagnostics
+
+    return method._replace(message=message, needs_key=True)
+
+
+#: Folded into a visit's key for what attacks draw: none of the method's own draws.
+_OWN = 2**30
+
+
+class LastMemory(NamedTuple):
+    """What is kept of a worker under an attack that knows the last messages."""
+
+    own: State  #: of the method
+    last: Array  #: the last message as an honest worker sends it, shape ``[parameters]``
+    sent: Array  #: whether there is one
+
+
+def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
+    """Return the method whose Byzantine workers change their messages, knowing all workers' last ones."""
+    if method.mix is not None or method.meet is not None:
+        raise InputError(
+            f"attack = {attack.text!r}: knows the messages of all, and {method.name} has no server where they meet; "
+            "choose one of the own message: sign_flip, gaussian, disturbance, zero, infinite"
+        )
+    assert attack.change is not None
+    change = attack.change
+
+    def init_memory(central: Array) -> LastMemory:
+        return LastMemory(method.init_memory(central), jnp.zeros_like(central), jnp.bool_(False))
+
+    def apply(server, central, message, memory, visit, memories):
+        if getattr(message, "shape", None) != central.shape:
+            raise InputError(
+                f"attack = {attack.text!r}: needs messages that are vectors of parameters, and those of {method.name} "
+                "are not; choose one of the own message: sign_flip, zero"
+            )
+        is_bad = jnp.asarray(byzantine)
+
+        def changed() -> Array:
+            messages = memories.of_all("last").at[visit.worker].set(message)
+            there = memories.of_all("sent").at[visit.worker].set(True)
+            made = change(messages, there & ~is_bad, there & is_bad, visit.key)
+            return jnp.where(jnp.any(there & ~is_bad), made[visit.worker], message)
+
+        sent = jax.lax.cond(is_bad[visit.worker], changed, lambda: message)
+        own: tuple[Memories, ...] = ()
+        if method.sees_memories:
+            own = (Memories(memories.rows.own, memories.newer.own, memories.worker),)
+        made = method.apply(server, central, sent, memory.own, visit, *own)
+        return made._replace(memory=LastMemory(made.memory, message, jnp.bool_(True)))
+
+    reply = method.reply
+    return method._replace(
+        apply=apply,
+        init_memory=init_memory,
+        reply=None
+        if reply is None
+        else lambda server, central, memory, visit: reply(server, central, memory.own, visit),
+        sees_memories=True,
+        needs_key=True,
+    )
+
+
+class Both(NamedTuple):
+    """Examples with their own labels, and then again with reversed ones."""
+
+    examples: Any
+
+
+class _FlippedRows:
+    """`BatchIndices` whose Byzantine workers draw from the second half of `Both`."""
+
+    def __init__(self, own: BatchIndices, moved: np.ndarray):
+        self._own, self._moved = own, moved
+
+    def rows(self, worker: Any, *given: Any) -> np.ndarray:
+        """Return the example indices; see `BatchIndices.rows`."""
+        return self._own.rows(worker, *given) + self._moved[np.asarray(worker)][:, None, None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Flipped(Problem):
+    own: Any = None  #: the problem with honest workers
+    byzantine: tuple[bool, ...] = ()
+
+    def batch_indices(self, seed: int, workers: int) -> Any:
+        """Return those of the problem, moved to the other labels; see `Problem.batch_indices`."""
+        moved = self.own.examples * np.array(self.byzantine, np.int32)
+        return _FlippedRows(self.own.batch_indices(seed, workers), moved)
+
+
+@cached(maxsize=8)
+def _flipped(same: Same, text: str, byzantine: tuple[bool, ...]) -> Problem:
+    """Return the problem whose Byzantine workers compute with reversed labels, from data that are held twice."""
+    problem = same.value
+    label = problem.train.get("label") if isinstance(problem.train, Mapping) else None
+    if label is None or np.asarray(label).dtype.kind not in "iu":
+        raise InputError(f"attack = {text!r}: {problem.name} has no whole numbers in train['label'] to reverse")
+    examples = problem.examples
+    twice = {name: np.concatenate([array, array]) for name, array in problem.train.items()}
+    twice["label"][examples:] = np.max(label) - np.asarray(label)
+
+    def loss(params: Any, *given: Any) -> Any:
+        *state, batch, key = given
+        return problem.loss(params, *state, batch.examples, key)
+
+    def evaluate(params: Any, state: Any, data: Any) -> Any:
+        if isinstance(data, Both):
+            data = jax.tree.map(lambda array: array[:examples], data.examples)
+        return problem.evaluate(params, state, data)
+
+    fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
+    # How examples are divided among workers is left to the problem itself.
+    changed = dict(loss=loss, evaluate=evaluate, train=Both(twice), sharded=False, shards=None, dirichlet=None)
+    return _Flipped(**(fields | changed), own=problem, byzantine=byzantine)

@@ -1,0 +1,240 @@
+"""Attacks, and robust SGD under them."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
+from asyncsim.attacks import Attack, alie_z, parse_attack
+
+WORKERS = 8
+
+
+@functools.cache
+def trace(policy="barrier()", commits=160, workers=WORKERS, compute="gamma(mean=1, cv=0.3)"):
+    return simulate(Cluster(workers=workers, compute=compute, service=0.01, policy=policy), commits=commits, seed=0)
+
+
+@functools.cache
+def quadratic():
+    return problems.quadratic(np.linspace(0.2, 1, 4), noise=0.3)
+
+
+def central(run):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)])
+
+
+@pytest.mark.parametrize(
+    ("n", "f", "z"),
+    [
+        *((50, 5, 0.0837), (50, 12, 0.3360), (50, 24, 1.4261), (51, 12, 0.3612), (51, 24, 1.4461)),
+        *((25, 5, 0.2533), (25, 11, 1.0676), (20, 4, 0.1573), (10, 2, 0.0)),
+    ],
+)
+def test_z_of_a_little_is_enough(n, f, z):
+    assert round(alie_z(n, f), 4) == z
+
+
+def test_attacks_by_hand():
+    g = np.random.default_rng(0).normal(size=(6, 3))
+    byzantine, honest = np.arange(6) < 2, np.arange(6) >= 2
+    mean, std = g[2:].mean(0), g[2:].std(0)
+
+    def made(text):
+        with jax.enable_x64(True):
+            return np.asarray(parse_attack(text).change(jnp.asarray(g), honest, byzantine, jax.random.key(0)))
+
+    np.testing.assert_allclose(made("alie(workers=2, z=1.5)")[0], mean - 1.5 * std)
+    np.testing.assert_allclose(made("alie(workers=2, z=1, knows=own)")[1], g[:2].mean(0) - g[:2].std(0), atol=1e-14)
+    np.testing.assert_allclose(made("inner_product(workers=2, scale=0.5)")[1], -0.5 * mean)
+    np.testing.assert_allclose(made("mimic(workers=2, target=4)")[0], g[4])
+    np.testing.assert_allclose(made("mimic(workers=2)")[0], g[2])
+    sent = made("min_max(workers=2)")[0]
+    apart = [np.linalg.norm(a - b) for a in g[2:] for b in g[2:]]
+    np.testing.assert_allclose(max(np.linalg.norm(sent - one) for one in g[2:]), max(apart))
+    np.testing.assert_allclose(np.cross(sent - mean, std), 0, atol=1e-12)
+    np.testing.assert_array_equal(made("min_max(workers=2)")[2:], g[2:])
+
+
+@pytest.mark.parametrize("policy", ["barrier()", "barrier(count=6)", "first_of(count=5)", "buffered(count=6)"])
+def test_mean_is_batch_sgd(policy):
+    """Under `buffered` only where no worker comes twice, as its mean is then one message."""
+    pair = [methods.batch_sgd(0.2, policy), methods.robust("mean()", 0.2, policy=policy)]
+    alike = trace(policy, compute="constant(1)" if policy.startswith("buffered") else "gamma(mean=1, cv=0.3)")
+    one, other = (central(replay(alike, method, quadratic(), precision="float64")) for method in pair)
+    np.testing.assert_allclose(other, one, rtol=1e-10)
+
+
+def test_momentum_at_worker_and_server_are_one_with_the_mean():
+    runs = [
+        replay(trace(), methods.robust("mean()", 0.1, **{name: 0.8}), quadratic(), precision="float64")
+        for name in ("worker_momentum", "server_momentum")
+    ]
+    np.testing.assert_allclose(central(runs[0]), central(runs[1]), rtol=1e-10)
+
+
+def test_a_round_by_hand():
+    """Robust SGD with its momenta, averages and an attack of one's own, in a loop over the rounds."""
+
+    def reverse(workers, scale=3.0):
+        def change(messages, honest, byzantine, key):
+            mean = jnp.mean(messages, axis=0, where=honest[:, None])
+            return jnp.where(byzantine[:, None], -scale * mean, messages)
+
+        return Attack(f"reverse(workers={workers}, scale={scale})", workers, change=change)
+
+    problem = problems.quadratic(np.linspace(0.2, 1, 4))
+    method = methods.robust("cge(f=2, averaging=0.5)", 0.3, worker_momentum=0.5, server_momentum=0.25)
+    run = replay(trace(), method, problem, attack=reverse(2), precision="float64", record=[recorders.chosen()])
+    with jax.enable_x64(True):
+        theta = np.asarray(jax.tree.leaves(problem.init(jax.random.key(0)))[0], float)
+    m, h, v = np.zeros((WORKERS, 4)), np.zeros((WORKERS, 4)), np.zeros(4)
+    for _ in range(160 // WORKERS):
+        m = 0.5 * m + np.linspace(0.2, 1, 4) * theta
+        h = 0.5 * h + 0.5 * m
+        g = h.copy()
+        g[:2] = -3 * h[2:].mean(0)
+        v = 0.25 * v + g[np.argsort(np.linalg.norm(g, axis=1), kind="stable")[: WORKERS - 2]].mean(0)
+        theta = theta - 0.3 * v
+    np.testing.assert_allclose(central(run), theta, rtol=1e-6)
+    assert run.config["attack"] == "reverse(workers=2, scale=3.0)"
+    assert run.commits["byzantine_share"].max() == 0
+    assert run.commits["byzantine_messages"].iloc[-1] == 0.25
+
+
+def test_what_is_not_finite_is_counted():
+    given = dict(attack="infinite(workers=[1, 5])", record=[recorders.chosen()])
+    run = replay(trace(), methods.robust("median()", 0.2), quadratic(), **given)
+    assert run.status == "finished"
+    assert run.commits["not_finite"].iloc[-1] == 2
+    assert replay(trace(), methods.batch_sgd(0.2), quadratic(), attack="infinite(workers=1)").status == "diverged"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("downpour", "lsgd", "mem_sgd", "sgp", "adpsgd") else pytest.mark.full)
+        for name in sorted({*methods.METHODS} - {"sgd"})
+    ],
+)
+def test_every_method_can_be_attacked(name):
+    """What Byzantine workers send changes the run, and what nobody changes does not."""
+    from asyncsim.study.cell import meet
+
+    method = methods.METHODS[name]()
+    topology = "ring()" if method.mix or method.meet else None
+    policy = {"sgp": "neighbours()", "adpsgd": "handshake()"}.get(name) or "asynchronous()"
+    cluster = Cluster(workers=4, compute="gamma(mean=1, cv=0.3)", topology=topology, policy=policy)
+    own = simulate(meet(cluster, method.timing), commits=48, seed=0)
+    honest = replay(own, method, quadratic(), precision="float64")
+
+    def nothing(workers):
+        return Attack("nothing()", workers, own=lambda message, key: message, change=lambda messages, *_: messages)
+
+    if own.workers < 2:
+        return
+    if method.meet:
+        with pytest.raises(InputError, match="meet in pairs"):
+            replay(own, method, quadratic(), attack="zero(workers=1)")
+        return
+    attacked = replay(own, method, quadratic(), precision="float64", attack="sign_flip(workers=1, scale=0.5)")
+    assert np.abs(central(attacked) - central(honest)).max() > 1e-9
+    if not method.mix:
+        try:
+            same = replay(own, method, quadratic(), precision="float64", attack=nothing(1))
+        except InputError as error:
+            assert "vectors of parameters" in str(error)
+            return
+        np.testing.assert_allclose(central(same), central(honest), rtol=1e-9)
+
+
+def test_labels_are_flipped_for_byzantine_workers_alone():
+    """With all but one worker's data alike, the run is that of a problem whose labels are reversed for them."""
+    plain = problems.digits(batch_size=8, hidden=(4,), sharded=True)
+    label = plain.train["label"].copy()
+    label[0::WORKERS] = 9 - label[0::WORKERS]
+    flipped = dataclasses.replace(plain, train={**plain.train, "label": label})
+    runs = [
+        replay(trace(), methods.robust("mean()", 0.3), plain, attack="label_flip(workers=1)"),
+        replay(trace(), methods.robust("mean()", 0.3), flipped),
+    ]
+    np.testing.assert_array_equal(central(runs[0]), central(runs[1]))
+    assert runs[0].evaluations["train_loss"].iloc[0] == pytest.approx(
+        replay(trace(), methods.robust("mean()", 0.3), plain).evaluations["train_loss"].iloc[0]
+    )
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_ensembles_are_attacked(batched):
+    given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
+    factory = functools.partial(methods.robust, "median()")
+    runs = replay_ensemble(
+        trace(), factory, quadratic(), seeds=(0, 1), learning_rate=[0.1, 0.3], batched=batched, **given
+    )
+    lone = replay(trace(), factory(learning_rate=0.3), quadratic(), seed=1, **given)
+    np.testing.assert_allclose(central(runs[3]), central(lone), rtol=1e-9)
+    assert runs[0].config["attack"] == "alie(workers=3, z=1)"
+
+
+@pytest.mark.full
+def test_several_devices_are_attacked():
+    given = dict(attack="alie(workers=3, z=1.0)", precision="float64")
+    method = methods.robust("krum(f=2)", 0.2)
+    one, several = (central(replay(trace(), method, quadratic(), devices=jax.devices()[:n], **given)) for n in (1, 2))
+    np.testing.assert_allclose(several, one, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        ("alie(workers=9)", "worker 8 is outside the cluster, whose 8 workers are 0 to 7"),
+        ("zero(workers=8)", "all 8 workers are Byzantine; leave one or more honest"),
+        ("zero(workers=[1, 1])", "must hold at least one worker, each once"),
+        ("zero(workers=0)", "workers = 0: must be at least 1"),
+        ("zeros(workers=1)", "did you mean 'zero(workers)'"),
+        ("zero", "workers missing"),
+        ("mimic(workers=2, target=1)", "target = 1: is Byzantine itself"),
+        ("label_flip(workers=1)", "has no whole numbers in train['label']"),
+        (3, "must be an attack"),
+    ],
+)
+def test_bad_attacks(attack, message):
+    with pytest.raises(InputError) as error:
+        replay(trace(), methods.robust("median()"), quadratic(), attack=attack)
+    assert message in str(error.value)
+
+
+def test_rules_that_ask_for_more_workers_are_refused():
+    with pytest.raises(InputError, match="largest for 8 messages is f = 2"):
+        replay(trace(), methods.robust("krum(f=3)"), quadratic())
+    with pytest.raises(InputError, match="largest for 5 messages is f = 1"):
+        methods.robust("krum(f=2)", policy="first_of(count=5)")
+    with pytest.raises(InputError, match="a version needs several messages"):
+        methods.robust("median()", policy="asynchronous()")
+
+
+@pytest.mark.full
+def test_what_is_published_of_momentum_and_attacks():
+    """Momentum at the workers repairs what it does not at the server; far messages break asynchronous SGD."""
+    digits = problems.digits()
+    rounds = trace("barrier()", 4000, 20)
+
+    def accuracy(method, attack, on=rounds):
+        run = replay(on, method, digits, attack=attack)
+        return run.evaluations["test_accuracy"].iloc[-1] if run.status == "finished" else 0.0
+
+    attack = "alie(workers=8, z=1.5)"
+    worker, server = (
+        accuracy(methods.robust("krum(f=8)", 0.05, **{f"{where}_momentum": 0.9}), attack)
+        for where in ("worker", "server")
+    )
+    assert worker > server + 0.1
+    asynchronous = trace("asynchronous()", 4000, 20)
+    clean = accuracy(methods.downpour(0.05), None, asynchronous)
+    disturbed = accuracy(methods.downpour(0.05), "disturbance(workers=4)", asynchronous)
+    negative = accuracy(methods.downpour(0.05), "sign_flip(workers=4, scale=10)", asynchronous)
+    assert negative < 0.2 < disturbed < clean - 0.02
