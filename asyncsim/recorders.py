@@ -195,9 +195,7 @@ def _observe_chosen(state: State, commit: Commit) -> tuple[State, Sequence[Array
     return (), (server.byzantine_share, server.byzantine_messages, server.not_finite)
 
 
-_CHOSEN = Recorder(
-    ("byzantine_share", "byzantine_messages", "not_finite"), _observe_chosen, init=_chosen_state
-)
+_CHOSEN = Recorder(("byzantine_share", "byzantine_messages", "not_finite"), _observe_chosen, init=_chosen_state)
 
 
 def diagnostics(every: int = 5) -> Recorder:

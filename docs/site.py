@@ -28,6 +28,7 @@ API = {
     "traces": "simulation.simulate traces.prescription traces.visits traces.trace",
     "methods": "methods",
     "aggregation": "aggregation",
+    "attacks": "attacks",
     "problems": "problems",
     "recorders": "recorders",
     "replay": "replays.replay replays.ensemble",
