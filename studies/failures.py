@@ -1,4 +1,4 @@
-"""What deaths of workers cost: the goodput of each policy and the loss of each method, at several rates of death.
+"""What deaths of workers cost: goodput by policy and loss by method, at several rates of death.
 
 Clusters that differ in the deaths and in the policy have the same random numbers. Prints for each into what the
 workers' time went, gradients that counted and what the rest was lost to, and how many commits a second are left; and
