@@ -81,6 +81,18 @@ def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
     assert list(asyncsim.runs.table()["study"])[::-1] == ["compare", "staleness"] or len(asyncsim.runs.table()) == 2
     assert main(["tag", "--remove", "early"]) == 0 and not (there / "compare" / "tags" / "early.json").exists()
     assert main(["warp", "early"]) == 2
+    assert main(["tag", "--remove", "compare"]) == 2 and "no tag" in capsys.readouterr().err
+
+
+def test_runs_are_listed_by_method_with_or_without_hyperparameters(there, capsys):
+    config = there / "staleness" / "config.json"
+    calls = ["gem(kappa=2.0, momentum=0.5)", "dc_asgd", *(f"downpour(0.{place})" for place in range(9))]
+    config.write_text(json.dumps({"study": "staleness", "methods": calls}))
+    for method in ("gem(kappa=2.0, momentum=0.5)", "dc_asgd", "downpour(0.8)"):
+        assert main(["runs", "--method", method]) == 0
+    capsys.readouterr()
+    assert main(["runs", "--method", "gem"]) == 0 and capsys.readouterr().out.count("results/") == 2
+    assert main(["runs", "--method", "momentum=0.5)"]) == 2
 
 
 def test_the_page_is_opened(there, monkeypatch, capsys):
@@ -162,6 +174,10 @@ def test_hostile_folders_are_read_and_shown_without_harm(place, capsys):
         (folder / "made.json").write_text('{"date": 3, "id": [1]}')
         (folder / "tags" / "t.json").write_text(json.dumps({"note": 10**400, "run": 3, "commit": "x", "date": None}))
         (folder / "tags" / "$(rm).json").write_text("{}")
+        (folder / "made.json").write_text('{"date": "\\ud800", "id": "\\ud800"}' if number == 4 else "{")
+    odd = place / "work" / "results" / "\x1b[31mred\udcff"
+    odd.mkdir()
+    (odd / "config.json").write_text('{"study": "odd"}')
     assert main(["runs"]) == 0
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and shown.count("results/") == 1 and "?[31mred" in shown

@@ -1,8 +1,10 @@
 """The commands that find finished studies again and show them: ``asyncsim runs``, ``tag``, ``warp``, ``show``, ..."""
 
 import argparse
+import re
 import shutil
 import sys
+import webbrowser
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,12 +12,11 @@ from typing import NoReturn
 
 from asyncsim.errors import InputError, choices_like
 from asyncsim.runs import index
+from asyncsim.study.results import PAGE
 from asyncsim.wording import counted, note
 
 #: Folders that a table shows unless all are asked for.
 _SHOWN = 40
-#: The page of a finished study, as `asyncsim.pages.page` calls it.
-PAGE = "report.html"
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,12 +39,12 @@ def main(command: str, arguments: Sequence[str]) -> int:
 def runs(arguments: Sequence[str]) -> int:
     """List finished studies, the newest first."""
     parser = Parser(prog="asyncsim runs", description="List finished studies, the newest first.")
-    parser.add_argument("--study", help="those of one study only")
-    parser.add_argument("--method", help="those with a method only")
-    parser.add_argument("--tag", help="those with a tag that has this in its name")
+    parser.add_argument("--study", help="only results of this study")
+    parser.add_argument("--method", help="only results with this method")
+    parser.add_argument("--tag", help="only results with a tag that has this in its name")
     parser.add_argument("--all", action="store_true", help=f"all, not only the newest {_SHOWN}")
-    parser.add_argument("--root", help="from now on look for results in this folder, too")
-    parser.add_argument("--forget", action="store_true", help="take what is gone from the list")
+    parser.add_argument("--root", help="search this folder for results, too, from now on")
+    parser.add_argument("--forget", action="store_true", help="remove folders that are gone from the list")
     given = parser.parse_args(arguments)
     if given.root is not None:
         index.add_root(given.root)
@@ -64,7 +65,7 @@ def runs(arguments: Sequence[str]) -> int:
     ]
     shown = kept if given.all else kept[:_SHOWN]
     if not kept:
-        print("no results are known here; asyncsim runs --root FOLDER looks for some in a folder")
+        print("no results are known; asyncsim runs --root FOLDER searches a folder for them")
     else:
         print(_table(shown))
     if len(shown) < len(kept):
@@ -77,14 +78,14 @@ def runs(arguments: Sequence[str]) -> int:
 
 
 def tag(arguments: Sequence[str]) -> int:
-    """Give a folder of results a name, or a place in one of its runs."""
-    parser = Parser(prog="asyncsim tag", description="Give a folder of results, or a place in a run, a name.")
+    """Name a folder of results, or a commit of one of its runs."""
+    parser = Parser(prog="asyncsim tag", description="Name a folder of results, or a commit of one of its runs.")
     parser.add_argument("folder", nargs="?", help="the folder of results, or its name, or a tag that it has")
     parser.add_argument("name", nargs="?", help="letters, digits, '.', '_' and '-'")
     parser.add_argument("--note", default="", help="a line that says why")
-    parser.add_argument("--run", help="the place is in this run: downpour-seed0, say")
-    parser.add_argument("--commit", type=int, help="at this commit of the run")
-    parser.add_argument("--remove", metavar="NAME", help="take a tag away")
+    parser.add_argument("--run", help="name this run: downpour-seed0, say")
+    parser.add_argument("--commit", type=int, help="name this commit of the run")
+    parser.add_argument("--remove", metavar="NAME", help="remove a tag")
     given = parser.parse_args(arguments)
     if given.remove is not None:
         if given.folder is not None:
@@ -138,11 +139,11 @@ def diff(arguments: Sequence[str]) -> int:
     from asyncsim.runs.opened import open
 
     pair = open(given.first), open(given.second)
-    found = differences(*(one.config for one in pair))
+    found = differences(pair[0].config, pair[1].config)
     print(f"{given.first} ({pair[0].config['study']}) and {given.second} ({pair[1].config['study']})")
     width = max((len(name) for name, _, _ in found), default=0)
-    for name, *values in found:
-        print(f"  {name:<{width}}  {values[0]}  |  {values[1]}")
+    for name, one, two in found:
+        print(f"  {name:<{width}}  {one}  |  {two}")
     if not found:
         print("  the options are the same")
     for path in draw(pair, given.measure, given.out):
@@ -155,11 +156,13 @@ def animate(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="asyncsim animate",
         description="Write a page in which the workers of a run, or of two side by side, move around the central "
-        "variable; studies that were run with --animate show distances, others the staleness.",
+        "variable. Studies that were run with --animate show distances, others the staleness.",
     )
     parser.add_argument("name", help="a tag, or a folder of results")
-    parser.add_argument("--runs", nargs="+", metavar="RUN", help="at most two of its runs; by default of two methods")
-    parser.add_argument("--frames", type=int, help="how many; 1500 at most and by default, 300 of a GIF or MP4")
+    parser.add_argument(
+        "--runs", nargs="+", metavar="RUN", help="one or two of its runs; by default runs of two methods"
+    )
+    parser.add_argument("--frames", type=int, help="at most 1500, which is the default; 300 for a GIF or MP4")
     parser.add_argument("--out", help="the file: .html, .gif or .mp4 (with ffmpeg); by default NAME-animation.html")
     given = parser.parse_args(arguments)
     from asyncsim.pages.movie import write_movie
@@ -173,10 +176,13 @@ def animate(arguments: Sequence[str]) -> int:
     if len(names) > 2:
         raise InputError(f"--runs {' '.join(names)}: {len(names)} runs; give one or two")
     chosen = []
+    rows = found.summary.reindex(columns=["run_folder", "trace_file"]).dropna()
+    trace_files = dict(zip(rows["run_folder"], rows["trace_file"], strict=True))
     for name in names:
-        run = found.runs[name]
-        row = found.summary[found.summary["run_folder"] == f"runs/{name}"]
-        chosen.append((name, run, found.finished.trace(row["trace_file"].iloc[0])))
+        run, file = found.runs[name], trace_files.get(f"runs/{name}")
+        if file is None:
+            raise InputError(f"--runs {name}: the summary in {found.folder} names no trace of it; choose another")
+        chosen.append((name, run, found.finished.trace(file)))
     chosen = chosen or two_runs(found.folder)
     if not chosen:
         raise InputError(f"name = {given.name!r}: {found.folder} has no run with a trace to animate")
@@ -191,8 +197,7 @@ def animate(arguments: Sequence[str]) -> int:
 
 
 def _show(folder: Path) -> None:
-    import webbrowser
-
+    """Open the page of a folder of results in the browser."""
     page = folder / PAGE
     if not page.exists():
         raise InputError(f"{str(folder)!r}: has no {PAGE}; make it with: asyncsim figures {folder}")
@@ -202,7 +207,10 @@ def _show(folder: Path) -> None:
 
 
 def _methods(entries: Sequence[index.Entry]) -> set[str]:
-    return {method for entry in entries for method in entry.methods.split(", ") if method}
+    """Return the methods of some entries, with their hyper-parameters and by their names alone."""
+    # Commas inside brackets are between hyper-parameters.
+    calls = {call for entry in entries for call in re.split(r", (?![^(]*\))", entry.methods) if call}
+    return calls | {call.partition("(")[0] for call in calls}
 
 
 def _table(entries: Sequence[index.Entry]) -> str:
@@ -211,23 +219,21 @@ def _table(entries: Sequence[index.Entry]) -> str:
     rows = [["tag", "study", "cluster", "methods", "best", "age", "folder"]]
     for one in entries:
         tags = ", ".join(tag.name for tag in one.tags) or "-"
-        rows.append([tags, one.study, one.cluster, one.methods, one.headline, _age(one.date, now), _short(one.folder)])
+        methods = index.one_line(one.methods)
+        rows.append([tags, one.study, one.cluster, methods, one.headline, _age(one.date, now), _short(one.folder)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else 10_000
     while sum(widths) + 2 * len(widths) > room and max(widths[:5]) > 12:
         widths[widths.index(max(widths[:5]))] -= 1
-    cut = [[_cut(cell, width) for cell, width in zip(row, widths[:-1], strict=False)] + row[-1:] for row in rows]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cut
-    )
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 2]}.."
+    lines = []
+    for row in rows:
+        cells = [*map(index.one_line, row[:-1], widths), row[-1]]
+        lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
+    return "\n".join(lines)
 
 
 def _age(date: str, now: datetime) -> str:
-    """Return how long ago something was, in the largest unit that counts."""
+    """Return how long ago a date was, in the largest unit of which there is at least one."""
     try:
         seconds = (now - datetime.fromisoformat(date).astimezone(UTC)).total_seconds()
     except ValueError:
@@ -239,14 +245,14 @@ def _age(date: str, now: datetime) -> str:
 
 
 def _short(folder: Path) -> str:
-    """Return a path as it is shortest: from the working folder, or from the user's own."""
+    """Return a path relative to the working folder or to the user's own, if it is inside."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if folder.is_relative_to(base):
             return f"{prefix}{folder.relative_to(base)}"
     return str(folder)
 
 
-#: The commands, by name, and what they say of themselves.
+#: The commands by name.
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "runs": runs,
     "tag": tag,

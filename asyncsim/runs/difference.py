@@ -1,7 +1,7 @@
 """How two finished studies differ: in their options, and in their curves on the same axes."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,41 +9,42 @@ from asyncsim import plots
 from asyncsim.drawing import look
 from asyncsim.errors import InputError
 from asyncsim.files import CHECKSUM
-from asyncsim.runs.index import runs_in
+from asyncsim.runs.index import one_line
 from asyncsim.runs.opened import Opened
 from asyncsim.study import results
 from asyncsim.wording import over_seeds
 
 #: Entries of a configuration that no option sets.
 _NOT_OPTIONS = (results.COMMAND, results.FILES, results.INCOMPLETE, CHECKSUM)
-_ABSENT = "-"
+#: Of a value that one configuration lacks, and the longest that is shown (characters).
+_ABSENT, _LONGEST = "-", 60
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the entries of two configurations that differ, those of tables one by one: name and both values."""
+    """Return the name and both values of each entry that differs in two configurations; of tables, of their entries."""
     pair = [{name: value for name, value in one.items() if name not in _NOT_OPTIONS} for one in (first, second)]
     found = [dict(_flat("", one)) for one in pair]
     names = dict.fromkeys([*found[0], *found[1]])
     values = [(name, *(one.get(name, _ABSENT) for one in found)) for name in names]
-    return [(name, _short(one), _short(two)) for name, one, two in values if one != two]
+    return [(name, one_line(one, _LONGEST), one_line(two, _LONGEST)) for name, one, two in values if one != two]
 
 
 def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.PathLike | None = None) -> list[Path]:
-    """Draw a measure of all runs of two studies, means over seeds; return the PNG and the PDF.
+    """Draw a measure of all runs of two studies, means over seeds; return the paths of the PNG and the PDF.
 
     ``measure``: by default the first of test accuracy, test loss and training loss that all runs have. ``out``: the
-    path without its ending; by default of the two names, in the working folder.
+    path without its ending; by default made of the two names, in the working folder.
 
     Raises
     ------
     InputError
-        One of them has no runs, or they have no such measure.
+        One of the studies has no runs, or the runs have no such measure.
     """
     runs, labels = [], []
     for one in pair:
-        if not runs_in(one.folder):
-            raise InputError(f"{one.name!r}: its folder {one.folder} has no runs to draw; see its tables")
-        rows = one.summary.dropna(subset="run_folder")
+        rows = one.summary.dropna(subset="run_folder") if "run_folder" in one.summary else one.summary[:0]
+        if rows.empty:
+            raise InputError(f"{one.name!r}: the summary in {one.folder} has no runs to draw; see its tables")
         rates = "method.learning_rate" in rows and rows["method.learning_rate"].nunique() > 1
         for row in rows.to_dict("records"):
             runs.append(one.finished.run(row["run_folder"]))
@@ -59,14 +60,10 @@ def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.
     return look.save(figure, target)
 
 
-def _flat(prefix: str, value: Any) -> Any:
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of nested tables, their names joined by dots."""
     if isinstance(value, Mapping) and value:
         for name, entry in value.items():
             yield from _flat(f"{prefix}.{name}" if prefix else str(name), entry)
     else:
         yield prefix, value
-
-
-def _short(value: Any) -> str:
-    text = "".join(one if one.isprintable() else "?" for one in str(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,8 +1,8 @@
 """The index of finished studies: a SQLite database, made anew at any time from the folders, which are the truth.
 
-A tag is a file ``tags/NAME.json`` inside the folder that it names, so that it travels with it. The index only remembers
-what lies where: `refresh` looks at every folder that is known, and at every folder of the roots, and reads again what
-has changed. Neither pandas nor JAX is imported here: a shell waits for the answer.
+A tag is a file ``tags/NAME.json`` inside the folder that it names, so that it moves with the folder. The index only
+remembers what lies where: `refresh` looks at every known folder and at every folder of the roots, and reads again those
+that have changed. Neither pandas nor JAX is imported here: a shell waits for the answer.
 """
 
 import contextlib
@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import asyncsim.study.results as results
-from asyncsim.errors import InputError, require_count, require_path, shown
-from asyncsim.files import write_json
+from asyncsim.errors import InputError, require_choice, require_count, require_path, shown
+from asyncsim.files import write_json, write_whole
+from asyncsim.runs.run import Run
+from asyncsim.study import results
 from asyncsim.wording import counted, number_text
 
 #: Raised whenever an older asyncsim could not read the database: it is made anew then.
@@ -30,11 +31,12 @@ create table folders (path text primary key, stamp text, id text, study text, da
 create table tags (name text, path text, run text, commit_ integer, note text, date text, primary key (name, path));
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: Folders below a root in which studies are looked for.
+#: Levels of folders below a root that are searched for results.
 _DEPTH = 3
-#: Bytes of a file that is read for the index: what a stranger's folder holds may be anything.
+#: The largest file (bytes) that is read for the index: a stranger's folder may hold anything.
 _LARGEST = 50_000_000
-_LONGEST_TEXT = 100
+#: Characters of a text in the index, of a list of methods or a note, and of a wrong name that a message compares.
+_LONGEST_TEXT, _LONGEST_LIST = 100, 1000
 
 
 class Tag(NamedTuple):
@@ -49,21 +51,21 @@ class Tag(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What the index says of a folder of results."""
+    """A folder of results in the index."""
 
     folder: Path
     study: str
-    date: str  #: when it was begun, in UTC
+    date: str  #: when the study began, in UTC
     cluster: str
     methods: str
     headline: str  #: the best mean over seeds
     runs: int  #: rows of its summary
     tags: tuple[Tag, ...]
-    gone: bool  #: nothing is there any more, and it was not found elsewhere
+    gone: bool  #: the folder is not there any more, and was not found elsewhere
 
 
 def entries() -> list[Entry]:
-    """Return all folders of results that are known, the newest first."""
+    """Return all known folders of results, the newest first."""
     with _database() as database:
         gone = refresh(database)
         tags: dict[str, list[Tag]] = {}
@@ -71,12 +73,7 @@ def entries() -> list[Entry]:
             tags.setdefault(str(tag.folder), []).append(tag)
         columns = "path, study, date, cluster, methods, headline, runs"
         rows = database.execute(f"select {columns} from folders order by date desc, path").fetchall()
-    found = []
-    for path, *texts, runs in rows:
-        study, date, cluster, methods, headline = texts
-        own = tuple(tags.get(path, ()))
-        found.append(Entry(Path(path), study, date, cluster, methods, headline, runs, own, path in gone))
-    return found
+    return [Entry._make((Path(path), *rest, tuple(tags.get(path, ())), path in gone)) for path, *rest in rows]
 
 
 def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = None, commit: int | None = None) -> Tag:
@@ -92,8 +89,8 @@ def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = 
         raise InputError(f"folder = {str(folder)!r}: holds no results of a study; give a folder that a study wrote")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(
-            f"name = {name!r}: must be of letters, digits, '.', '_' and '-', begin with a letter or a digit, and have "
-            "at most 64 of them"
+            f"name = {name!r}: must be of letters, digits, '.', '_' and '-', begin with a letter or a digit, and be at "
+            "most 64 characters long"
         )
     if not isinstance(note, str) or not note.isprintable():
         raise InputError(f"note = {note!r}: must be a text of one line")
@@ -108,8 +105,10 @@ def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = 
         with _writing(database):
             for other in _tags(database):
                 if other.name.casefold() == name.casefold() and _file(other).exists():
+                    at = f", run {other.run}" if other.run else ""
+                    at += f", commit {other.commit}" if other.commit is not None else ""
                     raise InputError(
-                        f"name = {name!r}: is taken by {_where(other)}; choose another, or take that one away with: "
+                        f"name = {name!r}: is taken by {other.folder}{at}; choose another, or remove that one with: "
                         f"asyncsim tag --remove {other.name}"
                     )
             values = {field: value for field, value in made._asdict().items() if field != "folder"}
@@ -119,8 +118,16 @@ def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = 
 
 
 def untag(name: str) -> Tag:
-    """Take a tag away, from its folder and from the index."""
+    """Remove a tag from its folder and from the index.
+
+    Raises
+    ------
+    InputError
+        No tag has this name, or tags of several folders have it.
+    """
     found = find(name)
+    if not _file(found).exists():
+        raise InputError(f"name = {name!r}: is a folder, and no tag; asyncsim runs lists the tags")
     with _database() as database, _writing(database):
         _file(found).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # others are there
@@ -130,12 +137,12 @@ def untag(name: str) -> Tag:
 
 
 def find(name: str) -> Tag:
-    """Return the tag of a name; of the name of a folder, or its path, one that stands for the folder.
+    """Return the tag of this name; if no tag has it, one made for the folder of results of this name or path.
 
     Raises
     ------
     InputError
-        There is none, or several have it; or the folder is gone.
+        There is none, several folders have the name, or the folder is gone.
     """
     known = entries()
     there = [entry for entry in known if not entry.gone]
@@ -152,8 +159,8 @@ def find(name: str) -> Tag:
     for entry in known:
         if entry.gone and name in (entry.folder.name, *(tag.name for tag in entry.tags)):
             raise InputError(
-                f"name = {name!r}: its folder {entry.folder} is gone; if it was moved, name where it lies now with: "
-                "asyncsim runs --root FOLDER; else take it from the list with: asyncsim runs --forget"
+                f"name = {name!r}: its folder {entry.folder} is gone; if it was moved, say where it is now with: "
+                "asyncsim runs --root FOLDER; else remove it from the list with: asyncsim runs --forget"
             )
     names = {name for entry in there for name in (*(tag.name for tag in entry.tags), entry.folder.name)}
     nearest = difflib.get_close_matches(str(name)[:_LONGEST_TEXT], names, n=1, cutoff=0.5)
@@ -162,7 +169,7 @@ def find(name: str) -> Tag:
 
 
 def add_root(folder: str | os.PathLike) -> Path:
-    """Look for results in a folder, and in those inside it, from now on."""
+    """Search a folder, and the folders inside it, for results from now on."""
     path = require_path("root", folder).absolute()
     if not path.is_dir():
         raise InputError(f"root = {str(folder)!r}: is no folder; give one that holds results")
@@ -171,17 +178,15 @@ def add_root(folder: str | os.PathLike) -> Path:
 
 
 def forget() -> int:
-    """Take what is gone from the index; return how many folders that were."""
+    """Remove the folders that are gone from the index; return how many there were."""
     with _database() as database:
         gone = refresh(database)
         _forget(database, gone)
     known = _roots()
     kept = [root for root in known if root.exists()]
     if len(kept) < len(known):
-        file = results.index_folder() / results.KNOWN
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_text("".join(f"{root}\n" for root in kept), encoding="utf-8")
-        partial.replace(file)
+        lines = "".join(f"{root}\n" for root in kept)
+        write_whole(results.index_folder() / results.KNOWN, lambda file: file.write_text(lines, encoding="utf-8"))
     return len(gone)
 
 
@@ -211,7 +216,7 @@ def _forget(database: sqlite3.Connection, paths: set[str]) -> None:
 
 
 def _roots() -> list[Path]:
-    """Return the roots that were added, and the folders of results that studies wrote elsewhere."""
+    """Return the folders that are searched: those that were added, and those that studies wrote to elsewhere."""
     try:
         lines = (results.index_folder() / results.KNOWN).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -220,27 +225,22 @@ def _roots() -> list[Path]:
 
 
 def _folders(known: Iterator[Path]) -> Iterator[Path]:
-    """Yield each folder of results once: those that are known, and those below the roots and ``results``."""
+    """Yield each folder of results once: the known ones, then those found below the roots and ``results``."""
     seen = set()
     for path in known:
         if (path / results.CONFIG).exists():
             seen.add(path)
             yield path
     waiting = [(root, 0) for root in (Path("results").absolute(), *_roots())]
-    visited = set()
     while waiting:
         folder, depth = waiting.pop()
-        if folder in visited:
+        if folder in seen or not str(folder).isprintable():  # a database or a terminal may refuse such names
             continue
-        visited.add(folder)
-        if folder in seen:
-            continue
+        seen.add(folder)
         if (folder / results.CONFIG).exists():
             if isinstance(_json(folder / results.CONFIG).get("study"), str):
-                seen.add(folder)
                 yield folder
-            continue
-        if depth < _DEPTH:
+        elif depth < _DEPTH:
             with contextlib.suppress(OSError), os.scandir(folder) as inside:
                 waiting += [
                     (Path(one.path), depth + 1)
@@ -250,7 +250,7 @@ def _folders(known: Iterator[Path]) -> Iterator[Path]:
 
 
 def _stamp(folder: Path) -> str:
-    """Return what changes whenever something of a folder does that the index has."""
+    """Return a text that changes whenever a file does that the index has read."""
     stamps = []
     for name in (results.CONFIG, results.SUMMARY, results.MADE, "tags"):
         try:
@@ -262,7 +262,7 @@ def _stamp(folder: Path) -> str:
 
 
 def _read(database: sqlite3.Connection, folder: Path, stamp: str) -> None:
-    """Write into the index what a folder says."""
+    """Write a folder's study, cluster, methods, headline and tags into the index."""
     config, made = _json(folder / results.CONFIG), _json(folder / results.MADE)
     date = made.get("date")
     if not isinstance(date, str):
@@ -272,10 +272,10 @@ def _read(database: sqlite3.Connection, folder: Path, stamp: str) -> None:
     rows = _rows(folder / results.SUMMARY)
     methods = config.get("methods")
     values = (
-        *(str(folder), stamp, str(made.get("id") or "")),
-        *map(_text, (config.get("study", ""), date or "", _cluster(config))),
-        _text(", ".join(map(str, methods)) if isinstance(methods, list) else ""),
-        *(_text(_headline(rows)), len(rows)),
+        *(str(folder), stamp, one_line(made.get("id") or "")),
+        *map(one_line, (config.get("study", ""), date or "", _cluster(config))),
+        one_line(", ".join(map(str, methods)) if isinstance(methods, list) else "", _LONGEST_LIST),
+        *(one_line(_headline(rows)), len(rows)),
     )
     database.execute(f"insert or replace into folders values ({', '.join('?' * len(values))})", values)
     database.execute("delete from tags where path = ?", (str(folder),))
@@ -283,10 +283,10 @@ def _read(database: sqlite3.Connection, folder: Path, stamp: str) -> None:
         found = _json(file)
         run, commit, note = (found.get(field) for field in ("run", "commit", "note"))
         if _NAME.fullmatch(file.stem):
-            run = _text(run) if isinstance(run, str) else None
+            run = one_line(run) if isinstance(run, str) else None
             commit = commit if isinstance(commit, int) and abs(commit) < 2**62 else None
-            date = _text(found.get("date", ""))
-            _insert(database, Tag(file.stem, folder, run, commit, _text(note or "", 1000), date))
+            date = one_line(found.get("date", ""))
+            _insert(database, Tag(file.stem, folder, run, commit, one_line(note or "", _LONGEST_LIST), date))
 
 
 def _insert(database: sqlite3.Connection, tag: Tag) -> None:
@@ -303,25 +303,15 @@ def _file(tag: Tag) -> Path:
     return tag.folder / "tags" / f"{tag.name}.json"
 
 
-def _where(tag: Tag) -> str:
-    place = f", run {tag.run}" if tag.run else ""
-    return f"{tag.folder}{place}{'' if tag.commit is None else f', commit {tag.commit}'}"
-
-
 def _require_run(folder: Path, run: str, commit: int | None) -> str:
     """Return the name of a run in a folder; raise InputError unless it is there and has that commit."""
     there = runs_in(folder)
-    name = str(run).removeprefix("runs/").rstrip("/")
-    if name not in there:
-        nearest = difflib.get_close_matches(name[:_LONGEST_TEXT], there, n=1, cutoff=0.4)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        listed = ", ".join(there[:10]) + (", ..." if len(there) > 10 else "") if there else "none"
-        raise InputError(f"run = {shown(run)}: not in {folder}; {hint}its runs: {listed}")
+    if not there:
+        raise InputError(f"run = {shown(run)}: {folder} has no runs; leave it out")
+    name = require_choice("run", str(run).removeprefix("runs/").rstrip("/"), there)
     if commit is not None:
         require_count("commit", commit, minimum=0)
-        import pyarrow.parquet
-
-        commits = pyarrow.parquet.read_metadata(folder / "runs" / name / "commits.parquet").num_rows
+        commits = len(Run.load(folder / "runs" / name).commits)
         if commit >= commits:
             raise InputError(f"commit = {commit}: the run {name} has {counted(commits, 'commit')}, from 0")
     return name
@@ -332,13 +322,14 @@ def runs_in(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("runs/*/run.json"))
 
 
-def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:
-    """Return a stranger's value as a text of one line: no control characters reach a terminal."""
+def one_line(value: Any, longest: int = _LONGEST_TEXT) -> str:
+    """Return any value as a short text of one line: no control characters reach a terminal."""
     text = "".join(one if one.isprintable() else "?" for one in str(value)[: longest + 1])
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def _json(file: Path) -> dict[str, Any]:
+    """Return the table of a JSON file; an empty one if it cannot be read."""
     try:
         if file.stat().st_size > _LARGEST:
             return {}
@@ -348,7 +339,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
-    """Return the rows of a summary as they are written."""
+    """Return the rows of a summary as texts; none if it cannot be read."""
     try:
         if file.stat().st_size > _LARGEST:
             return []
@@ -359,7 +350,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 def _cluster(config: Mapping[str, Any]) -> str:
-    """Return the cluster of a study in a few words."""
+    """Return the cluster of a study in a few words: its workers, and what is not the default."""
     workers = config.get("workers")
     count = ", ".join(map(str, workers)) if isinstance(workers, list) else "" if workers is None else str(workers)
     said = [f"{count} worker{'' if count == '1' else 's'}"] if count else []
@@ -370,12 +361,12 @@ def _cluster(config: Mapping[str, Any]) -> str:
     return ", ".join(said)
 
 
-#: What a summary is told by: the first of these columns that it has, and whether more is better.
+#: The measure of a headline is the first of these columns that a summary has; and whether more of it is better.
 _HEADLINES = (("test_accuracy", True), ("test_loss", False), ("train_loss", False), ("final_loss", False))
 
 
 def _headline(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return the best mean over seeds of a summary's measure, and whose it is; else the mean staleness."""
+    """Return the best mean over seeds of a measure, and its method; without a measure, the mean staleness."""
     for column, more in _HEADLINES:
         found: dict[tuple[str, ...], list[float]] = {}
         for row in rows:
@@ -440,7 +431,7 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _writing(database: sqlite3.Connection) -> Iterator[None]:
-    """Write alone: all of what is inside, or nothing; other processes wait."""
+    """Make all changes inside, or none; other processes wait."""
     database.execute("begin immediate")
     try:
         yield

@@ -9,6 +9,7 @@ import pandas as pd
 from asyncsim.errors import InputError, require_choice, require_count
 from asyncsim.runs import index
 from asyncsim.runs.run import Run
+from asyncsim.study import results
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace import Trace
 
@@ -16,13 +17,13 @@ Loaded = TypeVar("Loaded")
 
 
 class Lazy(Mapping[str, Loaded]):
-    """A table of runs, or of traces, each of which is loaded when it is asked for."""
+    """Runs, or traces, by name; each is loaded when it is asked for."""
 
     def __init__(self, names: list[str], load: Callable[[str], Loaded]):
         self._names, self._load = names, load
 
     def __getitem__(self, name: str) -> Loaded:
-        """Load one; raise InputError with the names that there are if there is none of that name."""
+        """Load one; raise InputError with the known names if there is none of this name."""
         return self._load(require_choice("name", name, self._names))
 
     def __iter__(self) -> Iterator[str]:
@@ -36,7 +37,7 @@ class Lazy(Mapping[str, Loaded]):
 
 
 class Place(NamedTuple):
-    """A commit of a run, or the whole of it, that a tag names."""
+    """A run, or one of its commits, that a tag names."""
 
     run: str
     commit: int | None
@@ -57,9 +58,9 @@ class Opened(NamedTuple):
     Attributes
     ----------
     name, note : str
-        The tag by which it was opened, or the folder's name, and what was noted with it.
+        The tag by which it was opened, or the folder's name, and the tag's note.
     finished : Finished
-        The results as they lie in the folder.
+        The results in its folder.
     place : Place or None
         The run, and its commit, that the tag names.
     """
@@ -102,7 +103,7 @@ class Opened(NamedTuple):
 
 
 def table() -> pd.DataFrame:
-    """Return the finished studies that are known, the newest first: what ``asyncsim runs`` shows."""
+    """Return a row for each known study, the newest first: what ``asyncsim runs`` shows."""
     rows = [
         {
             "tags": ", ".join(tag.name for tag in entry.tags),
@@ -126,7 +127,7 @@ def open(name: str) -> Opened:
         There is none, several have that name, or the folder is gone or damaged.
     """
     found = index.find(name)
-    study = read(found.folder, str(index.results.config_of(found.folder).get("study")))
+    study = read(found.folder, str(results.config_of(found.folder).get("study")))
     if found.run is not None and found.run not in index.runs_in(found.folder):
         raise InputError(f"name = {name!r}: its run {found.run} is not in {found.folder} any more; tag another")
     place = Place(found.run, found.commit, found.folder) if found.run else None

@@ -27,6 +27,8 @@ CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
 FILES = "files"
 #: When, where and how long a study ran: the only file of which the same configuration does not give the same bytes.
 MADE = "made.json"
+#: The page of a finished study.
+PAGE = "report.html"
 #: In the folder of the index, the paths of results and of folders that hold some: a line each.
 KNOWN = "folders"
 #: What to do with a folder in which a study cannot go on.
