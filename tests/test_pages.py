@@ -149,7 +149,7 @@ def test_the_page_in_a_browser(animated, tmp_path):
       for (const part of [0, 0.3, 0.7, 1]) {
         scrub.value = Math.round(part * scrub.max); scrub.oninput();
         result.losses.push([parseFloat(document.getElementById("time").textContent),
-                            document.getElementById("told-1").dataset.loss]);
+                            document.getElementById("status-1").dataset.loss]);
       }
       const canvas = document.querySelector("canvas");
       const pixels = () => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.join();

@@ -1,6 +1,5 @@
-"""What moves in an animation: where each worker's read is, what the worker does, and how large the loss is then."""
+"""The frames of an animation: where each worker's read is, what the worker does, and how large the loss is."""
 
-import base64
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,13 +14,13 @@ from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import phases
 
-#: Workers that are drawn; of more some from the first to the last.
+#: Most workers that are drawn; of more workers these are spread evenly from the first to the last.
 MOST_WORKERS = 128
-#: Reads from which the plane of their largest spread is found.
+#: Most reads from which the plane of their largest spread is computed.
 _SAMPLE = 4000
-#: Where the axis of distances bends: from linear to logarithmic.
+#: The radius at which the axis of distances changes from linear to logarithmic.
 _BEND = 0.6
-#: Messages between workers that are drawn.
+#: Most messages between workers that are drawn.
 _MOST_MESSAGES = 20_000
 
 
@@ -34,24 +33,24 @@ class Film(NamedTuple):
     workers : Int[ndarray, "W"]
         Which workers are drawn.
     phase : UInt8[ndarray, "F W"]
-        What each does, a place in ``names``; ``len(names)`` for nothing.
+        The worker's phase, an index into ``names``; ``len(names)`` for none.
     progress : UInt8[ndarray, "F W"]
-        How far it has come with that, 255 for all of it.
+        How much of the phase is over; 255 for all of it.
     offset : Float[ndarray, "F W 2"]
-        The worker's read as seen from the central variable now, in the plane: its length is the distance of the whole
-        vectors (or the staleness by now), its direction that in the plane. NaN where nothing is known.
+        The worker's read minus the central variable, projected to a plane and stretched to the length of the whole
+        difference; or, without recorded positions, with the staleness as its length. NaN where nothing is known.
     measure : str
-        What that length is.
+        What the length of ``offset`` means.
     names : tuple of str
         The phases.
     commits : Int[ndarray, "F"]
-        Commits by then.
+        Commits so far.
     loss : list of [time, loss]
         The training loss at the run's evaluations.
     ended : float or None
         When the run diverged (s).
     messages : Float[ndarray, "messages 4"] or None
-        Without a server: from which worker to which (places in ``workers``), when it set off and when it was taken up.
+        Without a server: sender and receiver (indices into ``workers``), time of sending and of mixing (s).
     """
 
     title: str
@@ -68,12 +67,12 @@ class Film(NamedTuple):
 
 
 def frame_times(traces: Sequence[Trace], frames: int) -> np.ndarray:
-    """Return the simulated times of the frames: evenly from the start to the end of the longest trace."""
+    """Return the simulated times (s) of the frames, spread evenly from 0 to the end of the longest trace."""
     return np.linspace(0.0, max(float(trace.frame["commit_time"].iloc[-1]) for trace in traces), frames)
 
 
 def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
-    """Return what moves in a run, frame by frame.
+    """Return the frames of a run at some times (s).
 
     Raises
     ------
@@ -104,7 +103,7 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
         stale = np.where(read < 0, np.nan, versions[commits][:, None] - read)
         angle = 2 * np.pi * np.arange(len(workers)) / len(workers)
         offset = stale[..., None] * np.stack([np.cos(angle), np.sin(angle)], -1)
-        measure = "staleness of the read by now (versions)"
+        measure = "present staleness of the read (versions)"
     if ended is not None:
         offset[times > ended] = np.nan
     known = run.evaluations[["commit_time", "train_loss"]].replace([np.inf, -np.inf], np.nan).dropna()
@@ -114,10 +113,10 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
 
 
 def scale(films: Sequence[Film]) -> tuple[float, float]:
-    """Return two lengths for all films: nearly the largest of the calmest, where the axis bends, and of all.
+    """Return two lengths: nearly the largest of the film with the shortest offsets, and nearly the largest of all.
 
-    Up to the first, distances on the screen grow as they do, and then as their logarithm, so that a run that flies
-    apart and one that does not can be seen beside each other.
+    Up to the first the axis of distances is linear, beyond it logarithmic, so that a run that flies apart and one that
+    does not can be seen side by side.
     """
     lengths = [np.linalg.norm(one.offset, axis=-1) for one in films]
     largest = [float(np.nanquantile(values, 0.98)) for values in lengths if np.isfinite(values).any()]
@@ -126,14 +125,14 @@ def scale(films: Sequence[Film]) -> tuple[float, float]:
 
 
 def on_screen(offset: np.ndarray, bend: float, largest: float) -> np.ndarray:
-    """Return offsets with lengths as they are drawn: 1 for the largest, at most 1.1."""
+    """Return offsets with the lengths at which they are drawn: 1 for ``largest``, at most 1.1."""
     length = np.linalg.norm(offset, axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(length > 0, offset / length * _radius(length, bend, largest), 0.0 * offset)
 
 
 def _radius(length: Any, bend: float, largest: float) -> Any:
-    """Return where a length is drawn: of two thirds up to the bend, if something is longer."""
+    """Return the radius at which a length is drawn: up to `_BEND` below ``bend``, if ``largest`` is clearly longer."""
     if largest < 1.5 * bend:
         return np.minimum(length / largest, 1.1)
     beyond = _BEND + (1 - _BEND) * np.log(np.maximum(length, bend) / bend) / np.log(largest / bend)
@@ -141,7 +140,7 @@ def _radius(length: Any, bend: float, largest: float) -> Any:
 
 
 def rings(bend: float, largest: float) -> list[tuple[float, float]]:
-    """Return a few round distances, and where they are drawn: one below the bend, and powers of ten beyond it."""
+    """Return a few round distances and their radii: one below the bend, and powers of ten beyond it."""
     power = 10.0 ** np.floor(np.log10(bend))
     inside = power * max(step for step in (1, 2, 5) if step * power <= bend)
     powers = 10.0 ** np.arange(np.floor(np.log10(bend)) + 1, np.floor(np.log10(largest)) + 1)
@@ -150,7 +149,7 @@ def rings(bend: float, largest: float) -> list[tuple[float, float]]:
 
 
 def _doing(trace: Trace, workers: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return what each worker does in each frame, how far it has come with that, and the names of these phases."""
+    """Return the phase of each worker in each frame, its progress, and the names of the phases; see `Film`."""
     found = phases(trace, workers.tolist())
     place = {int(worker): column for column, worker in enumerate(workers)}
     phase = np.full((len(times), len(workers)), len(found._fields), np.uint8)
@@ -186,7 +185,7 @@ def _in_a_plane(away: np.ndarray) -> np.ndarray:
     sample = sample[:: max(1, len(sample) // _SAMPLE)]
     if not len(sample) or not sample.any():
         return np.zeros((*away.shape[:-1], 2))
-    # Each counts as much: a few that fly away would choose the plane alone.
+    # All of one length: a few that fly away would else determine the plane alone.
     sample = sample / np.maximum(np.linalg.norm(sample, axis=1, keepdims=True), 1e-300)
     _, _, directions = np.linalg.svd(sample, full_matrices=False)
     plane = directions[:2]
@@ -199,9 +198,9 @@ def _in_a_plane(away: np.ndarray) -> np.ndarray:
 
 
 def _messages(trace: Trace, workers: np.ndarray) -> np.ndarray:
-    """Return the messages between drawn workers: from and to (places), begin and end (s); shape ``[messages, 4]``.
+    """Return the messages between drawn workers; see `Film`.
 
-    A message begins with the commit that sent it and ends where it is taken up; an exchange in pairs is a moment long.
+    A message begins with the commit that sent it and ends when it is mixed; an exchange in pairs is drawn for a moment.
     """
     frame = trace.frame
     of, commit_time = frame["worker"].to_numpy(), frame["commit_time"].to_numpy()
@@ -221,8 +220,3 @@ def _messages(trace: Trace, workers: np.ndarray) -> np.ndarray:
     messages[:, :2] = place[messages[:, :2].astype(int)]
     messages = messages[(messages[:, :2] >= 0).all(1) & (messages[:, 0] != messages[:, 1])]
     return messages[:: max(1, -(-len(messages) // _MOST_MESSAGES))]
-
-
-def packed(values: Any) -> str:
-    """Return an array's bytes, little-endian, as base64."""
-    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()

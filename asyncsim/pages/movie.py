@@ -1,4 +1,4 @@
-"""The animation as a file for slides: GIF, or MP4 where ffmpeg is installed."""
+"""The animation of some runs as a file for slides: GIF, or MP4 where ffmpeg is installed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ _RATE, _DPI = 20, 100
 
 
 def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = 300) -> Path:
-    """Write how the workers of some runs move, side by side on one clock, with each one's loss below.
+    """Write an animation of the workers of some runs, side by side on one clock, with the loss of each run below.
 
     Parameters
     ----------
@@ -63,16 +63,14 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
             lines = LineCollection([], linewidths=0.4, alpha=0.3, zorder=1)
             panel.add_collection(lines)
             dots = panel.scatter([], [], s=9, zorder=2)
-            loss = np.array(one.loss)
-            curve.plot(loss[:, 0], loss[:, 1], color=look.BLUE, marker=".")
-            curve.set(yscale="log" if (loss[:, 1] > 0).all() else "linear", xlim=(0, times[-1]))
-            curve.set_xlabel("simulated time (s)")
+            curve.plot(*np.reshape(one.loss, (-1, 2)).T, color=look.BLUE, marker=".")
+            curve.set(xlim=(0, times[-1]), xlabel="simulated time (s)")
             cursor = curve.axvline(0, color=look.BLACK, linewidth=0.8)
             moving.append((panel.set_title(one.title), lines, dots, cursor))
         below[0].set_ylabel("training loss")
-        losses = [value for one in films for _, value in one.loss if value > 0]
-        for curve in below:
-            curve.set_ylim(0.8 * min(losses), 1.25 * max(losses))
+        losses = [value for one in films for _, value in one.loss]
+        for curve in below if losses and min(losses) > 0 else ():
+            curve.set(yscale="log", ylim=(0.8 * min(losses), 1.25 * max(losses)))
 
         def draw(frame: int) -> list[object]:
             for one, place, (title, lines, dots, cursor) in zip(films, places, moving, strict=True):
@@ -85,12 +83,12 @@ def write_movie(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: in
                 lines.set_color(color)
                 cursor.set_xdata([times[frame]] * 2)
                 ended = one.ended is not None and times[frame] > one.ended
-                said = "diverged" if ended else f"{times[frame]:.1f} s, {one.commits[frame]:,} commits"
-                title.set_text(f"{one.title}: {said}")
+                state = "diverged" if ended else f"{times[frame]:.1f} s, {one.commits[frame]:,} commits"
+                title.set_text(f"{one.title}: {state}")
             return []
 
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # which else is solved anew for each frame
+        figure.set_layout_engine("none")  # it would be solved again for each frame
         film = FuncAnimation(figure, draw, frames=len(times), blit=False)  # type: ignore[arg-type]  # returns no artists
         kind = PillowWriter if path.suffix == ".gif" else FFMpegWriter
         with tqdm(total=len(times), desc=path.name, unit="frame", disable=not on_a_terminal(), leave=False) as bar:

@@ -1,5 +1,5 @@
 "use strict";
-// The page of a finished study: its data is JSON in the page itself, and everything is drawn from that.
+// The page of a finished study: everything is drawn from the JSON data in the page itself.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 
@@ -10,8 +10,6 @@ function element(tag, text, parent, classes) {
   if (parent) parent.appendChild(made);
   return made;
 }
-
-// Tables that are sorted by a click on a column's name
 
 function number(text) {
   return text === "" ? NaN : Number(text.replace("inf", "Infinity"));
@@ -59,8 +57,6 @@ function table(parent, columns, rows) {
   });
   fill();
 }
-
-// The animation
 
 function bytes(text, Type) {
   const raw = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
@@ -124,8 +120,8 @@ function animate(show) {
     const figure = element("figure", null, stage);
     const caption = element("figcaption", null, figure);
     element("strong", film.title, caption);
-    film.told = element("span", "", caption, "faint");
-    film.told.id = `told-${i}`;
+    film.status = element("span", "", caption, "faint");
+    film.status.id = `status-${i}`;
     film.canvas = element("canvas", null, figure);
     film.canvas.setAttribute("aria-label", `${film.title}: the workers around the central variable`);
     film.curve = element("canvas", null, figure);
@@ -178,8 +174,8 @@ function animate(show) {
       if (where === null) continue;
       const done = film.progress[index] / 255, phase = show.phases[film.phase[index]];
       const name = phase ? phase[2] : "";
-      // What is on its way: to the centre while it is sent, and back; a commit that takes no time is a short line.
-      let along = name === "sending" ? 1 - done : name === "returning" ? done : null;
+      // A message moves to the centre, its reply back; a commit that takes no time is a line for a moment.
+      const along = name === "sending" ? 1 - done : name === "returning" ? done : null;
       const fresh = along === null && (name === "served" || (name === "computing" && done < 0.04));
       pen.strokeStyle = phase ? phase[1] : line;
       pen.globalAlpha = fresh ? 0.7 : 0.12;
@@ -235,8 +231,8 @@ function animate(show) {
       pen.fillText(`diverged at ${round(film.ended)} s`, 10, 22);
     }
     const loss = lossAt(film, now);
-    film.told.textContent = `: ${film.commits[frame].toLocaleString("en")} commits, training loss ${round(loss)}`;
-    film.told.dataset.loss = loss === null ? "" : String(loss);
+    film.status.textContent = `: ${film.commits[frame].toLocaleString("en")} commits, training loss ${round(loss)}`;
+    film.status.dataset.loss = loss === null ? "" : String(loss);
   }
 
   function curve(film, frame) {
@@ -291,8 +287,7 @@ function animate(show) {
   }
   function tick(now) {
     if (!playing) return;
-    // All frames in 40 seconds at normal speed.
-    // The first frame's time may be a little before the click's.
+    // All frames last 40 seconds at normal speed. The first frame's time may be a little before the click's.
     position += (Math.max(0, now - before) / 40000) * frames * Number(speed.value);
     before = now;
     if (position >= frames - 1) {
@@ -322,7 +317,7 @@ function animate(show) {
   window.addEventListener("resize", resize);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
   resize();
-  // For measurements: draws all frames one after the other; frames a second.
+  // Draws all frames one after the other and returns how many it draws a second: a measurement.
   window.drawAll = () => {
     const begun = performance.now();
     for (frame = 0; frame < frames; frame++) render();

@@ -1,4 +1,4 @@
-"""Write pages: `report.html` of a finished study, and the animation of some of its runs by itself."""
+"""Write pages: `report.html` of a finished study, and a page with the animation of some of its runs alone."""
 
 import ast
 import base64
@@ -15,7 +15,7 @@ import numpy as np
 from asyncsim.drawing.look import PHASES, collecting
 from asyncsim.errors import InputError
 from asyncsim.files import write_whole
-from asyncsim.pages.film import Film, film, frame_times, on_screen, packed, rings, scale
+from asyncsim.pages.film import MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
 from asyncsim.runs.run import Run
 from asyncsim.study import results
 from asyncsim.study.loading import studies
@@ -23,65 +23,65 @@ from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import IN_WORDS
 from asyncsim.wording import counted, heard
 
-#: The page of a finished study, and the text that it printed at its end.
-PAGE, TOLD = "report.html", "report.txt"
-#: Rows of a table that a page holds, and frames of the animation in it; one by itself has more.
+#: The text that a study printed at its end.
+PRINTED = "report.txt"
+#: Most rows of a table in a page, frames of the animation in a study's page, and frames of one on a page of its own.
 _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
-#: Bytes of the films in an animation: of many workers there are fewer frames.
+#: Most bytes of the films in an animation: with many workers there are fewer frames.
 _MOST_BYTES = 2_000_000
-#: What an offset of 1 is in a film's numbers; the least stands for no place.
+#: The number that stands for an offset of 1 in the page's data, and the one for an unknown place.
 _UNIT, _NOWHERE = 28_000, -32_768
 
 
 @contextlib.contextmanager
 def on_a_page(folder: Path) -> Iterator[None]:
-    """Let what is printed and drawn inside be on the page of a study's folder, too, which is written then."""
-    with collecting() as drawn, heard() as told:
+    """Collect what is printed and drawn inside, then write the page of a study's folder with it."""
+    with collecting() as drawn, heard() as printed:
         yield
-    write_whole(folder / TOLD, lambda partial: partial.write_text(told.getvalue(), encoding="utf-8"))
+    write_whole(folder / PRINTED, lambda partial: partial.write_text(printed.getvalue(), encoding="utf-8"))
     write_page(folder, drawn)
 
 
 def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = ()) -> Path:
-    """Write the page of a finished study into its folder, self-contained; ``figures``: names, and their SVG.
+    """Write the self-contained page of a finished study into its folder; ``figures``: names and SVG.
 
-    It holds no times of day and no paths: the same results have the same page.
+    It holds no times of day and no paths: the same results give the same page.
     """
     config = results.config_of(folder)
     study = str(config.get("study", folder.name))
-    told = folder / TOLD
+    printed = folder / PRINTED
     chosen = two_runs(folder)
     typed = results.typed_in(folder)
     page = {
         "title": f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study,
         "question": _question(study),
-        "answer": told.read_text(encoding="utf-8").strip("\n") if told.exists() else "",
+        "answer": printed.read_text(encoding="utf-8").strip("\n") if printed.exists() else "",
         "command": None if typed is None else f"python -m asyncsim.study {study} {shlex.join(typed)}".rstrip(),
         "figures": [(name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}") for name, svg in figures],
         "tables": [_table(file) for file in sorted(folder.glob("*.csv"), key=lambda one: one.name == results.SUMMARY)],
         "config": config,
         "animation": animation(chosen, _FRAMES) if chosen else None,
     }
-    return _write(folder / PAGE, page)
+    return _write(folder / results.PAGE, page)
 
 
 def write_animation(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = MOST_FRAMES) -> Path:
-    """Write the animation of some runs, on one clock, as a page of its own: titles, runs and their traces."""
+    """Write a page with the animation of some runs on one clock; ``chosen``: their titles, runs and traces."""
     title = " and ".join(one for one, _, _ in chosen)
     empty: dict[str, Any] = {"question": "", "answer": "", "command": None, "figures": [], "tables": [], "config": None}
     return _write(path, {**empty, "title": title, "animation": animation(chosen, frames)})
 
 
 def films_of(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> tuple[np.ndarray, list[Film]]:
-    """Return the times of the frames, as many as fit, and a film of each run."""
-    workers = min(128, max(trace.workers for _, _, trace in chosen))
+    """Return the times (s) of the frames, as many as fit, and a film of each run."""
+    workers = min(MOST_WORKERS, max(trace.workers for _, _, trace in chosen))
     frames = max(2, min(frames, MOST_FRAMES, _MOST_BYTES // (6 * workers * len(chosen))))
     times = frame_times([trace for _, _, trace in chosen], frames)
     return times, [film(run, trace, times, title) for title, run, trace in chosen]
 
 
 def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str, Any]:
-    """Return what the page's script draws: numbers as base64, all else as it is."""
+    """Return the data of an animation for the page's script: arrays as base64, the rest as JSON."""
     times, films = films_of(chosen, frames)
     bend, largest = scale(films)
     losses = [loss for one in films for _, loss in one.loss if loss > 0]
@@ -108,26 +108,32 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
             {
                 "title": one.title,
                 "workers": one.workers.tolist(),
-                "phase": packed(one.phase),
-                "progress": packed(one.progress),
-                "place": packed(_numbers(on_screen(one.offset, bend, largest))),
-                "commits": packed(one.commits.astype("<i4")),
+                "phase": _packed(one.phase),
+                "progress": _packed(one.progress),
+                "place": _packed(_as_integers(on_screen(one.offset, bend, largest))),
+                "commits": _packed(one.commits.astype("<i4")),
                 "loss": one.loss,
                 "ended": one.ended,
-                "messages": None if one.messages is None else packed(one.messages.astype("<f4")),
+                "messages": None if one.messages is None else _packed(one.messages.astype("<f4")),
             }
             for one in films
         ],
     }
 
 
-def _numbers(places: np.ndarray) -> np.ndarray:
+def _packed(values: np.ndarray) -> str:
+    """Return an array's bytes as base64."""
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
+
+
+def _as_integers(places: np.ndarray) -> np.ndarray:
+    """Return places on the screen as integers of two bytes, NaN as `_NOWHERE`."""
     known = np.isfinite(places)
     return np.where(known, np.round(np.where(known, places, 0) * _UNIT), _NOWHERE).astype("<i2")
 
 
 def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
-    """Return the runs that the page of a study moves: of one seed and trace, two methods, if they were animated."""
+    """Return the runs in the animation of a study's page: of two methods on one trace with --animate, else one run."""
     config = results.config_of(folder)
     try:
         with (folder / results.SUMMARY).open(newline="", encoding="utf-8") as opened:
@@ -147,17 +153,17 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
 
 
 def _question(study: str) -> str:
-    """Return what a study says of itself."""
+    """Return the docstring of a study on one line; empty if it cannot be read."""
     path = studies().get(study)
     try:
-        told = ast.get_docstring(ast.parse(path.read_bytes())) if path else None
+        docstring = ast.get_docstring(ast.parse(path.read_bytes())) if path else None
     except (OSError, SyntaxError, ValueError):
-        told = None
-    return " ".join((told or "").split())
+        return ""
+    return " ".join((docstring or "").split())
 
 
 def _table(file: Path) -> dict[str, Any]:
-    """Return a table as it is written, the first rows of a long one."""
+    """Return the texts of a CSV file: its columns, its first rows, and how many rows there are."""
     try:
         with file.open(newline="", encoding="utf-8") as opened:
             columns, *rows = list(csv.reader(opened)) or [[]]
@@ -168,12 +174,13 @@ def _table(file: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, page: dict[str, Any]) -> Path:
+    """Write the template with the style, the script and a page's data in it."""
     here = Path(__file__).parent
     text = (here / "page.html").read_text(encoding="utf-8")
     parts = {
         "/* style */": (here / "page.css").read_text(encoding="utf-8"),
         "/* script */": (here / "page.js").read_text(encoding="utf-8"),
-        # What the data say cannot end the element that holds them.
+        # No text in the data can end the element that holds them.
         "/* data */": json.dumps(page).replace("<", "\\u003c"),
     }
     for place, part in parts.items():
