@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from asyncsim.study.ranking import Measure
     from asyncsim.traces.trace import Trace
 
-#: The measures of every problem that has them; a problem may have others of its own.
+#: Measures that most problems have; a problem may have others of its own.
 MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "final_loss", "test_accuracy")
-#: Those of every run, whatever the problem evaluates.
+#: Measures of every run, whatever the problem evaluates.
 _ALWAYS = ("time_to_target", "gradients_to_target", "final_loss")
-#: The table of each method at its best learning rate, and the one of all rates, beside the summary of all runs.
+#: Files beside the summary: the methods at their best learning rates, and all methods and rates.
 TABLE, TUNING = "comparison.csv", "tuning.csv"
-#: What sets the rows of the tables apart.
+#: Columns that identify a row of these tables.
 _BY = ("method", "learning_rate")
-#: Titles of columns, where these are not their names.
+#: Printed titles of columns that differ from their names.
 _TITLES = {
     "learning_rate": "rate",
     "time_to_target": "time (s)",
@@ -69,20 +69,20 @@ class Config(TargetOptions, StudyConfig):
 
     @property
     def goal(self) -> Target:
-        """What is to be reached: of the measure if that is a loss or an accuracy at the end."""
+        """The target: a value of the measure if that is a loss or an accuracy, else of the training loss."""
         measured = self.measure if self.measure.startswith(("train_", "test_")) else "train_loss"
         return self.goal_of(measured if measured.endswith(("loss", "accuracy")) else "train_loss")
 
     @property
     def direction(self) -> str | None:
-        """Which values of the measure are best; None of a measure that has to be told."""
+        """Which values of the measure are best; None if --best has to say it."""
         if self.best is not None or self.measure in _ALWAYS:
             return self.best or "least"
         return {"loss": "least", "accuracy": "most"}.get(self.measure.partition("_")[2])
 
     @property
     def measured(self) -> "Measure":
-        """What methods are compared by."""
+        """The measure by which methods are compared."""
         from asyncsim.study.ranking import Measure
 
         return Measure(self.measure, self.direction or "least", _TITLES.get(self.measure, ""))
@@ -153,7 +153,7 @@ def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[p
 
 
 def _check_measure(config: Config, problem: "Problem") -> None:
-    """Raise InputError if runs of the problem have no such measure, or nobody says which values of it are best."""
+    """Raise InputError if runs of the problem have no such measure, or its best values are not known."""
     from asyncsim.problems.problem import measures
 
     found = {*_ALWAYS, *measures(problem)}
@@ -168,7 +168,7 @@ def _check_measure(config: Config, problem: "Problem") -> None:
 
 
 def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
-    """Return what the study prints: the table, the most important columns first, and what it says."""
+    """Return what the study prints: the table, the most important columns first, and its interpretation."""
     from asyncsim.study.cell import timings
     from asyncsim.study.outcome import ROOM, own_measures
     from asyncsim.study.ranking import at_the_edge, marks, order_columns, spread, verdict
@@ -213,7 +213,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
 
 
 def _costs(trace: "Trace", vector: float, message_size: float) -> dict[str, float]:
-    """Return what one trace's visits cost; every message is answered by a read, of a vector of so many bytes."""
+    """Return the costs of one trace's visits; each message is answered by a read of ``vector`` bytes."""
     outcome = trace.frame["outcome"]
     thrown_away = int(outcome.isin(["discarded", "cancelled"]).sum())
     sent = int((outcome != "cancelled").sum())

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncsim.errors import InputError, require_positive
 from asyncsim.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
-from asyncsim.study.target import Target, until_target
+from asyncsim.study.target import Target, check_rates, until_target
 from asyncsim.wording import counted, note, table_text
 
 if TYPE_CHECKING:
@@ -67,10 +66,7 @@ class Config(StudyConfig):
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        if isinstance(self.tune, str) or not self.tune or len(set(self.tune)) < len(self.tune):
-            raise InputError(f"tune = {self.tune!r}: must be a list of different rates, at least one")
-        for rate in self.tune:
-            require_positive("tune", rate)
+        check_rates(self.tune)
 
 
 def run(config: Config) -> Result:
@@ -102,7 +98,7 @@ def results_table(folder: Path) -> "pd.DataFrame":
         for one in group.itertuples():
             frame = finished.trace(one.trace_file).frame
             before, met = frame["commit_time"] <= one.time_to_target, np.isfinite(one.time_to_target)
-            alone = one.own_workers == 1  # who has nobody to tell
+            alone = one.own_workers == 1  # communicates with nobody
             whole.append(0.0 if alone else len(frame) / one.own_workers)
             visits.append(np.inf if not met else 0.0 if alone else float(before.sum()) / one.own_workers)
         ended = group[group["status"] == "finished"]
@@ -126,7 +122,7 @@ def results_table(folder: Path) -> "pd.DataFrame":
 
 
 def _complete(cell: "Cell") -> "Cell":
-    """Return a cell whose local steps have momentum where the methods take an optimizer; with data-parallel SGD."""
+    """Return a cell with data-parallel SGD, and with Nesterov momentum in the methods that take an optimizer."""
     import optax
 
     from asyncsim.clusters.policy import barrier

@@ -165,7 +165,7 @@ best_momentum --gradients 0 | gradients = 0
 staleness --workers 8 --methods robust(rule=krum(f=3)) | the largest for 8 messages is f = 2
 staleness --workers 8 --attack zero(workers=9) | worker 8 is outside the cluster
 staleness --workers 8 --attack gem | attack = 'gem': unknown; choose
-replicas --tune 0.1 0.1 | tune = (0.1, 0.1): must be a list of different rates
+replicas --tune 0.1 0.1 | tune = (0.1, 0.1): holds a rate twice
 replicas --tune -1.0 | tune = -1.0: must be above zero
 replicas --target 1.5 | target = 1.5: an accuracy is at most 1
 compare --target 0.0 | target =

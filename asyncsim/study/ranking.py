@@ -1,7 +1,7 @@
-"""Which of several methods, policies or rates is best, and which are not to be told apart.
+"""Rank methods, policies or learning rates, and say how sure their order is.
 
-A study's summary has a row for each run. `grid` makes of it a row for each combination of some columns, with means and
-spreads over the seeds, the best first; `ranked` says of the best of these how sure their order is::
+A study's summary has a row for each run. `grid` returns a row for each combination of some columns, with means and
+spreads over the seeds, the best first; `ranked` adds how sure the order of some of these rows is::
 
     every = grid(summary, ("method", "learning_rate"), ["time_to_target", "train_loss"], measure)
     table = ranked(every.drop_duplicates("method"), summary, ("method", "learning_rate"), measure)
@@ -21,20 +21,20 @@ import pandas as pd
 
 from asyncsim.wording import counted, number_text
 
-#: Of all comparisons of a table together.
+#: Probability that all comparisons of a table hold together.
 CONFIDENCE = 0.95
-#: Of a time to a target that was not reached: what it is at least.
+#: Columns that bound a measure from below where the target was not reached.
 _AT_LEAST = {"time_to_target": "simulated_seconds", "gradients_to_target": "gradients"}
-#: More seeds than these nobody is advised to take.
+#: Most seeds that a user is advised to run.
 _MANY_SEEDS = 100
 
 
 class Measure(NamedTuple):
-    """A column of the summary that runs are compared by."""
+    """The column of a summary by which runs are compared."""
 
     name: str
-    best: str = "least"  #: or ``"most"``: which of its values are best
-    title: str = ""  #: in a table; by default its name
+    best: str = "least"  #: or ``"most"``: which values are best
+    title: str = ""  #: in a table; by default the name
 
     @property
     def shown(self) -> str:
@@ -43,13 +43,13 @@ class Measure(NamedTuple):
 
 
 def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measure: Measure) -> pd.DataFrame:
-    """Return a row for each combination of some columns of a summary, those with the best measure first.
+    """Return a row for each combination of the columns ``by`` of a summary, the best measure first.
 
-    First come the rows that have the measure of every seed: it is missing where a run diverged, or never reached its
-    target. Rows without it are sorted by a loss. Columns: those of ``by``, ``seeds``, ``diverged``, with targets
-    ``reached`` and ``touched`` (seeds that met it and held it, that met it at all) and ``first_touch``, then the means
-    of ``columns`` and of the measure and their standard deviations, ``..._sd``. Of a target they are over all seeds,
-    infinite if one never reached it; the others are over the seeds that finished.
+    Rows with the measure of every seed come first: it is missing where a run diverged, or never reached its target.
+    Rows without it are sorted by a loss. Columns: ``by``, ``seeds``, ``diverged``; with a target ``reached`` and
+    ``touched`` (seeds that met and held it, that met it at all) and ``first_touch``; then means and standard deviations
+    (``..._sd``) of ``columns`` and of the measure. Means of a target are over all seeds, infinite if one never reached
+    it; the others are over the seeds that finished.
     """
     columns = [name for name in dict.fromkeys((measure.name, *columns)) if name in summary]
     rows = []
@@ -76,22 +76,22 @@ def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measu
 def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.DataFrame:
     """Return some rows of a `grid`, the best first, with how sure their order is.
 
-    Added are ``best_low`` and ``best_high``, between which this row's measure is relative to the first row's, and
+    Added columns: ``best_low`` and ``best_high``, the interval of this row's measure relative to the first row;
     ``above_low`` and ``above_high``, relative to the row above; ``apart_from_best`` and ``apart_from_above``, whether
-    that leaves no doubt which is better; and ``needs_seeds``, with about how many seeds row and row above would be told
-    apart if they differ as they seem to. All are NaN or None where nothing can be said: of a single seed, of a row that
-    diverged, of two that did not reach the target.
+    the interval leaves no doubt which row is better; ``needs_seeds``, about how many seeds would separate this row from
+    the row above if their means differ as measured; ``same_as_above``, whether both are equal with every seed;
+    ``ratio`` and ``paired_seeds``. They are NaN or None where nothing can be said: with one seed, for a row that
+    diverged, for two rows that did not reach the target.
 
     The intervals are of ratios, through differences of logarithms, where the least is best and all values are above
-    zero; of what is missing to the better row elsewhere. All intervals of a table hold together with the probability
-    `CONFIDENCE`: they are Tukey's of all pairs (the studentized range) in blocks of a seed each. The noise of a pair is
-    what methods and seeds leave unexplained, pooled over all rows, or the spread of its own differences if that is
-    larger: methods are not equally noisy. In simulations without any difference, up to thirty times as noisy rows among
-    others, three seeds and eight rows, some pair was told apart in 4 to 12 % of the tables; paired t tests, one by one,
-    do so in 30 to 70 %.
+    zero; else of differences. All intervals of a table hold together with the probability `CONFIDENCE`: they are
+    Tukey's for all pairs (the studentized range), with a block for each seed. The noise of a pair is what methods and
+    seeds leave unexplained, pooled over all rows, or the spread of its own differences if that is larger: methods are
+    not equally noisy. In simulations of eight equal rows with three seeds, some up to thirty times as noisy as others,
+    some pair was separated in 4 to 12 % of the tables; single paired t tests separate one in 30 to 70 %.
 
-    Of a row that has not reached the target with every seed the ends of its runs are taken for its times: the
-    difference is at least the lower bound, and the upper one is infinite.
+    For a row that has not reached the target with every seed, the lengths of its runs stand for its times: the lower
+    bound holds, and the upper one is infinite.
     """
     table = table.reset_index(drop=True)
     runs = table[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
@@ -132,7 +132,7 @@ def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measur
 
 
 def _half_width(known: np.ndarray, rows: int, seeds: int) -> Any:
-    """Return the function from the differences of two rows, seed by seed, to half the width of their interval."""
+    """Return a function that maps the differences of two rows, seed by seed, to half the width of their interval."""
     if rows < 2 or seeds < 2:
         return lambda apart: np.nan
     degrees, pooled = (max(2, len(known)) - 1) * (seeds - 1), 0.0
@@ -151,27 +151,24 @@ def _studentized(rows: int, degrees: int) -> float:
 
 
 def spread(table: pd.DataFrame, name: str) -> list[str]:
-    """Return the means of a column with the standard deviations over the seeds, as texts: ``23.5 ± 3.1``."""
+    """Return the means of a column with their standard deviations over the seeds, as texts: ``23.5 ± 3.1``."""
     pairs = zip(table[name], table[f"{name}_sd"], strict=True)
     return [number_text(mean) + (f" \u00b1 {number_text(sd, 2)}" if np.isfinite(sd) else "") for mean, sd in pairs]
 
 
 def order_columns(table: pd.DataFrame) -> dict[str, list[str]]:
-    """Return what a printed table says of the order: the places, and the intervals beside the row above and the best.
+    """Return columns of a printed table: the places, and the intervals relative to the row above and the best row.
 
-    A place that begins with ``~`` is within the noise of the row above; ``?``: nothing can be said.
+    A place that begins with ``~`` is within the noise of the row above; with ``?`` it was not compared.
     """
-    marks = {True: "", False: "~", None: "?"}
-    places = [f"{marks[row.apart_from_above] if row.Index else ''}{row.Index + 1}" for row in table.itertuples()]
-    return {
-        "": places,
-        "vs above": [_interval(low, high) for low, high in zip(table["above_low"], table["above_high"], strict=True)],
-        "vs best": [_interval(low, high) for low, high in zip(table["best_low"], table["best_high"], strict=True)],
-    }
+    sure = {True: "", False: "~", None: "?"}
+    places = [f"{sure[row.apart_from_above] if row.Index else ''}{row.Index + 1}" for row in table.itertuples()]
+    above, best = (map(_interval, table[f"{name}_low"], table[f"{name}_high"]) for name in ("above", "best"))
+    return {"": places, "vs above": list(above), "vs best": list(best)}
 
 
 def marks(table: pd.DataFrame) -> str:
-    """Return what the columns and marks of `order_columns` mean, as far as a table has them."""
+    """Return a legend of the columns and marks of `order_columns` that a table has."""
     relative = "how many times as much as" if table["ratio"].iloc[0] else "how much worse than"
     apart = table["apart_from_above"].iloc[1:]
     parts = [f"vs above, vs best: {relative} in the line above, in the first line"]
@@ -188,9 +185,9 @@ def _interval(low: float, high: float) -> str:
 
 
 def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: str = "method") -> str:
-    """Return in words which rows of a `ranked` table are best, which are not to be told apart, and how sure that is.
+    """Return in words which rows of a `ranked` table are best, which cannot be separated, and how sure that is.
 
-    ``names``: of the rows. ``what``: a row is one of.
+    ``names``: the names of the rows. ``what``: what a row is.
     """
     seeds, total = int(table["paired_seeds"].iloc[0]), int(table["seeds"].max())
     first = table.iloc[0]
@@ -242,18 +239,20 @@ def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: s
 
 
 def _lacking(row: dict[str, Any]) -> str:
+    """Return why a row was not compared."""
     if row["diverged"]:
         return f"diverged with {row['diverged']} of {row['seeds']} seeds"
-    missed = f", not reached with {row['seeds'] - row['reached']} of {row['seeds']} seeds" if "reached" in row else ""
-    return missed.removeprefix(", ") or "nothing to compare"
+    if "reached" in row:
+        return f"not reached with {row['seeds'] - row['reached']} of {row['seeds']} seeds"
+    return "nothing to compare"
 
 
 def at_the_edge(
     table: pd.DataFrame, tried: Sequence[float] | None, names: Sequence[str], option: str = "--tune"
 ) -> str:
-    """Return which rows of a table are best at the least or the largest of several rates; empty if none is.
+    """Return a notice of the rows whose best rate is the least or the largest tried; empty if there is none.
 
-    ``tried``: the rates. ``names``: of the rows. A better rate may lie beyond the edge, unless a single rate was tried.
+    ``tried``: the rates; ``names``: the names of the rows.
     """
     if tried is None or len(tried) < 2:
         return ""

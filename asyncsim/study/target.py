@@ -1,4 +1,4 @@
-"""What runs are to reach, and when they have: a loss from above, an accuracy from below."""
+"""The target of runs, a loss or an accuracy, and when they reach it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,15 @@ if TYPE_CHECKING:
     from asyncsim.runs.run import Run
     from asyncsim.traces.trace import Trace
 
-#: Ends of the names of what may be a target: of others nobody knows which values are best.
-_KINDS = ("loss", "accuracy")
-#: Of accuracies in float32, in which nine of ten are less than 0.9.
+#: Tolerance of an error: in float32 the accuracy of nine correct examples in ten is less than 0.9.
 _ROUND_OFF = 1e-6
-#: What is to be reached if nobody says it, by the kind.
+#: The default target of each kind of measure; of other kinds it is not known which values are best.
 _USUAL = {"loss": 0.3, "accuracy": 0.95}
 
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """Options of a study whose runs have a target, and learning rates to try."""
+    """Options of a study whose runs have a target and try several learning rates."""
 
     target: float | None = None
     """Loss that is to be reached, or accuracy. None: a loss of 0.3, an accuracy of 0.95."""
@@ -44,11 +42,11 @@ class TargetOptions:
 
     @property
     def goal(self) -> "Target":
-        """What is to be reached."""
+        """The target of all runs."""
         return self.goal_of("train_loss")
 
     def goal_of(self, usual: str) -> "Target":
-        """Return what is to be reached: of ``usual``, if the options do not say of what."""
+        """Return the target; a value of the measure ``usual`` unless the options name another."""
         of = self.target_of or usual
         return Target(_USUAL.get(_kind(of), 0.3) if self.target is None else self.target, of, self.hold)
 
@@ -56,20 +54,24 @@ class TargetOptions:
         """Raise InputError for a target that cannot be reached, or rates that cannot be tried."""
         self.goal.check()
         require_count("hold", self.hold, minimum=0)
-        if self.tune is None:
-            return
-        if isinstance(self.tune, str | float | int):
-            raise InputError(f"tune = {self.tune!r}: must be a list; write ({self.tune!r},) for one")
-        if not self.tune:
-            raise InputError("tune: none given; give one or more learning rates, or leave it out")
-        for rate in self.tune:
-            require_positive("tune", rate)
-        if len(set(self.tune)) < len(self.tune):
-            raise InputError(f"tune = {self.tune}: holds a rate twice; give each once")
+        if self.tune is not None:
+            check_rates(self.tune)
+
+
+def check_rates(tune: Sequence[float]) -> None:
+    """Raise InputError unless ``tune`` is a list of learning rates to try, each above zero and given once."""
+    if not isinstance(tune, list | tuple):
+        raise InputError(f"tune = {tune!r}: must be a list; write ({tune!r},) for one")
+    if not tune:
+        raise InputError("tune: none given; give one or more learning rates, or leave it out")
+    for rate in tune:
+        require_positive("tune", rate)
+    if len(set(tune)) < len(tune):
+        raise InputError(f"tune = {tune}: holds a rate twice; give each once")
 
 
 class Target(NamedTuple):
-    """A value of an evaluation that is to be reached, and held."""
+    """A value that a measure of the evaluations is to reach and hold."""
 
     value: float
     of: str = "train_loss"  #: ``"train_loss"``, ``"test_accuracy"`` and so on
@@ -80,13 +82,13 @@ class Target(NamedTuple):
         return f"a {part} {kind.replace('_', ' ')} of {self.value:g}"
 
     def held(self) -> str:
-        """Return in words when it counts as reached."""
+        """Return in words what counts as reaching it."""
         held = f" and held at the next {counted(self.hold, 'evaluation')}" if self.hold else ""
         return f"{self} is reached{held}"
 
     @property
     def from_below(self) -> bool:
-        """Whether the most is best."""
+        """Whether larger values are better."""
         return _kind(self.of) == "accuracy"
 
     def check(self) -> None:
@@ -96,25 +98,25 @@ class Target(NamedTuple):
             raise InputError(f"target = {self.value:g}: an accuracy is at most 1; give less")
 
     def check_of(self, problem: Any) -> None:
-        """Raise InputError unless runs of a problem are evaluated by it, and it is a loss or an accuracy."""
+        """Raise InputError unless the problem evaluates this measure, and it is a loss or an accuracy."""
         from asyncsim.problems.problem import measures
 
-        require_choice("target_of", self.of, sorted(one for one in measures(problem) if _kind(one) in _KINDS))
+        require_choice("target_of", self.of, sorted(one for one in measures(problem) if _kind(one) in _USUAL))
 
     def time(self, evaluations: Mapping[str, Any]) -> float:
-        """Return when (s, simulated) a run met it and held it; of an accuracy the error counts: `time_to_target`."""
+        """Return the simulated time (s) until a run met and held it; an accuracy is compared by its error."""
         time, values = evaluations["commit_time"], evaluations[self.of]
         if self.from_below:
             return time_to_target(time, 1 - values, 1 - self.value + _ROUND_OFF, self.hold)
         return time_to_target(time, values, self.value, self.hold)
 
     def reached(self, run: "Run", trace: "Trace") -> dict[str, float]:
-        """Return when a run reached it, as columns of a summary.
+        """Return the columns of a summary that say when a run reached it.
 
-        ``time_to_target`` (s, simulated): when it was met and held; infinite if it never was, or the run diverged.
-        ``gradients_to_target``: computed until then by all workers, also those thrown away. ``first_touch`` (s): when
-        it was first met, held or not. ``at_start``: whether the initial parameters meet it. ``gradients``: computed in
-        the whole run.
+        ``time_to_target``: simulated time (s) until it was met and held; infinite if it never was, or the run diverged.
+        ``gradients_to_target``: gradients that all workers computed until then, discarded ones too. ``first_touch``:
+        the same time (s) without holding. ``at_start``: whether the initial parameters meet it. ``gradients``:
+        gradients computed in the whole run.
         """
         touched = self._replace(hold=0).time(run.evaluations)
         time = self.time(run.evaluations) if run.diverged_at is None else np.inf
@@ -131,7 +133,7 @@ class Target(NamedTuple):
 
 
 def say_at_start(summary: "pd.DataFrame", target: Target) -> str:
-    """Return a sentence if the initial parameters of some seeds meet a target, so that times until it say nothing."""
+    """Return a warning if the initial parameters of some seeds meet the target, else an empty text."""
     met = summary.loc[summary["at_start"].astype(bool), "seed"].nunique()
     if not met:
         return ""
@@ -140,13 +142,13 @@ def say_at_start(summary: "pd.DataFrame", target: Target) -> str:
 
 
 def time_to_target(time: Any, values: Any, target: float, hold: int = 0) -> float:
-    """Return when (s, simulated) a loss, or an error, met a target and held it; infinite if it never did.
+    """Return the simulated time (s) until a loss, or an error, met a target and held it; infinite if it never did.
 
-    Between the evaluation before and that at which it was met the logarithm of the loss is taken for a straight line in
-    time, or the loss itself where it is not above zero.
+    Between two evaluations the logarithm of the loss is interpolated linearly in time; the loss itself where it is not
+    above zero.
 
-    ``time``, ``values``: when a run was evaluated (s, simulated), and what the loss was. ``hold``: how many of the
-    evaluations that follow must meet it, too; a run that ends before them has not held it.
+    ``time``, ``values``: simulated times (s) of a run's evaluations, and the losses. ``hold``: how many of the
+    following evaluations must meet it, too; a run that ends before them has not held it.
     """
     when, loss = np.asarray(time, float), np.asarray(values, float)
     met = loss <= target
@@ -164,9 +166,10 @@ def time_to_target(time: Any, values: Any, target: float, hold: int = 0) -> floa
 
 
 def until_target(times: Sequence[float]) -> dict[str, float]:
-    """Return how many seeds have met a target, and their mean time until then: infinite if one of them never did."""
+    """Return how many seeds reached a target, and the mean of their times: infinite if one of them never did."""
     return {"reached": int(np.isfinite(times).sum()), "time_to_target": float(np.mean(times))}
 
 
 def _kind(of: str) -> str:
+    """Return the kind of a measure: "loss" of "train_loss"."""
     return of.rpartition("_")[2]
