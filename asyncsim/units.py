@@ -8,7 +8,7 @@ from asyncsim.errors import InputError, require_positive, shown
 
 
 class Units(NamedTuple):
-    """The units of a quantity, and how much of the base unit one of each is."""
+    """The units of a quantity, with their factors to the base unit."""
 
     base: str
     example: str
@@ -36,28 +36,28 @@ BYTES = Units("bytes", "25 MB", _BYTES)
 RATES = Units("bytes/s", "100 Mbit/s", {f"{unit}/s": factor for unit, factor in _BYTES.items()})
 _NUMBER = r"-?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*((?![eE][-+]?\d)[^\W\d_][^\s\d,()\[\]]*)?\s*")
-#: The same within a longer text, and not within quotes.
+#: A quantity inside a longer text, outside quotes.
 _WITHIN = re.compile(rf"(?<![\w.'\"-])({_NUMBER})\s*((?![eE][-+]?\d)[^\W\d_][\w/]*)")
-#: Units of which nobody knows whether bits or bytes are meant.
+#: Units that may mean bits or bytes.
 _BITS_OR_BYTES = re.compile(r"([kKmMgGtT]?)i?[bB]?(?:b|ps|b/s|bps)")
 
 
 def quantity(argument: str, value: Any, units: Units) -> Any:
-    """Return the number that a text with a unit stands for; anything that is no text as it is.
+    """Return the number that a text means in the base unit; other values as they are.
 
-    The nearest float of the exact product: ``"35 ms"`` is 0.035.
+    It is the float nearest to the exact product: ``"35 ms"`` is 0.035.
 
     Raises
     ------
     InputError
-        The text is no number with one of the units.
+        The text is not a number, alone or with one of the units.
     """
     if not isinstance(value, str):
         return value
-    told = f"{argument} = {shown(value)}"
+    given = f"{argument} = {shown(value)}"
     found = _QUANTITY.fullmatch(value)
     if found is None:
-        raise InputError(f"{told}: must be a number, or one with a unit such as {units.example!r}")
+        raise InputError(f"{given}: must be a number, or one with a unit such as {units.example!r}")
     number, unit = found.groups()
     if unit is None or unit in units.factors:
         return float(Decimal(number) * (units.factors[unit] if unit else 1))
@@ -70,7 +70,7 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
     elif units is BYTES and unit in RATES.factors:
         hint = f"a size is not per second: write {unit.removesuffix('/s')}; "
     known = ", ".join(unit for unit in units.factors if unit.isascii())
-    raise InputError(f"{told}: unknown unit {unit!r}; {hint}choose from {known}")
+    raise InputError(f"{given}: unknown unit {unit!r}; {hint}choose from {known}")
 
 
 def positive(argument: str, value: Any, units: Units) -> float:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.collectives import COLLECTIVES
+from asyncsim.clusters.network import as_bandwidth
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
 from asyncsim.files import plain, read_table, write_csv
@@ -42,8 +43,6 @@ from asyncsim.wording import LEAST_SHARE, counted, each_note_once, note, number_
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from asyncsim.methods import Method
 
 #: The table of the combinations, and of the runs of the best few.
 PLAN, REPLAYS = "plan.csv", "replays.csv"
@@ -87,15 +86,15 @@ class Config(TargetOptions, StudyConfig):
     """Compressed messages to try on the way up: none; a share of their bytes, 0.25 say; or a method that compresses,
     "qsgd(levels=7)" or "mem_sgd(fraction=0.01)", whose size is counted for values of 32 bits."""
     versions: float | None = None
-    """The horizon: so many versions."""
+    """The horizon, in versions."""
     gradients: float | None = None
-    """The horizon: so many gradients, local steps of all workers together. The default: 100,000."""
+    """The horizon, in gradients: local steps of all workers together. The default: 100,000."""
     hours: float | None = None
     """The horizon: so many hours of simulated time. Then what is done in them counts."""
     simulate: int = 20_000
-    """Most commits that are simulated for a combination and a seed; what is beyond is extrapolated."""
+    """Most commits that are simulated for a combination and a seed; a longer horizon is extrapolated."""
     price: float | None = None
-    """Of a worker's hour, in any currency."""
+    """Price of a worker's hour, in any currency."""
     show: int = 20
     """Rows of the table that are printed; plan.csv has all."""
 
@@ -205,7 +204,7 @@ def _executor(config: Config) -> Iterator[Executor]:
 
 @each_note_once()
 def make_candidates(config: Config) -> list[Candidate]:
-    """Return the clusters of all combinations that do not contradict themselves; say which do."""
+    """Return the clusters of all combinations that are possible; notices say which are not."""
     base, size = _calibrated(config), _message_bytes(config)
     found, refused = [], Counter[str]()
     for values in itertools.product(*(getattr(config, name) for name in CHOICES)):
@@ -273,15 +272,13 @@ def _candidate(config: Config, base: Cluster | None, size: float | None, labels:
 
 
 def _narrower(name: str, value: Any) -> Any:
-    """Return the narrower way of a bandwidth: each worker sends and receives in an all-reduce."""
-    from asyncsim.clusters.network import as_bandwidth
-
+    """Return the smaller bandwidth of the two directions: each worker sends and receives in an all-reduce."""
     found = None if value is None else as_bandwidth(name, value, 1)
     return min(found) if isinstance(found, tuple) else found
 
 
 def _message_bytes(config: Config) -> float | None:
-    """Return the size of a message with all parameters; None if nobody says it."""
+    """Return the bytes of a message with all parameters; None if they are not known."""
     if config.model_parameters is not None:
         return config.model_parameters * _WIDTHS[config.message_type]
     if config.message_bytes is not None:
@@ -306,16 +303,10 @@ def _compressed(compression: str, size: float, config: Config) -> float:
         if not 0 < share <= 1:
             raise InputError(f"compression = {compression}: a share of the bytes must be above zero and at most one")
         return share * size
-    factor = _compressing(config, compression).timing.message_size or 1.0
-    return min(size, factor * size / _WIDTHS[config.message_type] * 4)
-
-
-def _compressing(config: Config, compression: str) -> "Method":
-    """Return the method that compresses."""
     (method,) = config.at(methods=(compression,)).make_methods(changed=lambda name: name == "learning_rate")
     if method.timing.message_size is None:
         raise InputError(f"compression = {compression}: compresses no messages; give none, 0.25 or qsgd(levels=7) say")
-    return method
+    return min(size, method.timing.message_size * size / _WIDTHS[config.message_type] * 4)
 
 
 def _calibrated(config: Config) -> Cluster | None:
@@ -415,8 +406,7 @@ def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summ
             values = {"name": row["name"], "learning_rate": rate}
             place = f"{len(cells):03d}-{rate:g}"
             cells.append(Cell(place, values, own, cluster, methods, problem, config.goal))
-    jobs = jobs_of(cells, {})
-    return [_apart(job) for job in jobs]
+    return [_apart(job) for job in jobs_of(cells, {})]
 
 
 def _apart(job: Job) -> Job:
@@ -438,13 +428,12 @@ def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.Da
     """Return the table with the best rate of each combination that was replayed, and its time to the target (s)."""
     import pandas as pd
 
-    if not (folder / REPLAYS).exists():
+    runs = read_table(folder / REPLAYS) if (folder / REPLAYS).exists() else pd.DataFrame(columns=["status"])
+    runs = runs[runs["status"] != results.FAILED]
+    if runs.empty:
         return table
-    runs = read_table(folder / REPLAYS)
     rows = []
-    for (name, method, rate), group in runs[runs["status"] != results.FAILED].groupby(
-        ["name", "method", "learning_rate"], sort=False
-    ):
+    for (name, method, rate), group in runs.groupby(["name", "method", "learning_rate"], sort=False):
         times = group["time_to_target"]
         rows.append(
             {

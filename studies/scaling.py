@@ -6,8 +6,8 @@ behind what can be computed until the layer is used again, and what does not is 
 efficiency with more and more nodes beside the published speed-ups, and what the published points imply: which overhead,
 fitted to 64 nodes, predicts 128. Writes these as tables, and a figure.
 
-What one of their nodes computes a second, and how fast their network is, the paper's numbers that are known here do not
-say: --flops and --bandwidth are assumptions.
+The speed of a node and of the network is not among the published numbers that are used here: --flops and --bandwidth
+are assumptions.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from asyncsim.wording import table_text
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The tables beside the summary: of the layers, of the published speed-ups, and of what may explain these.
+#: Files beside the summary: the layers, the published speed-ups, and overheads that may explain them.
 LAYERS, PUBLISHED, IMPLIED = "layers.csv", "published.csv", "implied.csv"
 #: Das et al.: network, examples of all nodes, nodes, speed-up over one node.
 SPEED_UPS = (
@@ -38,11 +38,11 @@ SPEED_UPS = (
     ("speech, 7 fully connected layers", 0, 16, 6.5),
     ("VGG-A, virtual machines, 10 Gbit Ethernet", 0, 16, 14.0),
 )
-#: Their two points of one network with as many examples a node: nodes and speed-up.
+#: Their two points of VGG-A with equally many examples per node: nodes and speed-up.
 _FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
-#: Nodes at which explanations of these are told.
+#: Numbers of nodes for which the overheads predict a speed-up.
 _SHOWN = (8, 16, 32, 64, 128, 256)
-#: Backward passes by inputs and by weights beside the forward pass.
+#: Passes of a gradient: forward, backward by inputs and backward by weights.
 _PASSES = 3
 
 
@@ -163,16 +163,16 @@ def _iteration(config: Config, table: "pd.DataFrame") -> dict[str, object]:
 
 
 def explanations() -> "pd.DataFrame":
-    """Return what overheads per iteration, each with one constant fitted at 64 nodes, predict for other numbers.
+    """Return the speed-ups that overheads per iteration predict, each with one constant fitted at 64 nodes.
 
-    An overhead is in parts of the time that a node computes. Columns: ``overhead``, how it grows; ``constant``, fitted;
+    An overhead is relative to the time that a node computes. Columns: ``overhead``, how it grows; ``constant``, fitted;
     ``nodes``; ``speed_up``, at 64 nodes the published one by construction.
     """
     import pandas as pd
 
     from asyncsim.theory import barrier_time
 
-    (fitted, speed_up), _ = _FITTED, _PREDICTED
+    fitted, speed_up = _FITTED
     growths: dict[str, Callable[[int], float]] = {
         "bandwidth: constant": lambda count: 1.0,
         "latency of a tree: c log2 N": math.log2,
@@ -193,6 +193,9 @@ def explanations() -> "pd.DataFrame":
 
 
 def _text(config: Config, layers: "pd.DataFrame", summary: "pd.DataFrame", published: "pd.DataFrame") -> str:
+    """Return what the study prints."""
+    import pandas as pd
+
     nodes = int(layers["nodes"].iloc[0])
     merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
     by_stage = merged.groupby("stage", sort=False)[["computing", "bytes", "communicating", "bubble"]].sum()
@@ -205,9 +208,7 @@ def _text(config: Config, layers: "pd.DataFrame", summary: "pd.DataFrame", publi
         f"{what.replace('_', '-')}, {way}": wide[what, way]
         for what, way in itertools.product(("efficiency", "speed_up"), ("data parallel", "hybrid"))
     }
-    scaled = wide[[]].copy()
-    scaled.columns = []
-    table = scaled.assign(**shown).reset_index()
+    table = pd.DataFrame(shown).reset_index()
     implied = explanations()
     implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[[64, 128]]
     implied = implied.reset_index().rename(columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"})

@@ -1,4 +1,4 @@
-"""How long an all-reduce takes, what it sends, and how much of it hides behind computing.
+"""All-reduces: how long they take, what they send, and how much of their time hides behind computing.
 
 An all-reduce gives all nodes the sum of their messages, without a server. `asyncsim.barrier` takes one by its name,
 ``barrier(collective=ring)``: the round then lasts until the slowest has computed, and the all-reduce after that. With
@@ -20,7 +20,7 @@ COLLECTIVES = ("ring", "tree", "halving_doubling", "shared_link", "two_level")
 BETWEEN_SITES = ("ring", "two_level")
 #: Limit of the first bucket of PyTorch's DistributedDataParallel, bytes; the others have one of 25 MiB by default.
 FIRST_BUCKET = 1024 * 1024
-#: Of the three passes through a layer, as expensive as each other, two are backward: by inputs and by weights.
+#: Share of the forward pass in the time of a gradient: the two backward passes, by inputs and by weights, cost as much.
 _FORWARD = 1 / 3
 
 
@@ -35,7 +35,7 @@ def collective_time(
     far_bandwidth: float | None = None,
     far_latency: float | None = None,
 ) -> float:
-    """Return how long (s) an all-reduce takes that all nodes begin at once.
+    """Return the time (s) of an all-reduce that all nodes begin at once.
 
     With ``P`` nodes, ``M`` bytes, ``B`` bytes per second and ``L`` seconds of latency:
 
@@ -53,14 +53,14 @@ def collective_time(
     message_bytes : float
         Bytes of each node's message, which are those of the sum.
     nodes : int
-        All of them; 1 takes no time, except with a server.
+        Number of nodes; 1 takes no time, except with a server.
     bandwidth : float
         Bytes per second of each node's link, the same each way.
     latency : float
         Seconds of each message.
     sites : sequence of int, optional
-        Nodes of each site, at least 1. With ``"two_level"`` required; a ``"ring"`` then passes from each site to the
-        next once, and a node sends on when it has sent before and has received.
+        Nodes of each site, at least 1; ``"two_level"`` requires it. A ``"ring"`` then leaves each site once, and a
+        node sends its next message when it has sent and received the one before.
     far_bandwidth, far_latency : float, optional
         Between two sites; by default as inside.
 
@@ -82,11 +82,11 @@ def collective_time(
         near[1] if far_latency is None else require_nonnegative("far_latency", far_latency, "seconds"),
     )
     if len(counts) == 1:
-        return _at_one_site("ring", nodes, *near) if kind == "two_level" else _at_one_site(kind, nodes, *near)
+        return _at_one_site("ring" if kind == "two_level" else kind, nodes, *near)
     if kind == "two_level":
         inside = max(_at_one_site("ring", count, *near) + _doublings(count) * sum(near) for count in counts)
         return inside + _at_one_site("ring", len(counts), *far)
-    last = np.cumsum(counts) - 1  # from which the ring passes on to another site
+    last = np.cumsum(counts) - 1  # the nodes whose successors are at other sites
     sends, travels = np.full(nodes, near[0] / nodes), np.full(nodes, near[1])
     sends[last], travels[last] = far[0] / nodes, far[1]
     begin = np.zeros(nodes)
@@ -112,9 +112,9 @@ def _at_one_site(kind: str, nodes: int, transfer: float, latency: float) -> floa
 class Traffic(NamedTuple):
     """Bytes that one all-reduce sends."""
 
-    total: float  #: by all nodes, and the server if there is one
-    most: float  #: by the node, or the server, that sends the most
-    far: float  #: between sites
+    total: float  #: sent by all nodes, and the server if there is one
+    most: float  #: sent by the node, or the server, that sends the most
+    far: float  #: sent between sites
 
 
 def collective_bytes(kind: str, message_bytes: float, nodes: int, sites: Sequence[int] | None = None) -> Traffic:
@@ -141,7 +141,7 @@ def collective_bytes(kind: str, message_bytes: float, nodes: int, sites: Sequenc
 
 
 def _doublings(nodes: int) -> int:
-    """Return the least number of doublings from 1 that reach so many nodes."""
+    """Return how often 1 must be doubled to reach at least ``nodes``."""
     return (nodes - 1).bit_length()
 
 
@@ -172,37 +172,37 @@ def _sites(kind: str, sites: Sequence[int], nodes: int) -> list[int]:
 
 
 class Layer(NamedTuple):
-    """A layer of a network; the layers of one come in the order of its forward pass."""
+    """A layer of a network."""
 
     name: str
     parameters: float  #: weights and all else that is learnt
     operations: float  #: floating-point operations of the forward pass of one example; a product and its sum are two
-    activations: float = 0.0  #: values that enter it, of one example
+    activations: float = 0.0  #: input values of one example
 
     @property
     def is_dense(self) -> bool:
-        """Whether each weight is used once in an example."""
+        """Whether each weight is used once per example."""
         return self.operations <= 2 * self.parameters
 
 
 def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[float]) -> np.ndarray:
-    """Return how long (s) computing waits for each layer's communication, ``[layers]``.
+    """Return how long (s) computing waits for each layer's communication, shape ``[layers]``.
 
     ::
 
         bubble = max(0, communication - computation available)
 
     Available to a layer are the backward passes of the layers below it and their forward passes in the next iteration:
-    they come between its gradient and the next use of its weights. So the first layer has nothing to hide behind. Each
-    layer is taken to have the network to itself, but all together are not quicker than one after the other: if they
-    would be, the first layer's bubble is longer by the difference.
+    they come between its gradient and the next use of its weights, so the first layer's communication cannot hide. Each
+    layer is assumed to have the network to itself. All layers together are not quicker than one after the other: if the
+    formula says so, the first layer's bubble is longer by the difference.
 
     Parameters
     ----------
     layers : sequence of Layer
         In the order of the forward pass.
     computing : float
-        Seconds of forward and backward pass of a node's minibatch; each layer has its part by its operations.
+        Seconds of forward and backward pass of a node's minibatch, divided among the layers by their operations.
     communicating : sequence of float
         Seconds of each layer's communication.
 
@@ -228,17 +228,17 @@ def exposed_time(
 ) -> float:
     """Return the time (s) of an iteration's communication that computing does not hide.
 
-    Without buckets each layer is a message, which may take until the layer's next use: the sum of `bubbles`. With them
-    as PyTorch's DistributedDataParallel has it: gradients fill buckets from the last layer to the first; a bucket is
-    full once it has its limit, of which the first one's is 1 MiB; it is sent when its last gradient is there and the
-    bucket before has been sent; and the next forward pass begins when all have been.
+    Without buckets each layer is a message, which may take until the layer's next use: the sum of `bubbles`. Buckets
+    are those of PyTorch's DistributedDataParallel: gradients fill them from the last layer to the first; a bucket is
+    full at its limit, 1 MiB for the first one; it is sent when its last gradient is computed and the bucket before has
+    been sent; the next forward pass begins when all buckets have been sent.
 
     Parameters
     ----------
     layers, computing
         As in `bubbles`.
     message_bytes : float
-        Of all layers; each has its part by its parameters.
+        Bytes of all layers, divided among them by their parameters.
     seconds_of : function
         From the bytes of a message to the seconds of its all-reduce.
     bucket_bytes : float, optional
@@ -267,14 +267,14 @@ def exposed_time(
 def hybrid_bytes(
     layer: Layer, nodes: int, groups: float, minibatch: int, overlap: float = 0.0, width: int = 4
 ) -> float:
-    """Return the bytes of a layer that each node moves in an iteration, its nodes being in groups.
+    """Return the bytes that each node moves for a layer in an iteration, with the nodes in groups.
 
     Inside a group the layer is divided (model parallel) and activations are exchanged; between the groups the gradients
     of each part (data parallel)::
 
         2 width activations minibatch / groups + width (2 - overlap) parameters groups / nodes
 
-    As many groups as nodes are data parallel: no activations. Without the second term: one group.
+    With as many groups as nodes, which is data parallelism, the first term is zero; with one group, the second.
 
     Parameters
     ----------
@@ -295,14 +295,14 @@ def hybrid_bytes(
 def hybrid_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> float:
     """Return the number of groups that minimises the two terms of `hybrid_bytes`, a real number.
 
-    ``sqrt(2 activations minibatch nodes / ((2 - overlap) parameters))``: of a fully connected layer without overlap
-    ``sqrt(nodes minibatch / outputs)``, Das et al. 2016, arXiv 1602.06709.
+    ``sqrt(2 activations minibatch nodes / ((2 - overlap) parameters))``; for a fully connected layer without overlap
+    this is ``sqrt(nodes minibatch / outputs)``, Das et al. 2016, arXiv 1602.06709.
     """
     return math.sqrt(2 * layer.activations * minibatch * nodes / ((2 - overlap) * layer.parameters))
 
 
 def best_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> int:
-    """Return the number of equal groups in which the nodes move the fewest bytes; data parallel if it is a tie."""
+    """Return the number of equal groups with the fewest bytes per node; the largest of equally good ones."""
     counts = [count for count in range(nodes, 0, -1) if nodes % count == 0]
     return min(counts, key=lambda count: hybrid_bytes(layer, nodes, count, minibatch, overlap))
 
@@ -310,9 +310,9 @@ def best_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) 
 def _convolution(
     name: str, inputs: int, outputs: int, kernel: int, size: int, stride: int = 1, others: int = 0
 ) -> Layer:
-    """Return a square convolution of ``size`` pixels a side that keeps the size, divided by the stride.
+    """Return a convolution of square images, ``size`` pixels a side, padded to outputs of ``size / stride`` a side.
 
-    ``others``: parameters beside its weights: biases, or scales and shifts of a batch normalization.
+    ``others``: parameters beside the weights: biases, or scales and shifts of a batch normalization.
     """
     weights, positions = kernel * kernel * inputs * outputs, math.ceil(size / stride) ** 2
     return Layer(name, weights + others, 2.0 * weights * positions, float(inputs * size * size))
@@ -323,20 +323,20 @@ def _dense(name: str, inputs: int, outputs: int) -> Layer:
 
 
 def _vgg_a() -> tuple[Layer, ...]:
-    """Simonyan and Zisserman 2014, arXiv 1409.1556, table 1, configuration A: 224 x 224 pixels, 3 x 3 kernels."""
+    """Return VGG-A for 224 x 224 pixels: Simonyan and Zisserman 2014, arXiv 1409.1556, table 1, configuration A."""
     layers: list[Layer] = []
     inputs, size = 3, 224
     for block in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
         for outputs in block:
             layers.append(_convolution(f"conv{len(layers) + 1}", inputs, outputs, 3, size, others=outputs))
             inputs = outputs
-        size //= 2  # the largest of 2 x 2
+        size //= 2  # max pooling
     sizes = (inputs * size * size, 4096, 4096, 1000)
     return (*layers, *(_dense(f"fc{i + 1}", *pair) for i, pair in enumerate(itertools.pairwise(sizes))))
 
 
 def _resnet50() -> tuple[Layer, ...]:
-    """He, Zhang, Ren and Sun 2015, arXiv 1512.03385, table 1: the first convolution of a block has its stride."""
+    """Return ResNet-50, strides in the first convolution of a block: He et al. 2015, arXiv 1512.03385, table 1."""
     layers, inputs, size = [_convolution("conv1", 3, 64, 7, 224, stride=2, others=128)], 64, 56
     for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=2):
         for block in range(1, blocks + 1):
@@ -352,5 +352,5 @@ def _resnet50() -> tuple[Layer, ...]:
     return (*layers, _dense("fc", inputs, 1000))
 
 
-#: The layers of networks by their names, from their published architectures.
+#: Layers of published networks, in the order of the forward pass.
 NETWORKS: dict[str, tuple[Layer, ...]] = {"vgg_a": _vgg_a(), "resnet50": _resnet50()}

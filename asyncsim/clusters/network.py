@@ -14,16 +14,16 @@ from asyncsim.clusters.laws import Constant, Law, as_law, built, parse
 from asyncsim.errors import InputError, require_count, require_list, shown
 from asyncsim.units import BYTES, RATES, positive
 
-#: What is read as a bandwidth or a size: a number, a text, or a pair of them.
+#: A bandwidth or a size as users give it: a number, a text, or a pair of them.
 SizeLike: TypeAlias = float | str | tuple[float | str, float | str] | list[float | str]
-#: Runs of equal values that are written as a sum; Python reads no sum of thousands.
+#: Most runs of equal values that are written as a sum; Python cannot parse a sum of thousands.
 _MOST_SUMMANDS = 100
 _EXAMPLE = "100 Mbit/s, [1 MB/s, 2 MB/s] or per_worker([1 MB/s, 2 MB/s])"
 
 
 @dataclass(frozen=True)
 class PerWorker:
-    """A latency or a bandwidth for each worker, ``values``; `per_worker` makes it."""
+    """A latency or a bandwidth for each worker; made by `per_worker`."""
 
     values: tuple[Any, ...]
 
@@ -31,7 +31,7 @@ class PerWorker:
         return f"per_worker({as_text(self.values)})"
 
     def first(self, workers: int) -> Any:
-        """Return it for the first workers alone; one value if they are alike."""
+        """Return the values of the first workers; a single value if all are equal."""
         values = self.values[:workers]
         return values[0] if len(set(values)) == 1 else PerWorker(values)
 
@@ -39,7 +39,7 @@ class PerWorker:
 def per_worker(values: Sequence[Any]) -> PerWorker:
     """Return a latency, or a bandwidth, for each worker.
 
-    ``values``: one per worker, each what ``latency`` or ``bandwidth`` of `asyncsim.Cluster` may be for all of them.
+    ``values``: one per worker, each as ``latency`` or ``bandwidth`` of `asyncsim.Cluster` takes it for all workers.
     """
     return PerWorker(tuple(require_list("per_worker: values", values)))
 
@@ -52,7 +52,7 @@ class Way(NamedTuple):
 
     @property
     def alike(self) -> bool:
-        """Whether all workers have the same."""
+        """Whether all workers have the same latency and bandwidth."""
         return len(set(self.transfer)) == 1 and all(law == self.latency[0] for law in self.latency)
 
     @property
@@ -62,7 +62,7 @@ class Way(NamedTuple):
 
 
 def as_latency(argument: str, value: Any, workers: int = 0) -> Any:
-    """Return a latency: one law for both directions, a pair, up and down, or one of these for each of the workers."""
+    """Return a checked latency: a law, a pair of them (up, down), or one of these for each worker."""
     try:
         value = _from_text(value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
     except InputError as error:
@@ -72,7 +72,7 @@ def as_latency(argument: str, value: Any, workers: int = 0) -> Any:
 
 
 def as_bandwidth(argument: str, value: Any, workers: int = 0) -> Any:
-    """Return a bandwidth (bytes/s): one for both directions, a pair, up and down, or one of these for each worker."""
+    """Return a checked bandwidth (bytes/s): a number, a pair of them (up, down), or one of these for each worker."""
     try:
         value = _from_text(value, "a bandwidth", _EXAMPLE, lambda text: _list(text) if "[" in text else text)
     except InputError as error:
@@ -82,13 +82,13 @@ def as_bandwidth(argument: str, value: Any, workers: int = 0) -> Any:
 
 
 def as_message_bytes(value: Any) -> float | tuple[float, float]:
-    """Return one message size for both directions, or a pair: up and down."""
+    """Return a checked message size (bytes): a number, or a pair of them (up, down)."""
     value = _list(value) if isinstance(value, str) and "[" in value else value
     return _pair("message_bytes", value, functools.partial(positive, units=BYTES), "numbers", "number")
 
 
 def as_sites(value: Any, workers: int) -> tuple[int, ...]:
-    """Return how many workers each site has."""
+    """Return the checked numbers of workers at each site."""
     sites = tuple(require_count(f"sites[{i}]", one) for i, one in enumerate(require_list("sites", value)))
     if sum(sites) != workers:
         raise InputError(
@@ -98,19 +98,19 @@ def as_sites(value: Any, workers: int) -> tuple[int, ...]:
 
 
 def with_mean(argument: str, law: Law) -> Law:
-    """Return a law that has a mean."""
+    """Return a law; raise InputError if its mean is infinite."""
     if not math.isfinite(law.mean):
         raise InputError(f"{argument} = {law}: its mean is infinite; choose a law with a finite mean")
     return law
 
 
 def takes_no_time(laws: Sequence[Law]) -> bool:
-    """Return whether latencies are zero, all of them."""
+    """Return whether all laws are zero."""
     return all(law == Constant(0.0) for law in laws)
 
 
 def directed(value: Any, direction: int, workers: int) -> list[Any]:
-    """Return a checked latency or bandwidth in one direction, 0 up or 1 down, of each worker."""
+    """Return each worker's latency or bandwidth in one direction, 0 up or 1 down; ``value`` is checked already."""
     each = value.values if isinstance(value, PerWorker) else (value,) * workers
     return [one[direction] if isinstance(one, tuple) else one for one in each]
 
@@ -127,7 +127,7 @@ def as_text(values: Any) -> str:
 
 
 def _from_text(value: Any, what: str, example: str, otherwise: Callable[[str], Any]) -> Any:
-    """Return what a text says, ``per_worker([...])`` or else; anything that is no text as it is."""
+    """Return the value of a text: ``per_worker([...])``, or what ``otherwise`` reads; other values as they are."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value.tolist()
     if not isinstance(value, str):
@@ -145,7 +145,7 @@ def _list(text: str) -> Any:
 
 
 def _each(argument: str, value: Any, workers: int, pair: Callable[[str, Any], Any]) -> Any:
-    """Return a value for all, or one for each of the workers; of none where ``workers`` is 0."""
+    """Return a checked value for all workers, or one for each; the latter is an InputError if ``workers`` is 0."""
     if not isinstance(value, PerWorker):
         return pair(argument, value)
     if not workers:
