@@ -11,9 +11,10 @@ import inspect
 import itertools
 import math
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from asyncsim.errors import InputError, require_choice, shown
+from asyncsim.errors import InputError, choices_like, require_choice, shown
 from asyncsim.units import quoted
 
 #: A guard against ``[1] * 10**12``: more entries than any cluster has workers.
@@ -56,6 +57,31 @@ def read(text: str, what: str, example: str, units: bool = False) -> Any:
     except (SyntaxError, RecursionError, MemoryError, ValueError):
         unit = "; numbers have no unit here" if not units and _UNIT.search(text) else ""
         raise InputError(f"{shown(text)}: not {what}; write for example {example}{unit}") from None
+
+
+def called(argument: str, text: str, functions: Mapping[str, Callable[..., Any]], units: bool = False) -> Any:
+    """Return the result of the call that a text means, of one of some functions by their names.
+
+    Brackets without parameters may be left out; calls among the parameters are passed on as texts. ``argument`` is what
+    had the text, for messages; ``units`` as in `read`.
+
+    Raises
+    ------
+    InputError
+        If the text is no call of one of these functions, or the function refuses its parameters.
+    """
+    subject = f"{argument} = {shown(text)}"
+    try:
+        call = read(text, "a call", "", units)
+    except InputError:
+        call = None
+    name = call.name if isinstance(call, Call) else text.partition("(")[0].strip()
+    if name not in functions:
+        raise InputError(f"{subject}: unknown; {choices_like(name, map(form_of, functions.values()))}")
+    if not isinstance(call, Call):
+        raise InputError(f"{subject}: cannot be read; write {form_of(functions[name])}")
+    given = bind(call, functions[name], subject)
+    return functions[name](**{key: str(one) if isinstance(one, Call) else one for key, one in given.items()})
 
 
 def bind(call: Call, target: Any, told: str, complete: bool = True) -> dict[str, Any]:

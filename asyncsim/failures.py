@@ -10,18 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncsim.calls import Call, as_float, bind, form_of, read, split, write
+from asyncsim.calls import as_float, called, form_of, split, write
 from asyncsim.clusters.laws import Law, LawLike, as_law
 from asyncsim.errors import (
     InputError,
-    choices_like,
     require_choice,
     require_count,
     require_fraction,
     require_nonnegative,
     require_positive,
     require_switch,
-    shown,
 )
 from asyncsim.units import SECONDS, quantity
 
@@ -265,7 +263,7 @@ def as_failures(value: Any, workers: int, sites: Sequence[int] | None = None) ->
         if not isinstance(entry, str | Failure):
             hint = f"; call it, {form_of(entry)}" if entry in FAILURES.values() else ""
             raise InputError(f"failures: {entry!r} is not a failure{hint}")
-        found.append(_parse(entry) if isinstance(entry, str) else entry)
+        found.append(called("failures", entry, FAILURES, units=True) if isinstance(entry, str) else entry)
     if sum(one.name == "outage" for one in found) > 1:
         raise InputError("failures: two outages of one server; give one, with a mixture of laws")
     for one in found:
@@ -297,19 +295,3 @@ def _lasting(argument: str, value: Any) -> Law:
     if not 0 < law.mean < as_float("inf"):
         raise InputError(f"{argument} = {law}: must have a mean above zero and finite")
     return law
-
-
-def _parse(text: str) -> Failure:
-    """Return the failure that a text stands for: ``"crash(every=exponential(3600), lasts=exponential(120))"``."""
-    argument = f"failures = {shown(text)}"
-    try:
-        call = read(text, "a failure", "crash(every=exponential(12 h), lasts=exponential(120))", units=True)
-    except InputError:
-        call = None
-    name = call.name if isinstance(call, Call) else text.partition("(")[0].strip()
-    if name not in FAILURES:
-        raise InputError(f"{argument}: unknown; {choices_like(name, map(form_of, FAILURES.values()))}")
-    if not isinstance(call, Call):
-        raise InputError(f"{argument}: cannot be read; write {form_of(FAILURES[name])}")
-    given = bind(call, FAILURES[name], argument)
-    return FAILURES[name](**{name: str(one) if isinstance(one, Call) else one for name, one in given.items()})

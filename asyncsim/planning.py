@@ -18,19 +18,19 @@ from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.gossip import previous_rows
 from asyncsim.traces.trace import Trace
 
-#: What a horizon may be of.
+#: Quantities that a horizon may be given in.
 HORIZONS = ("versions", "gradients", "seconds")
-#: Commits of each worker of the first look at a cluster whose horizon is a time, and how much longer than it seems
-#: necessary its next simulation is.
+#: Commits per worker of the first simulation to a horizon in seconds, and the factor by which the next one is longer
+#: than estimated.
 _FIRST_LOOK, _MARGIN = 8, 1.05
-#: Less staleness than this part of another's is less.
+#: Staleness is lower if it is below this share of the other.
 _CLEARLY = 0.99
-#: Commits of each worker, in bounds of its staleness, until those wait that are somewhat faster than others.
+#: Commits per worker, in units of the staleness bound, until slightly faster workers wait.
 _AHEAD = 4
 
 
 class Horizon(NamedTuple):
-    """What is to be reached: so many versions, gradients or seconds of simulated time."""
+    """The end of a plan: a number of versions, of gradients or of simulated seconds."""
 
     of: str  #: one of `HORIZONS`
     amount: float
@@ -156,7 +156,7 @@ def _amounts(trace: Trace) -> dict[str, np.ndarray]:
 
 
 def _shares(column: Mapping[str, np.ndarray], accepted: np.ndarray, begin: float) -> dict[str, float]:
-    """Return what workers do, in parts of the time of their whole cycles after the start-up."""
+    """Return the shares of the workers' time, over their whole cycles after the start-up."""
     before = previous_rows(column["worker"])
     commit = column["commit_time"]
     last = np.where(before >= 0, commit[before], 0.0)
@@ -190,7 +190,7 @@ def _shares_with_failures(trace: Trace, warm_up: int) -> dict[str, float]:
 class Candidate(NamedTuple):
     """A cluster of a plan."""
 
-    labels: Mapping[str, Any]  #: what sets it apart from the others
+    labels: Mapping[str, Any]  #: its choices by their names
     cluster: Cluster
     message_bytes: tuple[float, float]  #: up and down
 

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim.calls import Call, bind, form_of, read, write
+from asyncsim.calls import called, form_of, write
 from asyncsim.errors import (
     InputError,
-    choices_like,
     require_choice,
     require_count,
     require_list,
@@ -330,21 +329,10 @@ def as_topology(value: Any) -> Topology:
     if isinstance(value, Topology):
         return value
     if not isinstance(value, str):
-        called = any(value is one for one in TOPOLOGIES.values())
-        instead = f"call it, as in topologies.{form_of(value)}" if called else "write asyncsim.topologies.ring(), say"
+        uncalled = any(value is one for one in TOPOLOGIES.values())
+        instead = f"call it, as in topologies.{form_of(value)}" if uncalled else "write asyncsim.topologies.ring(), say"
         raise InputError(f"topology = {shown(repr(value))}: must be a topology; {instead}")
-    subject = f"topology = {shown(value)}"
-    try:
-        call = read(value, "a topology", "ring()")
-    except InputError:
-        call = None
-    name = call.name if isinstance(call, Call) else value.partition("(")[0].strip()
-    if name not in TOPOLOGIES:
-        raise InputError(f"{subject}: unknown; {choices_like(name, map(form_of, TOPOLOGIES.values()))}")
-    if not isinstance(call, Call):
-        raise InputError(f"{subject}: cannot be read; write {form_of(TOPOLOGIES[name])}")
-    given = bind(call, TOPOLOGIES[name], subject)
-    return TOPOLOGIES[name](**{key: str(one) if isinstance(one, Call) else one for key, one in given.items()})
+    return called("topology", value, TOPOLOGIES)
 
 
 def is_symmetric(topology: Topology, workers: int) -> bool:

@@ -130,23 +130,25 @@ def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[p
     ``message_size``). The first table has those of `asyncsim.study.ranking.ranked`, too, the second ``best``: whether
     the rate is in the first.
     """
+    import pandas as pd
+
     from asyncsim.problems.problem import measures
     from asyncsim.study.ranking import grid, ranked
 
     summary = finished.summary
-    # Of methods of one's own, with other hyper-parameters, there is none.
+    # A user's own method may have no learning rate.
     rate = summary.get("method.learning_rate", float("nan"))
     summary = summary.assign(learning_rate=rate).drop_duplicates([*_BY, "seed"])
     vector = config.vector_bytes(cell.problem)
     sizes = {method.name: method.timing.message_size or 1.0 for method in cell.methods}
-    costs = [
-        _costs(finished.trace(file), vector, sizes[method])
-        for method, file in zip(summary["method"], summary["trace_file"], strict=True)
-    ]
-    summary = summary.assign(**{name: [cost[name] for cost in costs] for name in costs[0]})
+    of_trace = {file: _costs(finished.trace(file)) for file in summary["trace_file"].unique()}
+    costs = pd.DataFrame([of_trace[file] for file in summary["trace_file"]], summary.index)
+    # A worker sends a message and reads a vector of parameters.
+    costs["gigabytes"] = costs["messages"] / 2 * (1 + summary["method"].map(sizes)) * vector / 1e9
+    summary = summary.assign(**{name: costs[name] for name in costs})
     names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES)), "simulated_seconds"]
     every = grid(summary, _BY, names, config.measured)
-    means = summary.groupby(list(_BY), sort=False, dropna=False)[list(costs[0])].mean().reset_index()
+    means = summary.groupby(list(_BY), sort=False, dropna=False)[list(costs)].mean().reset_index()
     every = every.merge(means, on=list(_BY))
     best = ~every.duplicated("method")
     return ranked(every[best], summary, _BY, config.measured), every.assign(best=best)
@@ -212,8 +214,8 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
     return "\n".join(lines)
 
 
-def _costs(trace: "Trace", vector: float, message_size: float) -> dict[str, float]:
-    """Return the costs of one trace's visits; each message is answered by a read of ``vector`` bytes."""
+def _costs(trace: "Trace") -> dict[str, float]:
+    """Return the mean staleness of a trace, the share of its work that was discarded, and its messages both ways."""
     outcome = trace.frame["outcome"]
     thrown_away = int(outcome.isin(["discarded", "cancelled"]).sum())
     sent = int((outcome != "cancelled").sum())
@@ -221,5 +223,4 @@ def _costs(trace: "Trace", vector: float, message_size: float) -> dict[str, floa
         "staleness_mean": trace.summary()["staleness_mean"],
         "discarded": thrown_away / len(trace),
         "messages": 2 * sent,
-        "gigabytes": sent * (1 + message_size) * vector / 1e9,
     }

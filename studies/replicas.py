@@ -93,10 +93,11 @@ def results_table(folder: Path) -> "pd.DataFrame":
     import pandas as pd
 
     finished, rows = read(folder, "replicas"), []
+    trace_of = functools.cache(finished.trace)  # several methods and all rates share a trace
     for (method, rate), group in finished.summary.groupby(["method", "learning_rate"], sort=False):
         visits, whole = [], []
         for one in group.itertuples():
-            frame = finished.trace(one.trace_file).frame
+            frame = trace_of(one.trace_file).frame
             before, met = frame["commit_time"] <= one.time_to_target, np.isfinite(one.time_to_target)
             alone = one.own_workers == 1  # communicates with nobody
             whole.append(0.0 if alone else len(frame) / one.own_workers)

@@ -18,7 +18,7 @@ from asyncsim.units import BYTES, RATES, positive
 SizeLike: TypeAlias = float | str | tuple[float | str, float | str] | list[float | str]
 #: Most runs of equal values that are written as a sum; Python cannot parse a sum of thousands.
 _MOST_SUMMANDS = 100
-_EXAMPLE = "100 Mbit/s, [1 MB/s, 2 MB/s] or per_worker([1 MB/s, 2 MB/s])"
+_RATE_EXAMPLE = "100 Mbit/s, [1 MB/s, 2 MB/s] or per_worker([1 MB/s, 2 MB/s])"
 
 
 @dataclass(frozen=True)
@@ -63,27 +63,22 @@ class Way(NamedTuple):
 
 def as_latency(argument: str, value: Any, workers: int = 0) -> Any:
     """Return a checked latency: a law, a pair of them (up, down), or one of these for each worker."""
-    try:
-        value = _from_text(value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
-    except InputError as error:
-        raise InputError(f"{argument} = {shown(value)}: {error}") from None
+    value = _from_text(argument, value, "a law", "gamma(mean=1, cv=0.2) or 40 ms", parse)
     pair = functools.partial(_pair, one=lambda name, law: with_mean(name, as_law(name, law)), of="laws", what="law")
     return _each(argument, value, workers, pair)
 
 
 def as_bandwidth(argument: str, value: Any, workers: int = 0) -> Any:
     """Return a checked bandwidth (bytes/s): a number, a pair of them (up, down), or one of these for each worker."""
-    try:
-        value = _from_text(value, "a bandwidth", _EXAMPLE, lambda text: _list(text) if "[" in text else text)
-    except InputError as error:
-        raise InputError(f"{argument} = {shown(value)}: {error}") from None
+    value = _from_text(argument, value, "a bandwidth", _RATE_EXAMPLE, functools.partial(_list, example=_RATE_EXAMPLE))
     one = functools.partial(positive, units=RATES)
     return _each(argument, value, workers, functools.partial(_pair, one=one, of="numbers", what="number"))
 
 
 def as_message_bytes(value: Any) -> float | tuple[float, float]:
     """Return a checked message size (bytes): a number, or a pair of them (up, down)."""
-    value = _list(value) if isinstance(value, str) and "[" in value else value
+    example = "25 MB or [25 MB, 5 MB]"
+    value = _from_text("message_bytes", value, "a size", example, functools.partial(_list, example=example))
     return _pair("message_bytes", value, functools.partial(positive, units=BYTES), "numbers", "number")
 
 
@@ -126,22 +121,26 @@ def as_text(values: Any) -> str:
     return " + ".join(f"[{text}]*{count}" for text, count in runs)
 
 
-def _from_text(value: Any, what: str, example: str, otherwise: Callable[[str], Any]) -> Any:
+def _from_text(argument: str, value: Any, what: str, example: str, otherwise: Callable[[str], Any]) -> Any:
     """Return the value of a text: ``per_worker([...])``, or what ``otherwise`` reads; other values as they are."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value.tolist()
     if not isinstance(value, str):
         return value
-    if not value.strip().startswith(per_worker.__name__):
-        return otherwise(value)
-    call = read(value, what, example, units=True)
-    if not isinstance(call, Call) or not call.brackets:
-        raise InputError(f"{value}: needs its values; write {form_of(per_worker)}")
-    return per_worker(built(bind(call, per_worker, call.name)["values"]))
+    try:
+        if not value.strip().startswith(per_worker.__name__):
+            return otherwise(value)
+        call = read(value, what, example, units=True)
+        if not isinstance(call, Call) or not call.brackets:
+            raise InputError(f"{value}: needs its values; write {form_of(per_worker)}")
+        return per_worker(built(bind(call, per_worker, call.name)["values"]))
+    except InputError as error:
+        raise InputError(f"{argument} = {shown(value)}: {error}") from None
 
 
-def _list(text: str) -> Any:
-    return built(read(text, "a list", _EXAMPLE, units=True))
+def _list(text: str, example: str) -> Any:
+    """Return the list that a text in square brackets means; other texts as they are."""
+    return built(read(text, "a list", example, units=True)) if "[" in text else text
 
 
 def _each(argument: str, value: Any, workers: int, pair: Callable[[str, Any], Any]) -> Any:
@@ -158,6 +157,7 @@ def _each(argument: str, value: Any, workers: int, pair: Callable[[str, Any], An
 
 
 def _pair(argument: str, value: Any, one: Callable[[str, Any], Any], of: str, what: str) -> Any:
+    """Return a checked value, or a pair of them: up and down; a single one if both are equal."""
     if isinstance(value, np.ndarray) and value.ndim:
         value = value.tolist()
     if not isinstance(value, list | tuple):

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asyncsim.calls import Call, bind, form_of, read
+from asyncsim.calls import called
 from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
-from asyncsim.errors import InputError, choices_like, require_choice, require_count, require_positive, shown
+from asyncsim.errors import InputError, require_choice, require_count, require_positive
 
 #: The parameters of each policy and the least value that each may have.
 _PARAMETERS: dict[str, dict[str, int]] = {
@@ -375,15 +375,4 @@ def parse_policy(text: str) -> Policy:
 
     ``str(policy)`` is such a text. Brackets without parameters may be left out.
     """
-    argument = f"policy = {shown(text)}"
-    try:
-        call = read(text, "a policy", "bounded_staleness(3)")
-    except InputError:
-        call = None
-    name = call.name if isinstance(call, Call) else text.partition("(")[0].strip()
-    if name not in POLICIES:
-        raise InputError(f"{argument}: unknown; {choices_like(name, map(form_of, POLICIES.values()))}")
-    if not isinstance(call, Call):
-        raise InputError(f"{argument}: cannot be read; write {form_of(POLICIES[name])}")
-    given = bind(call, POLICIES[name], argument)
-    return POLICIES[name](**{name: str(one) if isinstance(one, Call) else one for name, one in given.items()})
+    return called("policy", text, POLICIES)

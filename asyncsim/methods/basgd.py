@@ -1,4 +1,4 @@
-"""BASGD: a robust rule of buckets of gradients, without that anybody waits."""
+"""BASGD: asynchronous SGD whose server applies a robust rule to the means of buckets of gradients."""
 
 from typing import NamedTuple
 
@@ -27,19 +27,19 @@ from asyncsim.methods.method import (
 class BasgdServer(NamedTuple):
     """The buckets since the last version."""
 
-    total: Array  #: sums of the gradients in each, shape ``[buckets, parameters]``
-    number: Array  #: how many, shape ``[buckets]``
-    rule: State  #: the rule's own
+    total: Array  #: sum of each bucket's gradients, shape ``[buckets, parameters]``
+    number: Array  #: number of its gradients, shape ``[buckets]``
+    rule: State  #: state of the rule
 
 
 def basgd(learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule: Rule | str = "median()") -> Method:
-    """Return buffered asynchronous SGD: a robust rule of the means of buckets of gradients.
+    """Return BASGD, which applies a robust rule to the means of buckets of gradients.
 
     Worker ``s`` puts its gradients into bucket ``s mod count``. Once none is empty, ::
 
         central <- central - learning_rate * rule(mean of bucket 0, mean of bucket 1, ...)
 
-    and the buckets are emptied. Workers go on at once.
+    and the buckets are emptied. Workers never wait.
 
     Parameters
     ----------

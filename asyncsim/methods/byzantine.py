@@ -27,18 +27,18 @@ from asyncsim.methods.method import (
 class KardamMemory(NamedTuple):
     """What the server keeps for a worker; vectors of shape ``[parameters]``."""
 
-    update: Array  #: its last one, and where that was computed
-    start: Array
-    sent: Array  #: what it was sent last, where it computes its next one
-    lipschitz: Array  #: between its last two; negative before there are two
-    read: Array  #: updates applied before its last read
+    update: Array  #: its last update
+    start: Array  #: the parameters at which that was computed
+    sent: Array  #: the parameters that it read last, at which it computes its next update
+    lipschitz: Array  #: the coefficient of its last two updates; negative before there are two
+    read: Array  #: number of updates applied before its last read
 
 
 class KardamServer(NamedTuple):
     """What the server keeps of all workers together."""
 
-    applied: Array  #: how many updates
-    last: Array  #: who sent the last ``2 f`` of them; -1 for none
+    applied: Array  #: number of updates applied
+    last: Array  #: workers of the last ``2 f`` of them; -1 for none
 
 
 def kardam(

@@ -3,6 +3,19 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 
+function disc(pen, x, y, radius) {
+  pen.beginPath();
+  pen.arc(x, y, radius, 0, 2 * Math.PI);
+  pen.fill();
+}
+
+function line(pen, from, to) {
+  pen.beginPath();
+  pen.moveTo(...from);
+  pen.lineTo(...to);
+  pen.stroke();
+}
+
 function element(tag, text, parent, classes) {
   const made = document.createElement(tag);
   if (text !== undefined && text !== null) made.textContent = text;
@@ -150,7 +163,7 @@ function animate(show) {
 
   function draw(film, frame) {
     const { context: pen, width, height } = film, now = time(frame);
-    const ink = css("--ink"), faint = css("--faint"), line = css("--line");
+    const ink = css("--ink"), faint = css("--faint"), pale = css("--line");
     pen.clearRect(0, 0, width, height);
     pen.save();
     pen.translate(width / 2, height / 2);
@@ -160,7 +173,7 @@ function animate(show) {
       for (const [distance, at] of show.rings) {
         pen.beginPath();
         pen.arc(0, 0, at * radius, 0, 2 * Math.PI);
-        pen.strokeStyle = line;
+        pen.strokeStyle = pale;
         pen.stroke();
         pen.fillStyle = faint;
         pen.fillText(round(distance), 0.7 * at * radius + 3, -0.7 * at * radius - 3);
@@ -177,48 +190,34 @@ function animate(show) {
       // A message moves to the centre, its reply back; a commit that takes no time is a line for a moment.
       const along = name === "sending" ? 1 - done : name === "returning" ? done : null;
       const fresh = along === null && (name === "served" || (name === "computing" && done < 0.04));
-      pen.strokeStyle = phase ? phase[1] : line;
+      pen.strokeStyle = phase ? phase[1] : pale;
       pen.globalAlpha = fresh ? 0.7 : 0.12;
       pen.lineWidth = fresh ? 1.4 : 0.7;
-      pen.beginPath();
-      pen.moveTo(0, 0);
-      pen.lineTo(where[0], where[1]);
-      pen.stroke();
+      line(pen, [0, 0], where);
       pen.globalAlpha = 1;
       if (along !== null) {
         pen.fillStyle = phase[1];
-        pen.beginPath();
-        pen.arc(where[0] * along, where[1] * along, 0.55 * dot, 0, 2 * Math.PI);
-        pen.fill();
+        disc(pen, where[0] * along, where[1] * along, 0.55 * dot);
       }
     }
     if (film.messages !== null) {
-      pen.strokeStyle = line;
+      pen.strokeStyle = pale;
       pen.lineWidth = 1;
-      for (const [a, b] of film.edges) {
-        pen.beginPath();
-        pen.moveTo(...at[a]);
-        pen.lineTo(...at[b]);
-        pen.stroke();
-      }
+      for (const [a, b] of film.edges) line(pen, at[a], at[b]);
       pen.fillStyle = css("--accent");
       const sent = film.messages;
       for (let i = 0; i < sent.length; i += 4) {
         if (sent[i + 2] > now || sent[i + 3] < now) continue;
         const part = (now - sent[i + 2]) / Math.max(1e-9, sent[i + 3] - sent[i + 2]);
         const [from, to] = [at[sent[i]], at[sent[i + 1]]];
-        pen.beginPath();
-        pen.arc(from[0] + part * (to[0] - from[0]), from[1] + part * (to[1] - from[1]), 0.5 * dot, 0, 2 * Math.PI);
-        pen.fill();
+        disc(pen, from[0] + part * (to[0] - from[0]), from[1] + part * (to[1] - from[1]), 0.5 * dot);
       }
     }
     for (let worker = 0; worker < count; worker++) {
       if (at[worker] === null) continue;
       const phase = show.phases[film.phase[frame * count + worker]];
       pen.fillStyle = phase ? phase[1] : faint;
-      pen.beginPath();
-      pen.arc(at[worker][0], at[worker][1], dot, 0, 2 * Math.PI);
-      pen.fill();
+      disc(pen, at[worker][0], at[worker][1], dot);
     }
     if (film.messages === null) {
       pen.fillStyle = ink;
@@ -262,10 +261,7 @@ function animate(show) {
     });
     pen.strokeStyle = css("--ink");
     pen.lineWidth = 1;
-    pen.beginPath();
-    pen.moveTo(x(time(frame)), top);
-    pen.lineTo(x(time(frame)), height - bottom);
-    pen.stroke();
+    line(pen, [x(time(frame)), top], [x(time(frame)), height - bottom]);
   }
 
   let frame = 0, playing = false, position = 0, before = 0;

@@ -1,8 +1,8 @@
 """Worker processes without a server: each computes, mixes and sends its messages to its neighbours.
 
 A worker's functions are those of a replay, and its gradients the jobs of one. Messages are calls from worker to worker,
-which wait in the taker's inbox while it computes. Each worker records its own gradients: when they were, and which
-messages it took up. There is no order of all of them but what `asyncsim.recorded` makes of these.
+which wait in the receiver's inbox while it computes. Each worker records its own gradients: their times, and which
+messages it mixed. `asyncsim.recorded` brings the gradients of all workers into one order.
 """
 
 import functools
@@ -33,22 +33,23 @@ from asyncsim.simulation.delays import delays
 from asyncsim.simulation.gossip import partners
 from asyncsim.tracing import whole_products
 
-#: How a worker calls another: with its index, the name of a function and arguments, to what waits for the answer.
+#: Calls a function of another worker, given its index, the function's name and arguments; the result waits for the
+#: answer and returns it.
 Call = Callable[..., Callable[[], Any]]
 
 
 class Message(NamedTuple):
-    """What a worker is sent after a gradient of a neighbour; in the order in which a trace has its sources."""
+    """A message that a worker sends to a neighbour after a gradient."""
 
     time: float  #: when that gradient was applied (s)
     sender: int
-    job: int  #: which of the sender's gradients
-    share: float
+    job: int  #: the index of the gradient among the sender's
+    share: float  #: the weight of the content
     content: Any  #: the method's message
 
 
 class Result(NamedTuple):
-    """What a worker has at the end."""
+    """The recording and the arrays of one worker at the end."""
 
     rows: list[Event]  #: one for each of its gradients, see `asyncsim.real.recording`
     replica: list[np.ndarray]  #: the leaves of the method's own state
@@ -65,7 +66,7 @@ def first_state(method: Method, workers: int, computing: Computing) -> State:
 
 
 class Peer:
-    """A worker of a recording without a server: an object whose `run` has a thread, and whose neighbours call it."""
+    """A worker of a recording without a server: `run` occupies a thread, and neighbours call its other functions."""
 
     def __init__(self, index: int, method: Method, problem: Problem, header: Header):
         processes, workers = header.processes, header.processes.workers
@@ -90,7 +91,7 @@ class Peer:
             jax.eval_shape(mixes, self._replica, message, known)
         self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
         self._delay = delays(processes.delay_laws, header.seed, "delay", processes.window)
-        # Where somebody waits, nobody may end before the others: all make as many gradients. Else they share them.
+        # Workers that wait for their neighbours all compute equally many gradients; others share a total.
         self._waits = self._policy.name in ("neighbours", "overlap")
         self._own_part = header.commits // workers + (index < header.commits % workers)
         self._left = max(0, header.commits - workers)
@@ -117,23 +118,23 @@ class Peer:
             functions.make(own, start, result.update, known)
 
     def begin(self) -> None:
-        """Set the clock of all workers, this one's, to zero."""
+        """Start the clock of all workers, which is this worker's."""
         self._zero = time.monotonic()
 
     def zero(self) -> float:
-        """Return where the clock begins on the monotonic one of this machine (s)."""
+        """Return the time on this machine's monotonic clock (s) at which the workers' clock starts."""
         return self._zero
 
     def clock(self) -> float:
-        """Return the time since all began (s)."""
+        """Return the time (s) since the start."""
         return time.monotonic() - self._zero
 
     def made(self) -> int:
-        """Return how many gradients the worker has made."""
+        """Return how many gradients the worker has computed."""
         return len(self.rows)
 
     def may_begin(self) -> bool:
-        """Return whether there is one more gradient to be made by anybody; it is then the caller's."""
+        """Take one of the gradients that are left for all workers; return False if none is left."""
         with self._changed:
             self._left -= 1
             return self._left >= 0
@@ -146,12 +147,12 @@ class Peer:
             self._changed.notify()
 
     def lend(self) -> tuple[Any, float]:
-        """Hand the replica to a neighbour for an exchange, with the time of the last one; nobody else has it then."""
+        """Lock the replica for an exchange; return it with the time (s) of its last exchange."""
         self._held.acquire()
         return self._replica, self._met
 
     def give_back(self, replica: Any, met: float) -> None:
-        """Take the replica back that was lent."""
+        """Store the replica after an exchange, with its time (s), and unlock it."""
         self._replica, self._met = replica, met
         self._held.release()
 
@@ -161,7 +162,7 @@ class Peer:
         return Result(self.rows, replica, learner, self._moved)
 
     def run(self, call: Call, same_clock: bool) -> None:
-        """Make gradients until there are enough; ``same_clock``: worker 0 is on this machine."""
+        """Compute gradients until there are enough; ``same_clock``: worker 0 is on this machine."""
         self._zero = clock_zero(SimpleNamespace(zero=call(0, "zero"), clock=lambda: call(0, "clock")()), same_clock)
         with jax.enable_x64(self._computing.x64):
             goes_on = self._own_part > 0
@@ -171,7 +172,7 @@ class Peer:
                 goes_on = len(self.rows) < self._own_part if asked is None else asked()
 
     def _make(self, step: int, call: Call) -> None:
-        """Make one gradient: take up messages, compute, apply and send."""
+        """Compute one gradient: mix messages, compute, apply and send."""
         beside, functions = self._policy.mix == "beside", self._functions
         kept = self._kept[(step - 1) % len(self._kept)] if step and not self._meets else 1.0
         known, found = self._known(step, kept), [] if beside or self._meets else self._take_up(step)
@@ -196,7 +197,7 @@ class Peer:
         self._moved += np.asarray(moved)
         commit_time = max(send_time, self.clock())
         if self._meets:
-            # By the clocks of two machines an exchange might come before the one that left the replicas.
+            # Clocks of two machines might order an exchange before the previous exchange of the same replica.
             commit_time = max(commit_time, math.nextafter(max(met, self._met), math.inf))
             self._snapshot = message
             if partner >= 0:
@@ -224,7 +225,7 @@ class Peer:
             call(taker, "deliver", Message(commit_time, self._index, step, share, message))
 
     def _take_up(self, step: int) -> list[Message]:
-        """Return the messages that a gradient takes up; wait for those that it has to wait for."""
+        """Return the messages to mix with a gradient; wait for those that the policy demands."""
         awaited = step - 1 - (self._policy.steps or 0)
         with self._changed:
             if self._waits and awaited >= 0:
@@ -232,18 +233,19 @@ class Peer:
                 self._changed.wait_for(lambda: self._arrived[awaited] >= expected)
             jobs = [step - 1] if self._policy.name == "neighbours" else list(self._inbox)
             found = [one for job in jobs for one in self._inbox.pop(job, ())]
-        return sorted(found, key=lambda one: (one.time, one.sender))  # as a trace has them, and so the replay's sums
+        return sorted(found, key=lambda one: (one.time, one.sender))  # the order of a trace and of a replay's sums
 
     def _sum(self, messages: Sequence[Message]) -> Any:
+        """Return the weighted sum of messages."""
         total = self._nothing
         for one in messages:
             total = self._functions.add(total, one.content, self._number(one.share))
         return total
 
     def _meet(self, call: Call, partner: int, known: tuple[Any, ...]) -> tuple[Any, Any, float]:
-        """Return the replica and the partner's after they have met, and when that was last in an exchange.
+        """Return the replica and the partner's after an exchange, and the time (s) of the partner's last exchange.
 
-        Both are held from here on. They are taken in the order of the workers, so that no circle of workers can wait.
+        Both replicas stay locked. They are locked in the order of the workers, so that there is no deadlock.
         """
         if partner < 0:
             return self.lend()[0], None, 0.0
@@ -257,7 +259,7 @@ class Peer:
         return own, np.asarray(other), met
 
     def _known(self, step: int, kept: float) -> tuple[Any, ...]:
-        """Return what a worker knows of its visit."""
+        """Return the arguments of an `OwnVisit`: worker, step, key and kept weight."""
         return np.int32(self._index), np.int32(step), self._computing.visit_key(self._index, step), self._number(kept)
 
     def _number(self, value: float) -> np.ndarray:
@@ -265,7 +267,7 @@ class Peer:
 
 
 class _Functions(NamedTuple):
-    """What a worker computes besides its local steps, compiled."""
+    """A worker's compiled functions, besides its local steps."""
 
     resume: Any
     add: Any
@@ -303,7 +305,7 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
 
 
 def check(method: Method, problem: Problem, header: Header) -> None:
-    """Raise InputError if a method's messages depend on what no worker knows."""
+    """Raise InputError if a method's messages depend on the central variable, which no worker knows."""
     try:
         Peer(0, method, problem, header)
     except InputError:
@@ -316,9 +318,9 @@ def check(method: Method, problem: Problem, header: Header) -> None:
 
 
 def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[Result]) -> None:
-    """Write the recording of all workers, whole: the arrays at the end, the log, the trace and what was asked for.
+    """Write the recording of all workers: their arrays at the end, the log, the header and the trace.
 
-    ``central``: the initial central variable, a vector.
+    ``central``: the initial central variable, shape ``[parameters]``.
     """
     topology = header.processes.topology
     assert topology is not None
@@ -336,15 +338,15 @@ def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[R
     (folder / STATES).mkdir(parents=True)
     save_state(folder / STATES / f"{len(rows):08}.npz", State(mean, (), workers, (), ()), len(rows))
     log = Log(folder)
-    for event in [*rows, {"event": "ended", "in_flight": flying}]:
-        log.append(event)
-    log.file.close()
+    with log.file:
+        for event in [*rows, {"event": "ended", "in_flight": flying}]:
+            log.append(event)
     header.save(folder)
     write_trace(folder, load(folder).trace)
 
 
 class PeerActor(Keyed):
-    """A `Peer` as an actor of Ray's."""
+    """A `Peer` in a Ray actor."""
 
     def __init__(self, content: bytes, key: str, *given: Any):
         method, problem = pickle.loads(content)
@@ -352,14 +354,14 @@ class PeerActor(Keyed):
         super().__init__(key, Peer(index, method, problem, header))
 
     def begin(self) -> str:
-        """Set the clock of all workers, this one's, to zero; return the node of the cluster that has it."""
+        """Start the clock of all workers, which is this worker's; return its node of the cluster."""
         import ray
 
         self._served.begin()
         return ray.get_runtime_context().get_node_id()
 
     def train(self, others: Sequence[Any], node: str) -> None:
-        """Make gradients with the other workers, which are actors; the first is on this node of the cluster."""
+        """Compute gradients with the other workers, which are actors; the first runs on ``node`` of the cluster."""
         import ray
 
         def call(index: int, name: str, *arguments: Any) -> Callable[[], Any]:

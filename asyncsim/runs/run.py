@@ -44,8 +44,7 @@ class Run:
         What recorders show of whole vectors, one row per commit looked at, quantity, and quantile or tensor.
     params : tree
         The central variable after the last commit, NumPy arrays in the problem's own tree; where the server waits for
-        several messages also with those of a version that is not complete. If the run diverged, one of some commits
-        after that.
+        several messages, those of an incomplete version are included. If the run diverged, one of a few commits later.
     diverged_at : int or None
         The commit at which a value stopped being finite.
     config : dict
@@ -86,7 +85,7 @@ class Run:
     def save(self, path: str | os.PathLike) -> Path:
         """Write the run as a folder of parquet tables, ``params.npz`` and ``run.json``; all of it or nothing.
 
-        Replicas are in ``replicas.npz``.
+        The replicas of a run without a server are in ``replicas.npz``.
 
         Raises
         ------
@@ -146,14 +145,11 @@ class Run:
                 if header["files"][name] != _checksum(folder / name):
                     raise ValueError(f"{name} is not as it was written")
             tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
-            trees = []
-            for name in files[len(_TABLES) :]:
-                with np.load(folder / name) as arrays:
-                    trees.append(_rebuild(header["params"], arrays))
-            params, *replicas = trees
-            ended, config = header["diverged_at"], dict(header["config"])
-            return cls(**tables, params=params, diverged_at=ended, config=config, replicas=(*replicas, None)[0])
-        except Exception as error:  # of whatever made the files
+            structure, ended, config = header["params"], header["diverged_at"], dict(header["config"])
+            params = _load_tree(folder / "params.npz", structure)
+            replicas = _load_tree(folder / _REPLICAS, structure) if _REPLICAS in files else None
+            return cls(**tables, params=params, diverged_at=ended, config=config, replicas=replicas)
+        except Exception as error:  # the files may hold anything
             raise InputError(
                 f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
             ) from error
@@ -173,6 +169,12 @@ def _save_tree(file: Path, tree: Any) -> Any:
     return structure
 
 
+def _load_tree(file: Path, structure: Any) -> Any:
+    """Return the tree of this structure whose leaves `_save_tree` wrote."""
+    with np.load(file) as arrays:
+        return _rebuild(structure, arrays)
+
+
 def _describe(tree: Any, leaves: list[np.ndarray]) -> Any:
     """Return the structure of a tree as JSON, appending its leaves to ``leaves``."""
     if isinstance(tree, dict):
@@ -188,6 +190,7 @@ def _describe(tree: Any, leaves: list[np.ndarray]) -> Any:
 
 
 def _rebuild(structure: Any, arrays: Any) -> Any:
+    """Return the tree that `_describe` described."""
     if isinstance(structure, int):
         return arrays[f"leaf_{structure}"]
     (kind, content), *_ = structure.items()
