@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -60,7 +61,7 @@ def test_a_folder_says_when_where_and_how_long(there):
     assert pd.Timestamp(made["date"]).tzinfo is not None
     (entry,) = [one for one in index.entries() if one.study == "compare"]
     assert (entry.cluster, entry.methods, entry.runs) == ("2 workers", "downpour, gem", 2)
-    assert entry.headline.startswith("train loss")
+    assert entry.headline.startswith("time to target") and entry.headline.endswith(("s gem", "s downpour"))
 
 
 def test_tags_are_found_from_any_folder(there, place, capsys, monkeypatch):
@@ -195,8 +196,26 @@ def test_what_differs_is_printed_and_drawn(there, place, capsys, monkeypatch):
     output = capsys.readouterr().out
     assert "workers" in output and "2  |  3" in output
     assert (place / "work" / "compare-staleness.png").exists()
-    first = {"a": {"b": 1, "c": 2}, "command": ["x"], "d": 5}
-    assert differences(first, {"a": {"b": 1, "c": 3}, "command": []}) == [("a.c", "2", "3"), ("d", "5", "-")]
+    first = {"a": {"b": 1, "c": 2}, "command": ["x"], "d": 5, "code of f": "1"}
+    second = {"a": {"b": 1, "c": 3}, "command": [], "code of f": "2"}
+    assert differences(first, second) == [("a.c", "2", "3")]
+    assert differences({"code of f": "1"}, {"code of f": "2"}) == [("code of f", "1", "2")]
+
+
+def test_the_runs_of_a_tuned_study_are_found(place, capsys):
+    """They lie below a folder of their rate; drawn and moved are those of each method's best."""
+    tuned = (*TOY, "--steps=30", "--workers=4", "--tune", "0.01", "0.2", "--animate")
+    for out in ("first", "second"):
+        assert study.main(["compare", *tuned, "--methods", "downpour", "gem", f"--out={out}"]) == 0
+    opened = asyncsim.runs.open("first")
+    assert "learning_rate-0.2/gem-seed0" in opened.runs and len(opened.traces) == 1
+    assert main(["diff", "first", "second"]) == 0 and Path("first-second.png").exists()
+    assert main(["animate", "first", "--frames", "5"]) == 0
+    assert main(["animate", "first", "--frames", "5", "--runs", "learning_rate-0.01/gem-seed0"]) == 0
+    assert main(["tag", "first", "place", "--run", "learning_rate-0.2/gem-seed0", "--commit", "3"]) == 0
+    assert asyncsim.runs.open("place").place.rows(1)["commit"].tolist() == [2, 3, 4]
+    titles = re.findall(r'"title": "((?:gem|downpour)[^"]*)"', Path("first", "report.html").read_text())
+    assert titles and all("at rate 0.2" in title for title in titles)
 
 
 def test_runs_and_traces_are_plotted(there):

@@ -326,14 +326,24 @@ function animate(show) {
 document.title = data.title;
 $("title").textContent = data.title;
 $("question").textContent = data.question;
-$("answer").textContent = data.answer;
-if (!data.answer) $("answer").remove();
+// Rows of tables stay as they are; sentences are wrapped.
+let block = null;
+for (const line of data.answer.split("\n")) {
+  const tabular = /\S {2,}\S/.test(line);
+  if (block === null || block.tabular !== tabular) {
+    block = element("pre", "", $("answer"), tabular ? "" : "sentences");
+    block.tabular = tabular;
+  }
+  block.textContent += `${line}\n`;
+}
 if (data.command) $("command").textContent = data.command;
 else $("made").remove();
 for (const [name, source] of data.figures) {
   const image = element("img", null, $("figures"), "figure");
   image.src = source;
   image.alt = name;
+  // Made for paper, at seven inches; a screen has room for more.
+  image.onload = () => { image.width = 1.4 * image.naturalWidth; };
 }
 if (!data.figures.length) $("figures").remove();
 for (const one of data.tables) {

@@ -133,22 +133,32 @@ def _as_integers(places: np.ndarray) -> np.ndarray:
 
 
 def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
-    """Return the runs in the animation of a study's page: of two methods on one trace with --animate, else one run."""
+    """Return the runs that the page of a study moves, each with a title: those of the worst and the best method.
+
+    They are on the study's first trace, and each is its method's with the least training loss at the end. Without
+    ``--animate`` the best alone: the staleness that is drawn then is the same for all.
+    """
     config = results.config_of(folder)
     try:
         with (folder / results.SUMMARY).open(newline="", encoding="utf-8") as opened:
             rows = [row for row in csv.DictReader(opened) if row.get("run_folder") and row.get("trace_file")]
-        if not rows:
-            return []
-        together = [row for row in rows if row["trace_file"] == rows[0]["trace_file"]]
-        chosen = list({row.get("method"): row for row in reversed(together)}.values())[::-1]
-        chosen = chosen[: 2 if config.get("animate") else 1]
-        trace = Trace.load(folder / rows[0]["trace_file"])
-        return [
-            (f"{row.get('method')}, seed {row.get('seed')}", Run.load(folder / row["run_folder"]), trace)
-            for row in chosen
-        ]
-    except (InputError, OSError, ValueError):  # of a damaged folder: the page shows what there is
+        best: dict[str, tuple[float, dict[str, str]]] = {}
+        for row in rows:
+            loss = float(row.get("train_loss") or "nan")
+            loss = loss if np.isfinite(loss) else np.inf
+            known = best.get(row["method"])
+            if row["trace_file"] == rows[0]["trace_file"] and (known is None or loss < known[0]):
+                best[row["method"]] = loss, row
+        ordered = [row for _, row in sorted(best.values(), key=lambda one: -one[0])]
+        chosen = ordered[:: max(1, len(ordered) - 1)] if config.get("animate") else ordered[-1:]
+        rates = len({row.get("method.learning_rate") for row in rows}) > 1
+        found = []
+        for row in chosen:
+            rate = f" at rate {row.get('method.learning_rate')}" if rates else ""
+            run, trace = Run.load(folder / row["run_folder"]), Trace.load(folder / row["trace_file"])
+            found.append((f"{row['method']}{rate}, seed {row.get('seed')}", run, trace))
+        return found
+    except (InputError, OSError, ValueError, KeyError):  # of a damaged folder: the page shows what there is
         return []
 
 

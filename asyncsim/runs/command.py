@@ -179,10 +179,12 @@ def animate(arguments: Sequence[str]) -> int:
     rows = found.summary.reindex(columns=["run_folder", "trace_file"]).dropna()
     trace_files = dict(zip(rows["run_folder"], rows["trace_file"], strict=True))
     for name in names:
-        run, file = found.runs[name], trace_files.get(f"runs/{name}")
+        if name not in found.runs:
+            raise InputError(f"--runs {name}: not in {found.folder}; {choices_like(name, found.runs)}")
+        file = trace_files.get(f"runs/{name}")
         if file is None:
             raise InputError(f"--runs {name}: the summary in {found.folder} names no trace of it; choose another")
-        chosen.append((name, run, found.finished.trace(file)))
+        chosen.append((name, found.runs[name], found.finished.trace(file)))
     chosen = chosen or two_runs(found.folder)
     if not chosen:
         raise InputError(f"name = {given.name!r}: {found.folder} has no run with a trace to animate")

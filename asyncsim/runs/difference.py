@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from asyncsim import plots
 from asyncsim.drawing import look
 from asyncsim.errors import InputError
@@ -21,12 +23,17 @@ _ABSENT, _LONGEST = "-", 60
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the name and both values of each entry that differs in two configurations; of tables, of their entries."""
+    """Return the name and both values of each entry that differs in two configurations; of tables, of their entries.
+
+    Entries that one of them does not have are left out, and the hashes of code unless nothing else differs.
+    """
     pair = [{name: value for name, value in one.items() if name not in _NOT_OPTIONS} for one in (first, second)]
     found = [dict(_flat("", one)) for one in pair]
     names = dict.fromkeys([*found[0], *found[1]])
     values = [(name, *(one.get(name, _ABSENT) for one in found)) for name in names]
-    return [(name, one_line(one, _LONGEST), one_line(two, _LONGEST)) for name, one, two in values if one != two]
+    shared = [one for one in values if _ABSENT not in one[1:]]
+    changed = [(name, one_line(one, _LONGEST), one_line(two, _LONGEST)) for name, one, two in shared if one != two]
+    return [one for one in changed if not one[0].startswith("code ")] or changed
 
 
 def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.PathLike | None = None) -> list[Path]:
@@ -46,6 +53,10 @@ def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.
         if rows.empty:
             raise InputError(f"{one.name!r}: the summary in {one.folder} has no runs to draw; see its tables")
         rates = "method.learning_rate" in rows and rows["method.learning_rate"].nunique() > 1
+        if rates:  # of a tuned method the best only
+            loss = rows["train_loss"].where(np.isfinite(rows["train_loss"]), np.inf)
+            mean = loss.groupby([rows["method"], rows["method.learning_rate"]]).transform("mean")
+            rows = rows[mean == mean.groupby(rows["method"]).transform("min")]
         for row in rows.to_dict("records"):
             runs.append(one.finished.run(row["run_folder"]))
             rate = f" at {row['method.learning_rate']:g}" if rates else ""

@@ -9,6 +9,7 @@ import contextlib
 import csv
 import difflib
 import json
+import math
 import os
 import re
 import sqlite3
@@ -318,8 +319,10 @@ def _require_run(folder: Path, run: str, commit: int | None) -> str:
 
 
 def runs_in(folder: Path) -> list[str]:
-    """Return the names of the runs in a folder of results."""
-    return sorted(path.parent.name for path in folder.glob("runs/*/run.json"))
+    """Return the names of the runs in a folder of results: ``gem-seed0``, or in a cell ``workers-5/gem-seed0``."""
+    runs = folder / "runs"
+    names = (path.parent.relative_to(runs).as_posix() for path in runs.rglob("run.json"))
+    return sorted(name for name in names if "/." not in f"/{name}")  # what begins with a dot is half-written
 
 
 def one_line(value: Any, longest: int = _LONGEST_TEXT) -> str:
@@ -362,7 +365,13 @@ def _cluster(config: Mapping[str, Any]) -> str:
 
 
 #: The measure of a headline is the first of these columns that a summary has; and whether more of it is better.
-_HEADLINES = (("test_accuracy", True), ("test_loss", False), ("train_loss", False), ("final_loss", False))
+_HEADLINES = (
+    ("time_to_target", False),
+    ("test_accuracy", True),
+    ("test_loss", False),
+    ("train_loss", False),
+    ("final_loss", False),
+)
 
 
 def _headline(rows: Sequence[Mapping[str, str]]) -> str:
@@ -375,10 +384,11 @@ def _headline(rows: Sequence[Mapping[str, str]]) -> str:
                 value = float(row[column])
                 found.setdefault((str(row.get("method") or ""), rate), []).append(value)
         means = {key: sum(values) / len(values) for key, values in found.items()}
-        means = {key: mean for key, mean in means.items() if mean == mean}
+        means = {key: mean for key, mean in means.items() if math.isfinite(mean)}
         if means:
             best = (max if more else min)(means, key=means.__getitem__)
-            return f"{column.replace('_', ' ')} {number_text(means[best])} {best[0]}".rstrip()
+            unit = " s" if column == "time_to_target" else ""
+            return f"{column.replace('_', ' ')} {number_text(means[best])}{unit} {best[0]}".rstrip()
     with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
         values = [float(row["trace.staleness_mean"]) for row in rows]
         return f"staleness {number_text(sum(values) / len(values))}"

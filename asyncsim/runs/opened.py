@@ -93,7 +93,8 @@ class Opened(NamedTuple):
     @property
     def traces(self) -> Lazy[Trace]:
         """Its traces by name."""
-        names = sorted(path.stem for path in self.folder.glob("traces/*.parquet"))
+        traces = self.folder / "traces"
+        names = sorted(path.relative_to(traces).with_suffix("").as_posix() for path in traces.rglob("*.parquet"))
         return Lazy(names, lambda name: Trace.load(self.folder / "traces" / f"{name}.parquet"))
 
     def __repr__(self) -> str:

@@ -133,8 +133,9 @@ class Run:
         import pandas as pd
 
         folder = require_path("path", path)
-        if not (folder / "run.json").exists() and (inside := sorted(folder.glob("runs/*/run.json"))):
-            names = ", ".join(path.parent.name for path in inside[:20]) + (", ..." if len(inside) > 20 else "")
+        if not (folder / "run.json").exists() and (inside := sorted(folder.glob("runs/**/run.json"))):
+            names = ", ".join(str(path.parent.relative_to(folder / "runs")) for path in inside[:20])
+            names += ", ..." if len(inside) > 20 else ""
             raise InputError(
                 f"path = {str(folder)!r}: is the folder of a study; give one of its runs, {inside[0].parent}: {names}"
             )
