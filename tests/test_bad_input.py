@@ -166,6 +166,12 @@ best_momentum --gradients 0 | gradients = 0
 staleness --workers 8 --methods robust(rule=krum(f=3)) | the largest for 8 messages is f = 2
 staleness --workers 8 --attack zero(workers=9) | worker 8 is outside the cluster
 staleness --workers 8 --attack gem | attack = 'gem': unknown; choose
+robustness --byzantine 15 | all 15 workers are Byzantine
+robustness --byzantine 16 | worker 15 is outside the cluster
+robustness --tune -1.0 | tune = -1.0: must be above zero
+robustness --rules krun | rule = 'krun'
+robustness --attacks alie(workers=3) | leave them out
+robustness --policy asynchronous | policy = 'asynchronous()': a version needs several messages
 replicas --tune 0.1 0.1 | tune = (0.1, 0.1): holds a rate twice
 replicas --tune -1.0 | tune = -1.0: must be above zero
 replicas --target 1.5 | target = 1.5: an accuracy is at most 1

@@ -1,0 +1,210 @@
+"""Robust aggregation under attack: which rule withstands how many Byzantine workers, and what it costs without any.
+
+Every rule runs without an attack and under each attack, with each number of Byzantine workers, at each learning rate;
+plain batch_sgd beside. A rule's rate is the one at which its worst case over the attacks is best. Prints the accuracy
+on the test data in the worst case, and how much the Byzantine messages counted; writes traces, runs, tables and a
+figure. Data that differ among workers: --problem "digits(dirichlet=0.1)".
+"""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncsim.calls import Call, read
+from asyncsim.errors import InputError, require_count, require_fraction, require_list, require_positive
+from asyncsim.files import write_csv
+from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig
+from asyncsim.study.finished import figures
+from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.wording import counted, table_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from asyncsim.methods import Method
+    from asyncsim.study.cell import Cell
+
+#: Accuracies of all runs, means over the seeds; and each rule's worst cases at its best rate.
+ACCURACY, WORST = "accuracy.csv", "worst.csv"
+#: In the column of attacks, where there is none.
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Config(StudyConfig):
+    """Options of the study of robustness."""
+
+    workers: int = 15
+    """Workers of the cluster."""
+    steps: int = 60
+    """Rounds: messages of each worker."""
+    policy: PolicyLike = "barrier"
+    """What makes a version: barrier, barrier(count), first_of(count) or buffered(count)."""
+    rules: tuple[str, ...] = ("median()", "trimmed_mean(f=f)", "krum(f=f)", "cge(f=f)", "nnm(trimmed_mean(f=f))")
+    """Rules of aggregation to compare; f stands for the number of Byzantine workers, or for the largest number that the
+    rule allows."""
+    attacks: tuple[str, ...] = ("sign_flip(scale=10)", "alie", "inner_product", "label_flip")
+    """Attacks, without the Byzantine workers; see above."""
+    byzantine: tuple[int, ...] = (3, 6)
+    """Numbers of Byzantine workers, the first ones of the cluster."""
+    tune: tuple[float, ...] = (0.1, 0.4)
+    """Learning rates to try."""
+    worker_momentum: float = 0.0
+    """Momentum of the workers' messages, before the rule; from 0 to below 1."""
+    server_momentum: float = 0.0
+    """Momentum of the server, after the rule; from 0 to below 1."""
+    methods: tuple[MethodLike, ...] = ("batch_sgd",)
+    """Methods beside the rules."""
+    seeds: int = 1
+    """Number of seeds: 0, 1, ..."""
+
+    def check(self) -> None:
+        """Check the options; see `StudyOptions.check`."""
+        super().check()
+        for name in ("rules", "attacks", "byzantine", "tune"):
+            given = require_list(name, getattr(self, name))
+            if len(set(given)) < len(given):
+                raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
+        for count in self.byzantine:
+            require_count("byzantine", count)
+        for rate in self.tune:
+            require_positive("tune", rate)
+        require_fraction("worker_momentum", self.worker_momentum)
+        require_fraction("server_momentum", self.server_momentum)
+
+
+def run(config: Config) -> Result:
+    """Run the study; see `asyncsim.study.sweep.run_cells`."""
+    config.check()
+    config.say_ignored(("learning_rate", "attack"), "beside --tune and --attacks")
+    with config.computing_device():
+        cells = []
+        for base in sweep(config, [{"learning_rate": rate} for rate in config.tune]):
+            methods = base.methods
+            for count in (0, *config.byzantine):
+                rules = [_method(config, base, text, count) for text in config.rules]
+                for attack in config.attacks if count else (NONE,):
+                    cells.append(_cell(base, count, attack, [*methods, *rules]))
+        conclude = functools.partial(_conclude, config)
+        return run_cells("robustness", config, cells, conclude)
+
+
+def _method(config: Config, base: "Cell", text: str, count: int) -> "Method":
+    """Return a rule's method at a rate, made for so many Byzantine workers; its name is the rule's text."""
+    from asyncsim.aggregation import parse_rule
+    from asyncsim.methods import robust
+
+    def rule_for(f: int) -> Any:
+        return parse_rule(_with(text, "rules", lambda name: f if name == "f" else None))
+
+    policy = base.cluster.policy
+    most = rule_for(0).largest(policy.per_version(base.cluster.workers))
+    made = robust(
+        rule_for(max(0, min(count, most))),
+        base.config.learning_rate,
+        config.worker_momentum,
+        config.server_momentum,
+        policy,
+    )
+    return made._replace(name=text)
+
+
+def _with(text: str, option: str, value: Any) -> str:
+    """Return a call's text with the values of names that a function knows in their places."""
+    call = read(text, "a call", "krum(f=f)")
+    if not isinstance(call, Call):
+        raise InputError(f"{option} = {text!r}: must be a call, krum(f=f) say")
+
+    def filled(one: Any) -> Any:
+        if not isinstance(one, Call):
+            return one
+        if not one.brackets and (found := value(one.name)) is not None:
+            return found
+        named = tuple((name, filled(given)) for name, given in one.named)
+        return one._replace(positional=tuple(map(filled, one.positional)), named=named)
+
+    return str(filled(call))
+
+
+def _cell(base: "Cell", count: int, attack: str, methods: "list[Method]") -> "Cell":
+    """Return a cell of a number of Byzantine workers that make an attack."""
+    from asyncsim.attacks import parse_attack
+
+    values = {"byzantine": count, "attack": attack, **base.values}
+    config = base.config
+    if count:
+        call = read(attack, "an attack", "alie")
+        if not isinstance(call, Call):
+            raise InputError(f"attacks = {attack!r}: must be an attack without its workers, alie say")
+        if "workers" in dict(call.named) or call.positional:
+            raise InputError(f"attacks = {attack!r}: its workers are those of --byzantine; leave them out")
+        text = str(call._replace(named=(("workers", count), *call.named), brackets=True))
+        parse_attack(text)
+        config = config.at(attack=text)
+    name = f"byzantine-{count}_{attack}_{base.name}"
+    return base._replace(name=name, values=values, config=config, methods=methods)
+
+
+def accuracy_table(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the accuracy of each method, attack, number of Byzantine workers and rate, means over the seeds.
+
+    Columns: ``method``, ``byzantine``, ``attack``, ``learning_rate``, ``seeds``, ``diverged`` and ``test_accuracy``, 0
+    of a run that diverged.
+    """
+    summary = summary.assign(diverged=summary["status"] != "finished")
+    summary["test_accuracy"] = summary["test_accuracy"].where(~summary["diverged"], 0.0).fillna(0.0)
+    groups = summary.groupby(["method", "byzantine", "attack", "learning_rate"], sort=False)
+    return groups.agg(
+        seeds=("seed", "nunique"), diverged=("diverged", "sum"), test_accuracy=("test_accuracy", "mean")
+    ).reset_index()
+
+
+def worst_table(accuracy: "pd.DataFrame") -> "pd.DataFrame":
+    """Return for each method and number of Byzantine workers its worst case over the attacks at the best rate for it.
+
+    Columns: those of `accuracy_table`.
+    """
+    worst = accuracy.loc[
+        accuracy.groupby(["method", "byzantine", "learning_rate"], sort=False)["test_accuracy"].idxmin()
+    ]
+    best = worst.loc[worst.groupby(["method", "byzantine"], sort=False)["test_accuracy"].idxmax()]
+    return best.reset_index(drop=True)
+
+
+def _chosen(folder: Path, summary: "pd.DataFrame", worst: "pd.DataFrame") -> "pd.Series":
+    """Return how much Byzantine messages counted, over their part of all, in the runs of the worst cases."""
+    from asyncsim.study.finished import read as finished_of
+
+    finished, found = finished_of(folder, "robustness"), []
+    for row in worst.itertuples():
+        rows = finished.rows(
+            method=row.method, byzantine=row.byzantine, attack=row.attack, learning_rate=row.learning_rate
+        )
+        commits = [finished.run(name).commits for name in rows["run_folder"]]
+        known = [one for one in commits if "byzantine_share" in one and row.byzantine]
+        shares = [one["byzantine_share"].mean() / one["byzantine_messages"].mean() for one in known]
+        found.append(sum(shares) / len(shares) if shares else float("nan"))
+    return worst["test_accuracy"] * 0 + found
+
+
+def _conclude(config: Config, folder: Path, summary: "pd.DataFrame") -> None:
+    if "test_accuracy" not in summary:
+        raise InputError("problem: has no test accuracy to compare rules by; choose digits or mnist")
+    accuracy = accuracy_table(summary)
+    worst = worst_table(accuracy)
+    worst["chosen"] = _chosen(folder, summary, worst)
+    write_csv(folder / ACCURACY, accuracy)
+    write_csv(folder / WORST, worst)
+    figures("robustness").draw(folder)
+    shown = worst.assign(case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()])
+    table = shown.pivot(index="method", columns="byzantine", values="case").reindex(worst["method"].unique())
+    table.columns = ["no attack", *(f"{count} Byzantine" for count in table.columns[1:])]
+    table["no attack"] = [text.removesuffix(f" {NONE}") for text in table["no attack"]]
+    last = worst[worst["byzantine"] == worst["byzantine"].max()].set_index("method")["chosen"]
+    table["their weight"] = last.reindex(table.index)
+    print(
+        f"{counted(config.workers, 'worker')}, {config.steps} rounds: accuracy on the test data in the worst case over "
+        "the attacks, each rule at its best rate\ntheir weight: how much a Byzantine message counted at the last, "
+        f"relative to an equal share\n{table_text(table.reset_index())}"
+    )
