@@ -1,4 +1,4 @@
-"""Robust aggregation under attack: which rule withstands how many Byzantine workers, and what it costs without any.
+"""Robust aggregation under attack: which rule withstands how many Byzantine workers, and at what cost.
 
 Every rule runs without an attack and under each attack, with each number of Byzantine workers, at each learning rate;
 plain batch_sgd beside. A rule's rate is the one at which its worst case over the attacks is best. Prints the accuracy
