@@ -234,3 +234,26 @@ def test_bad_rules(text, n, message):
     with pytest.raises(InputError) as error:
         parse_rule(text)(np.ones((n, 2)))
     assert message in str(error.value)
+
+
+#: What ByzFL 0.0.11 (aggregators and pre-aggregators, on NumPy arrays) makes of these messages, where its form is the
+#: same: of `np.round(np.random.default_rng(7).normal(size=(11, 4)), 2)`, the first times 50.
+BYZFL = {
+    "mean()": [-0.436363636363636, 1.07363636363636, -1.90454545454545, -4.08909090909091],
+    "median()": [-0.05, -0.24, -1.23, -0.11],
+    "trimmed_mean(f=2)": [-0.27, -0.307142857142857, -0.925714285714286, -0.175714285714286],
+    "geometric_median()": [-0.360635456964702, -0.165641896009343, -0.858215415137797, -0.15111957440395],
+    "krum(f=2, score=byzfl)": [0.11, 0.06, -1.23, 0.08],
+    "multi_krum(f=2, m=9, score=byzfl)": [-0.424444444444444, -0.264444444444444, -0.945555555555555, 0.0366666666667],
+    "centred_clipping(radius=2.0)": [-0.388591892753199, -0.216880268856396, -0.617177746465201, -0.170569716844711],
+    "nnm(trimmed_mean(f=2))": [-0.443015873015873, -0.275555555555556, -0.835714285714286, 0.0280952380952381],
+    "clipping(median(), radius=1.5)": [-0.0466396626341948, -0.158959376719543, -0.58, -0.11],
+}
+
+
+@pytest.mark.parametrize("text", BYZFL)
+def test_rules_are_those_of_byzfl_where_its_form_is_the_same(text):
+    messages = np.round(np.random.default_rng(7).normal(size=(11, 4)), 2)
+    messages[0] *= 50
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(parse_rule(text)(messages), BYZFL[text], rtol=0, atol=2e-13)

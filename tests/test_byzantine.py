@@ -55,7 +55,7 @@ def accuracy(run):
 def test_attacks_break_asynchronous_sgd_and_kardam_and_not_basgd():
     """The table of the BASGD paper: 30 workers of their own paces, of whom the three quickest are Byzantine.
 
-    Each method at its best rate without an attack. At half of it Kardam withstands both.
+    Each method at the best of a few rates without an attack; one seed. At half of its rate Kardam withstands both.
     """
     paces = np.sort(1 + np.abs(np.random.default_rng(0).normal(size=30)))
     for method in (methods.downpour(0.02), methods.kardam(0.4, f=BYZANTINE), methods.basgd(0.4, count=10)):
