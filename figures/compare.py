@@ -40,6 +40,8 @@ from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ("method", "workers", "own_workers", "simulated_seconds", "trace_file", "run_folder")
 _OF_TABLE = ("method", "learning_rate", "seeds")
+#: Where the axis of time ends, relative to when the last seed reaches the target.
+_ROOM = 1.25
 _GRADIENTS = "gradients computed, also those thrown away"
 #: Measures in words.
 _IN_WORDS = {
@@ -70,19 +72,27 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
 
     Of times and gradients to a target that is what the target is of. A seed that diverged counts as far as it went, and
     values far above the first are cut off. The axis of time ends with the traces of the study's own number of workers,
-    if there are some. One panel, with both axes, where time and gradients say the same.
+    if there are some, or a bit after the last of their runs that reach the target. One panel, with both axes, where
+    time and gradients say the same.
     """
     config, drawn = finished.config, {}
     quantity = config["target_of"] if config["measure"].endswith("_to_target") else config["measure"]
+    beside = finished.summary[finished.summary["own_workers"] == finished.summary["workers"]]
+    until = float((beside if len(beside) else finished.summary)["simulated_seconds"].max())
+    needed = []
     for row in table.itertuples():
         # Without a rate of that name there is only one.
         rate = {} if pd.isna(row.learning_rate) else {"method.learning_rate": row.learning_rate}
         rows = finished.rows(method=row.method, **rate).drop_duplicates("seed")
         if len(rows):
             drawn[str(row.method)] = _curve(finished, rows, quantity)
+            times = rows.loc[rows["own_workers"] == rows["workers"], "time_to_target"]
+            needed += list(times[np.isfinite(times)])
     if not drawn:
         what = "its summary.csv has no run of comparison.csv"
         raise InputError(f"folder = {str(finished.folder)!r}: {what}; {finished.remedy}")
+    if needed and config["measure"].endswith("_to_target"):
+        until = min(until, _ROOM * max(needed))
     labels = {name: one.label for name, one in look.looks(drawn).items()}
     steady = steady_time(drawn, config["workers"])
     size = (look.DOUBLE, 3.0, 2) if steady is None else (0.75 * look.DOUBLE, 3.2)
@@ -94,7 +104,7 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
         axes.set_ylim(*limits)
         if scale == "log":
             layout.plain_logs(axes.yaxis)
-        draw_curves(axes, drawn, labels, against, _longest_time(finished.summary) if against == "time" else None)
+        draw_curves(axes, drawn, labels, against, until if against == "time" else None)
         draw_target(axes, config, quantity)
     panels[-1].set_xlabel(_GRADIENTS if steady is None else panels[0].get_xlabel())
     if steady is not None:
@@ -103,7 +113,7 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
     if not rising:
         mark_beyond(panels[0], drawn, labels, "time")
         mark_below(panels[0], drawn, labels, "time")
-    mark_after(panels[0], drawn, labels)
+    mark_after(panels[0], drawn, labels, rising)
     handles, named = panels[0].get_legend_handles_labels()
     if any(curve.ends for curve in drawn.values()):
         handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)
@@ -130,19 +140,22 @@ def tuning(every: pd.DataFrame, config: dict[str, Any]) -> Figure:
         axes.set_yscale("log")
     axes.set_xscale("log")
     looks = look.looks(every["method"].unique())
-    for method, one in looks.items():
+    # Methods of one rate beside each other.
+    logs = np.log10(np.sort(every["learning_rate"].unique()))
+    step = min(0.025 * np.ptp(logs), 0.7 * np.diff(logs).min() / len(looks))
+    turns = 10 ** (step * (np.arange(len(looks)) - (len(looks) - 1) / 2))
+    for (method, one), turn in zip(looks.items(), turns, strict=True):
         rows = every[there & (every["method"] == method)].sort_values("learning_rate")
         best, bars = rows["best"].astype(bool), rows[f"{name}_sd"].fillna(0)
-        x, y = rows["learning_rate"], rows[name]
+        x, y = turn * rows["learning_rate"], rows[name]
         axes.errorbar(x, y, bars, color=one.color, linestyle=one.line, capsize=2, elinewidth=0.6, label=one.label)
-        axes.plot(x, y, "o", color=one.color, markersize=4, markerfacecolor="white")
-        axes.plot(x[best], y[best], "o", color=one.color, markersize=5)
+        axes.plot(x, y, "o", color=one.color, markersize=4, markerfacecolor="white", zorder=3)
+        axes.plot(x[best], y[best], "o", color=one.color, markersize=5, zorder=3)
     edge = 0.04 if config.get("best") == "most" or name.endswith("accuracy") else 0.96
     if not there.all():
-        # Those of one rate beside each other, in a row of their own that no curve enters.
-        turns = np.linspace(-1, 1, len(looks)) * 0.012 * (len(looks) - 1)
+        # In a row of their own that no curve enters.
         for (method, one), turn in zip(looks.items(), turns, strict=True):
-            x = every.loc[~there & (every["method"] == method), "learning_rate"] * 10**turn
+            x = every.loc[~there & (every["method"] == method), "learning_rate"] * turn
             axes.plot(x, [edge] * len(x), color=one.color, transform=axes.get_xaxis_transform(), **DIVERGED)
         scale = axes.yaxis.get_transform()
         low, high = scale.transform(np.array(axes.get_ylim()))
@@ -174,15 +187,6 @@ def _accuracies(drawn: dict[str, Curve], config: dict[str, Any]) -> tuple[float,
     """Return the limits of an axis of accuracies: from where the last is at the end, or six errors of the target."""
     ends = min(float(np.nan_to_num(curve.mean).max()) for curve in drawn.values())
     return max(0.0, min(1 - 6 * (1 - config["target"]), ends - 0.1)) if config["target"] < 1 else 0.0, 1.0
-
-
-def _longest_time(summary: pd.DataFrame) -> float:
-    """Return the simulated time of the runs of all workers.
-
-    A lone worker needs many times longer: what it needs until the target is in the table.
-    """
-    beside = summary[summary["own_workers"] == summary["workers"]]
-    return float((beside if len(beside) else summary)["simulated_seconds"].max())
 
 
 def _curve(finished: Finished, rows: pd.DataFrame, quantity: str) -> Curve:

@@ -145,7 +145,7 @@ def _of(table: pd.DataFrame, split: float | None) -> pd.DataFrame:
 
 
 def _said(split: float) -> str:
-    return "data alike" if np.isinf(split) else f"Dirichlet {split:g}"
+    return "data alike (none)" if np.isinf(split) else f"Dirichlet {split:g}"
 
 
 def _curve(finished: Finished, quantity: str, own: dict[str, Any]) -> Curve:

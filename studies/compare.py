@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.errors import InputError, require_choice, require_positive
 from asyncsim.files import write_csv
@@ -114,7 +116,7 @@ def run(config: Config) -> Result:
             write_csv(folder / TABLE, table)
             write_csv(folder / TUNING, every)
             figures("compare").draw(folder)
-            print(report(config, cells[0], table))
+            print(report(config, cells[0], table, every))
             if said := say_at_start(summary, config.goal):
                 note(said)
 
@@ -127,13 +129,14 @@ def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[p
     Columns: those of `asyncsim.study.ranking.grid`, with all measures, the problem's own last, ``simulated_seconds`` of
     the runs, and of their traces ``staleness_mean``, ``discarded`` (share of the computations whose work was thrown
     away), ``messages`` and ``gigabytes`` (both ways; a vector of parameters each, up as much of it as the method's
-    ``message_size``). The first table has those of `asyncsim.study.ranking.ranked`, too, the second ``best``: whether
-    the rate is in the first.
+    ``message_size``), and ``cut_off`` (seeds that met the target when their runs ended, but had not held it by then).
+    The first table has those of `asyncsim.study.ranking.ranked`, too, the second ``best``: whether the rate is in the
+    first, and ``as_good``: `asyncsim.study.ranking.as_good`.
     """
     import pandas as pd
 
     from asyncsim.problems.problem import measures
-    from asyncsim.study.ranking import grid, ranked
+    from asyncsim.study.ranking import as_good, grid, ranked
 
     summary = finished.summary
     # A user's own method may have no learning rate.
@@ -148,10 +151,12 @@ def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[p
     summary = summary.assign(**{name: costs[name] for name in costs})
     names = [*MEASURES, *sorted(measures(cell.problem).difference(MEASURES)), "simulated_seconds"]
     every = grid(summary, _BY, names, config.measured)
-    means = summary.groupby(list(_BY), sort=False, dropna=False)[list(costs)].mean().reset_index()
-    every = every.merge(means, on=list(_BY))
-    best = ~every.duplicated("method")
-    return ranked(every[best], summary, _BY, config.measured), every.assign(best=best)
+    summary["cut_off"] = config.goal.met(summary[config.goal.of]) & np.isinf(summary["time_to_target"])
+    groups = summary.groupby(list(_BY), sort=False, dropna=False)
+    every = every.merge(groups[list(costs)].mean().join(groups["cut_off"].sum()).reset_index(), on=list(_BY))
+    every = every.assign(best=~every.duplicated("method"), as_good=as_good(every, summary, _BY, config.measured))
+    table = every[every["best"]].drop(columns=["best", "as_good"])
+    return ranked(table, summary, _BY, config.measured), every
 
 
 def _check_measure(config: Config, problem: "Problem") -> None:
@@ -169,11 +174,11 @@ def _check_measure(config: Config, problem: "Problem") -> None:
         )
 
 
-def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
-    """Return what the study prints: the table, the most important columns first, and its interpretation."""
+def report(config: Config, cell: "Cell", table: "pd.DataFrame", every: "pd.DataFrame") -> str:
+    """Return what the study prints: the table, the most important columns first, and what both tables say."""
     from asyncsim.study.cell import timings
     from asyncsim.study.outcome import ROOM, own_measures
-    from asyncsim.study.ranking import at_the_edge, marks, order_columns, spread, verdict
+    from asyncsim.study.ranking import at_the_edge, marks, order_columns, rates_as_good, spread, verdict
 
     measure, many = config.measured, len(table) > 1
     wanted = ["time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy"]
@@ -210,7 +215,15 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame") -> str:
         lines.append(verdict(table, list(table["method"]), measure))
         if config.tune and int(table["seeds"].max()) > 1:
             lines[-1] += "; the rates were chosen with the same seeds, which flatters all methods, noisy ones most"
-    lines += filter(None, [at_the_edge(table, config.tune, table["method"])])
+    longer = "--steps" if config.time_budget is None else "--time-budget"
+    lines += [
+        f"{row.method}: touched by {row.touched} of {row.seeds} seeds, but {counted(row.cut_off, 'run')} ended before "
+        f"it was held: take more {longer}"
+        for row in table.itertuples()
+        if row.cut_off
+    ]
+    edge = at_the_edge(table, config.tune, table["method"])
+    lines += filter(None, [rates_as_good(every, measure), edge])
     return "\n".join(lines)
 
 

@@ -170,17 +170,20 @@ def run(config: Config) -> Result:
     config.check()
     config.say_ignored(("learning_rate",), "beside --tune")
     with config.computing_device():
-        cells = _cells(config)
+        cells, left_out = _cells(config)
         goal = config.goal_on(cells[0].problem)
         goal.check_of(cells[0].problem)
         goal.check()
         cells = [cell._replace(goal=goal) for cell in cells]
-        return run_cells("gossip", config, cells, functools.partial(_conclude, config, goal))
+        return run_cells("gossip", config, cells, functools.partial(_conclude, config, goal, left_out))
 
 
 @each_note_once()
-def _cells(config: Config) -> "list[Cell]":
-    """Return a cell for each topology and rate with the methods that it can have, and those with a server."""
+def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
+    """Return a cell for each topology and rate with the methods that it can have, and those with a server.
+
+    Second, in words, the methods that are left out on a topology.
+    """
     from asyncsim.study.cell import meet
 
     grid: list[dict[str, Any]] = [{"topology": place} for place in (*config.topologies, SERVER)]
@@ -188,7 +191,7 @@ def _cells(config: Config) -> "list[Cell]":
         # A number in every row: infinite where the data are alike.
         values = [np.inf if one in ("none", None) else one for one in config.dirichlet]
         grid = [{"dirichlet": value, **own} for value in values for own in grid]
-    cells = []
+    cells, left_out = [], {}
     for cell in sweep(config, [{**own, "learning_rate": rate} for own in grid for rate in config.tune]):
         if "dirichlet" in cell.values and (cell.problem.dirichlet or np.inf) != cell.values["dirichlet"]:
             raise InputError(
@@ -204,6 +207,7 @@ def _cells(config: Config) -> "list[Cell]":
                 meet(cell.cluster, method.timing)
             except InputError as error:
                 note(f"{method.name} is left out: {error}")
+                left_out[f"{method.name} on {cell.values['topology']}"] = str(error)
                 continue
             methods.append(method)
         if methods:
@@ -213,7 +217,7 @@ def _cells(config: Config) -> "list[Cell]":
             f"methods = {', '.join(map(str, config.methods))}: none can be run on topology = "
             f"{', '.join(config.topologies)}; give dpsgd, sgp, osgp or adpsgd, or run the study compare"
         )
-    return cells
+    return cells, [f"left out: {which}: {why}" for which, why in left_out.items()]
 
 
 def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
@@ -260,28 +264,36 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
 
 
 def verdict(table: "pd.DataFrame", goal: Target) -> str:
-    """Return in a line which method without a server is the first at the target, beside those that have one."""
+    """Return in a line which method without a server is the first at the target, beside those that have one.
+
+    And which have not reached it with every seed, and by when if their runs were shorter than others.
+    """
     alone = table[(table["topology"] != SERVER) & (table["reached"] == table["seeds"])]
+    # Methods that compute as many gradients end at different times.
+    longest = table["simulated_seconds"].max()
+    missed = [
+        f"{row.method} on {row.topology}"
+        + (f" in its {number_text(row.simulated_seconds)} s" if row.simulated_seconds < longest else "")
+        for row in table[table["reached"] < table["seeds"]].itertuples()
+    ]
+    lacking = f"; not reached with every seed: {', '.join(missed)}" if missed else ""
     if alone.empty:
-        return f"no method without a server reached {goal} with every seed"
+        return f"no method without a server reached {goal} with every seed{lacking}"
     first = alone.loc[alone["time_to_target"].idxmin()]
     text = (
         f"first without a server at {goal}: {first['method']} on {first['topology']}, after "
         f"{number_text(first['time_to_target'])} s and {number_text(first['gradients_to_target'])} gradients"
     )
-    for row in table[table["topology"] == SERVER].itertuples():
-        if row.reached < row.seeds:
-            text += f"; {row.method} did not reach it"
-            continue
+    for row in table[(table["topology"] == SERVER) & (table["reached"] == table["seeds"])].itertuples():
         time, work = (
             row.time_to_target / first["time_to_target"],
             first["gradients_to_target"] / row.gradients_to_target,
         )
         text += f"; {number_text(time)} times as fast as {row.method}, with {number_text(work)} times its gradients"
-    return text
+    return text + lacking
 
 
-def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: "pd.DataFrame") -> None:
     from asyncsim.study.ranking import at_the_edge
 
     table = results_table(config, goal, folder)
@@ -306,10 +318,17 @@ def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame
         said = verdict(table, goal)
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
-    print(
-        f"{config.workers} workers{slow}; time and gradients until {goal}; consensus_distance: mean squared "
-        f"distance of the replicas from their mean; gap: spectral\n{table_text(shown, file=TABLE)}\n{said}"
-    )
+    until = goal.held() if goal.hold else f"{goal} is first touched, held or not"
+    lines = [
+        f"{config.workers} workers{slow}; time and gradients until {until}; consensus_distance: mean squared "
+        "distance of the replicas from their mean; gap: spectral gap of the topology",
+        table_text(shown, file=TABLE),
+        *left_out,
+        said,
+    ]
+    if table["seeds"].max() == 1:
+        lines.append("one seed: it says nothing of the noise; give --seeds 3 or more")
+    print("\n".join(lines))
     names = [f"{row.method} on {row.topology}" for row in table.itertuples()]
     if edge := at_the_edge(table, config.tune, names):
         note(edge)

@@ -110,6 +110,18 @@ def test_accuracies_are_reached_from_below():
 
 
 @pytest.mark.full
+def test_a_target_that_is_not_held_until_the_end_is_said(capsys):
+    options = {"workers": 2, "steps": 8, "seeds": 2, "evaluate_every": 2, "problem": "quadratic"}
+    _, first = compare.run(compare.Config(**options, methods=("downpour",)))
+    folder, _ = compare.run(
+        compare.Config(**options, methods=("downpour",), target=1.001 * first["train_loss"].max(), hold=4)
+    )
+    row = pd.read_csv(folder / compare.TABLE).iloc[0]
+    assert row["reached"] == 0 and row["cut_off"] == row["touched"] == 2
+    assert "touched by 2 of 2 seeds, but 2 runs ended before it was held: take more --steps" in capsys.readouterr().out
+
+
+@pytest.mark.full
 def test_a_target_that_is_never_met_takes_forever():
     folder, _ = compare.run(compare.Config(**SMALL, problem="quadratic", methods=("downpour",), target=1e-6))
     row = pd.read_csv(folder / compare.TABLE).iloc[0]

@@ -17,7 +17,9 @@ def test_it_runs_goes_on_and_draws(tmp_path, capsys):
     config = gossip.Config(**SMALL, topology=TOPOLOGIES, methods=("sgp", "adpsgd", "batch_sgd"), out=out)
     _, summary = gossip.run(config)
     said = capsys.readouterr()
-    assert "adpsgd is left out" in said.err and "first without a server at a test accuracy of 0.3" in said.out
+    assert "adpsgd is left out" in said.err and "left out: adpsgd on one_peer_exponential(): " in said.out
+    assert "one seed: it says nothing" in said.out and "is first touched, held or not" in said.out
+    assert "first without a server at a test accuracy of 0.3" in said.out
     assert len(summary) == 4 * 2  # on a directed graph nobody meets in pairs
     finished = read(out, "gossip")
     table = finished.table(gossip.TABLE)
@@ -43,7 +45,8 @@ def test_data_alike_and_split(tmp_path, capsys):
     out = tmp_path / "gossip"
     options = {**SMALL, "tune": (0.4,), "methods": ("sgp", "downpour"), "topology": ("ring()",)}
     gossip.run(gossip.Config(**options, dirichlet=(0.1, "none"), evaluate_replicas=True, out=out))
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
+    assert "dirichlet none, " in progress and "dirichlet inf" not in progress
     assert "dirichlet 0.1: " in said and "dirichlet none: " in said
     finished = read(out, "gossip")
     table = finished.table(gossip.TABLE)

@@ -5,7 +5,17 @@ import pandas as pd
 import pytest
 from scipy.stats import studentized_range, t
 
-from asyncsim.study.ranking import Measure, at_the_edge, grid, order_columns, ranked, spread, verdict
+from asyncsim.study.ranking import (
+    Measure,
+    as_good,
+    at_the_edge,
+    grid,
+    order_columns,
+    ranked,
+    rates_as_good,
+    spread,
+    verdict,
+)
 
 TIME = Measure("time_to_target", title="time (s)")
 LOSS = Measure("train_loss")
@@ -69,6 +79,7 @@ def test_of_several_the_noise_is_pooled_or_a_pairs_own_if_that_is_larger():
     text = said(table)
     assert "best: a, but 4 seeds do not tell it apart from b" in text and "within the noise: a and b; about" in text
     assert "95% confidence, paired over 4 seeds" in text
+    assert "; it is told apart from c (" in text and table["needs_seeds_best"][1] == table["needs_seeds"][1]
 
 
 @pytest.mark.full
@@ -136,6 +147,23 @@ def test_the_best_rate_and_the_edge_of_the_rates():
     )
     assert "at the largest rate of --tune, 0.2: b" in at_the_edge(table, (0.2, 0.1), table["method"])
     assert at_the_edge(table, (0.1,), table["method"]) == at_the_edge(table, None, table["method"]) == ""
+
+
+def test_a_quieter_rate_within_a_standard_error_of_the_best_is_named():
+    times = {0.05: [25.0, 25.3, 24.7], 0.1: [25.0, 29.0, 24.0], 0.2: [24.9, 27.7, 22.1], 0.4: [28.6, 31.3, 26.0]}
+    found = pd.concat([summary({"gem": own}, rate=rate) for rate, own in times.items()])
+    by = ("method", "learning_rate")
+    every = grid(found, by, (), TIME)
+    every = every.assign(best=~every.duplicated("method"), as_good=as_good(every, found, by, TIME))
+    # 0.1 and 0.4 are quieter than 0.2, too, but later with every seed.
+    assert every.set_index("learning_rate")["as_good"].to_dict() == {0.2: False, 0.05: True, 0.1: False, 0.4: False}
+    assert (
+        rates_as_good(every, TIME)
+        == "gem: 0.05 (25.0 \u00b1 0.30) is as good as 0.2 (24.9 \u00b1 2.8), with less noise"
+    )
+    assert not as_good(grid(found[found["seed"] == 0], by, (), TIME), found[found["seed"] == 0], by, TIME).any()
+    never = pd.concat([summary({"gem": [np.inf, 20.0]}, rate=rate) for rate in (0.1, 0.2)])
+    assert not as_good(grid(never, by, (), TIME), never, by, TIME).any()
 
 
 def test_pairs_are_of_the_seeds_that_all_have():

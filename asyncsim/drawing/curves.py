@@ -353,17 +353,26 @@ def mark_below(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str
         rows += 1
 
 
-def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str]) -> None:
-    """Say of each curve that goes on beyond the right side of an axis of time how long it takes."""
-    end, rows = axes.get_xlim()[1], 0
-    for name, one in look.looks(curves).items():
-        last = float(np.nanmax(curves[name].time, initial=0.0))
-        if last <= 1.001 * end:
-            continue
-        style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": one.color}
+def mark_after(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], rising: bool = False) -> None:
+    """Say of each curve that goes on beyond the right side of an axis of time how long it takes, or of all together.
+
+    ``rising``: the curves do, so that there is room at the bottom and none at the top.
+    """
+    end, known = axes.get_xlim()[1], look.looks(curves)
+    last = {name: float(np.nanmax(curves[name].time, initial=0.0)) for name in known}
+    notes = [
+        (f"{labels[name]} \u2192 {number_text(last[name])} s", one.color)
+        for name, one in known.items()
+        if last[name] > 1.001 * end
+    ]
+    if len(notes) == len(known) > 1:
+        ends = dict.fromkeys(number_text(one) for one in (min(last.values()), max(last.values())))
+        notes = [(f"all \u2192 {' to '.join(ends)} s", look.BLACK)]
+    for row, (text, color) in enumerate(notes):
+        style: dict[str, Any] = {"ha": "right", "va": "bottom" if rising else "top", "fontsize": 7, "color": color}
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        axes.annotate(f"{labels[name]} \u2192 {number_text(last)} s", (1, 1), (-3, -4 - 9 * rows), **place, **style)
-        rows += 1
+        corner, away = ((1, 0), 4 + 9 * row) if rising else ((1, 1), -4 - 9 * row)
+        axes.annotate(text, corner, (-3, away), **place, **style)
 
 
 def _along(curve: Curve, against: str) -> np.ndarray:

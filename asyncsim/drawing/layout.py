@@ -72,13 +72,13 @@ def whole_ticks(axis: Any, most: int | Literal["auto"] = 10) -> None:
 def plain_logs(axis: Any) -> None:
     """Label a logarithmic axis with plain numbers, at 1, 2 and 5 if it spans less than two and a half decades.
 
-    At others where fewer than two of these are in view.
+    At others where fewer than three of these are in view.
     """
     low, high = axis.get_view_interval()
     if np.log10(high / low) < 2.5:
         plain = LogLocator(10, subs=(1.0, 2.0, 5.0))
         seen = [tick for tick in plain.tick_values(low, high) if low <= tick <= high]
-        axis.set_major_locator(plain if len(seen) > 1 else MaxNLocator(5))
+        axis.set_major_locator(plain if len(seen) > 2 else MaxNLocator(5))
         axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

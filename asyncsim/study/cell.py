@@ -76,6 +76,12 @@ class Cell(NamedTuple):
         return self._replace(config=self.config.at(**options))
 
 
+def _values(cell: Cell) -> str:
+    """Return what sets a cell apart in the names of its jobs; data that are alike are not split: none."""
+    alike = {"dirichlet": np.inf}.items()
+    return "".join(f"{name} {'none' if (name, value) in alike else value}, " for name, value in cell.values.items())
+
+
 def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]:
     """Return the clusters that the methods are run on, each with the names of its methods.
 
@@ -197,7 +203,7 @@ def _trace_job(cell: Cell, seed: int) -> Job:
                 (folder / file).unlink()
             return None
 
-    values = "".join(f"{name} {value}, " for name, value in cell.values.items())
+    values = _values(cell)
     return Job(f"{values}seed {seed}", file, simulate, (cluster, commits, seed), keep, read, labels)
 
 
@@ -281,7 +287,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
         diverged = found["status"] == "diverged"
         return f"diverged at commit {found['diverged_at']}" if diverged else f"loss {found['final_loss']:.3g}"
 
-    values = "".join(f"{name} {value}, " for name, value in cell.values.items())
+    values = _values(cell)
     return Job(
         f"{values}{method.name}, seed {seed}",
         run_folder,

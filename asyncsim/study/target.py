@@ -103,6 +103,10 @@ class Target(NamedTuple):
 
         require_choice("target_of", self.of, sorted(one for one in measures(problem) if _kind(one) in _USUAL))
 
+    def met(self, values: Any) -> Any:
+        """Return whether values meet it: an array of booleans."""
+        return values >= self.value - _ROUND_OFF if self.from_below else values <= self.value
+
     def time(self, evaluations: Mapping[str, Any]) -> float:
         """Return the simulated time (s) until a run met and held it; an accuracy is compared by its error."""
         time, values = evaluations["commit_time"], evaluations[self.of]
