@@ -266,6 +266,8 @@ def as_failures(value: Any, workers: int, sites: Sequence[int] | None = None) ->
         found.append(called("failures", entry, FAILURES, units=True) if isinstance(entry, str) else entry)
     if sum(one.name == "outage" for one in found) > 1:
         raise InputError("failures: two outages of one server; give one, with a mixture of laws")
+    if not found:  # of any number of workers, which nothing has held against the memory yet
+        return ()
     for one in found:
         one.groups(workers, sites)
     last = [presence[-1][1] for presence in presences(found, workers, sites) if presence]

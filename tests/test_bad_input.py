@@ -48,7 +48,7 @@ staleness --latency 40msec | unknown unit 'msec'; choose from ns, us, ms, s, min
 staleness --sites 16 16 | sites = 16, 16: have 32 workers, and workers = 100; let both agree
 staleness --far-latency 1 | far_latency = 1: is between sites, and there is one; give sites,
 staleness --message-bytes 9 | message_bytes = 9: takes no time without a bandwidth; give bandwidth as well
-staleness --bandwidth 9 --message-bytes [1, | message_bytes = '[1,': '[1,': not a list; write for example 25 MB or [25
+staleness --bandwidth 9 --message-bytes [1, | message_bytes = '[1,': must be a number, or one with a unit such as
 staleness --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to share; give bandwidth
 staleness --no-exclusive | exclusive = False: an exchange is always one atomic visit
 staleness --batch-size 0 | batch_size = 0: must be at least 1
