@@ -135,7 +135,8 @@ def test_messages_that_are_not_there_do_not_count(text):
                 np.testing.assert_allclose(found.share.sum(), 1)
 
 
-@pytest.mark.parametrize("text", [one for one in RULE_TEXTS if "score=" not in one])
+# Messages that are mixed from the same ones are equal but for round-off, so that Krum's choice among them is free.
+@pytest.mark.parametrize("text", [one for one in RULE_TEXTS if "score=" not in one and one != "nnm(krum(f=2))"])
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**16))
 def test_rules_move_with_their_messages(compiled, text, seed):
