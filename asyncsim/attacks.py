@@ -74,6 +74,10 @@ class Attack(NamedTuple):
     def byzantine(self, workers: int) -> np.ndarray:
         """Return the mask of the Byzantine workers; raise InputError unless some of a cluster's are, and not all."""
         chosen = _chosen(self.workers)
+        if workers == 1:
+            raise InputError(
+                f"attack = {self.text!r}: the cluster has one worker, which is honest; leave out methods of one worker"
+            )
         if outside := [one for one in chosen if one >= workers]:
             raise InputError(
                 f"attack = {self.text!r}: worker {outside[0]} is outside the cluster, whose {workers} workers are 0 to "

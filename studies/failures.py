@@ -77,7 +77,10 @@ class Config(SweepConfig):
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cluster; those of its deaths are among its failures."""
         deaths = values.pop("deaths", self.deaths[0])
-        more = () if deaths == 0 else (str(crash(f"exponential({_HOUR / deaths!r})", self.lasts, self.detect)),)  # type: ignore[arg-type]
+        more: tuple[str, ...] = ()
+        if deaths:
+            lasts: Any = self.lasts  # of lists, which options allow, crash says what is wrong
+            more = (str(crash(f"exponential({_HOUR / deaths!r})", lasts, self.detect)),)
         own = (self.failures,) if isinstance(self.failures, str) else tuple(self.failures)
         return super().at(**{"failures": own + more, **values})
 

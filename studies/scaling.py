@@ -87,6 +87,8 @@ def run(config: Config) -> "pd.DataFrame":
     """Run the study; return its summary, a row per number of nodes and way to divide the work."""
     import pandas as pd
 
+    from asyncsim.pages.page import on_a_page
+
     config.check()
     layers = NETWORKS[config.network]
     with results.new_folder(config.out, "scaling") as folder:
@@ -106,8 +108,11 @@ def run(config: Config) -> "pd.DataFrame":
             (results.SUMMARY, summary),
         ):
             write_csv(folder / name, table)
-        figures("scaling").draw(folder)
-    print(_text(config, tables[-1], summary, published))
+        results.write_made(folder)
+        results.remember(folder)
+        with on_a_page(folder):
+            figures("scaling").draw(folder)
+            print(_text(config, tables[-1], summary, published))
     results.say_written(folder)
     return summary
 

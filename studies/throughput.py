@@ -67,6 +67,8 @@ def run(config: Config) -> "pd.DataFrame":
             write_csv(folder / results.SUMMARY, summary)
         from asyncsim.pages.page import on_a_page
 
+        results.write_made(folder)
+        results.remember(folder)
         with on_a_page(folder):
             figures("throughput").draw(folder)
             named = {"per_second": "per second", "per_second_min": "least", "per_second_max": "most"}
