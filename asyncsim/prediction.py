@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from asyncsim.calibration import Calibration, dependence, examine
+from asyncsim.calibration.fitting import uncensored
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.laws import Constant, Law
@@ -292,9 +293,10 @@ def _draw(prediction: Prediction, path: str | os.PathLike) -> list[Path]:
         parts = {part.name: part for part in prediction.calibration.parts}
         compute = [part for name, part in parts.items() if name.startswith("compute")]
         steps = compute[0].steps
-        computed, laws = [part.durations for part in compute], [part.fit.law for part in compute]
+        computed, laws = [part.uncensored for part in compute], [part.fit.law for part in compute]
         shown = "compute time" if steps == 1 else f"compute time of {steps} local steps"
-        scale = _durations(axes[2], shown, np.concatenate(computed), prediction.durations.compute)
+        seconds, _, cancelled = prediction.durations.attempts
+        scale = _durations(axes[2], shown, np.concatenate(computed), uncensored(seconds, cancelled))
         if steps == 1:  # else the law is that of a step
             _law(axes[2], scale, laws, list(map(len, computed)))
         service = parts["service"]

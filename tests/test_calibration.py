@@ -8,7 +8,7 @@ import scipy.stats
 
 from asyncsim import Cluster, InputError, Trace, barrier, calibrate, prescribed, recorded, simulate
 from asyncsim.calibration import CalibrationWarning, examine
-from asyncsim.calibration.fitting import FAMILIES, fit, without
+from asyncsim.calibration.fitting import FAMILIES, fit, uncensored, without
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
 from asyncsim.traces.bookkeeping import COMMIT_RECORD
 
@@ -222,6 +222,76 @@ def test_likelihoods_are_the_largest(name):
     assert found.log_likelihood == pytest.approx(reference.logpdf(durations).sum(), rel=1e-6)
     # scipy's Kolmogorov distance checks the distribution function of the law as well.
     assert found.distance == pytest.approx(scipy.stats.kstest(durations, reference.cdf).statistic, abs=1e-3)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+def test_censored_likelihoods_are_the_largest(law):
+    """A third of the durations is cut short: scipy's likelihood of the estimate exceeds that of its neighbours."""
+    generator, name = np.random.default_rng(0), type(law).__name__.lower()
+    whole, limits = law.sample(generator, 4_000), generator.exponential(2.5 * law.mean, 4_000)
+    durations, censored = np.minimum(whole, limits), limits < whole
+    found = fit(durations, name, censored=censored)
+    assert found.law.mean == pytest.approx(law.mean, rel=0.04)
+    assert found.law.std == pytest.approx(law.std, rel=0.12)
+
+    def likelihood(candidate):
+        log_density = _scipy_law(candidate).logpdf(durations[~censored])
+        return log_density.sum() + _scipy_law(candidate).logsf(durations[censored]).sum()
+
+    assert found.log_likelihood == pytest.approx(likelihood(found.law), rel=1e-9)
+    for field in dataclasses.fields(found.law):
+        for factor in (0.995, 1.005):
+            neighbour = dataclasses.replace(found.law, **{field.name: factor * getattr(found.law, field.name)})
+            assert likelihood(neighbour) < found.log_likelihood
+    if name in SCIPY:
+        data = scipy.stats.CensoredData(uncensored=durations[~censored], right=durations[censored])
+        reference = SCIPY[name](*SCIPY[name].fit(data, floc=0))
+        assert found.law.mean == pytest.approx(reference.mean(), rel=1e-3)
+        assert found.law.std == pytest.approx(reference.std(), rel=1e-3)
+
+
+def _scipy_law(law):
+    match law:
+        case Exponential(mean):
+            return scipy.stats.expon(scale=mean)
+        case Gamma():
+            return scipy.stats.gamma(law.shape, scale=law.mean / law.shape)
+        case LogNormal():
+            mean, std = law._log_mean_std
+            return scipy.stats.lognorm(std, scale=np.exp(mean))
+        case Uniform(low, high):
+            return scipy.stats.uniform(low, high - low)
+        case Weibull():
+            return scipy.stats.weibull_min(law.shape, scale=law._scale)
+        case Pareto():
+            return scipy.stats.pareto(law.shape, scale=law.minimum)
+
+
+def test_censored_durations_are_estimated_by_kaplan_and_meier():
+    """By hand: of 1, 2+, 3, 4 the steps are 1/4, then 3/4 of 1/2; and against scipy's curve."""
+    by_hand = uncensored(np.array([3.0, 1.0, 4.0, 2.0]), np.array([False, False, False, True]))
+    assert by_hand.tolist() == [1.0, 3.0, 4.0]
+    generator = np.random.default_rng(1)
+    whole, limits = generator.gamma(4.0, 0.25, 3_000), generator.exponential(2.0, 3_000)
+    durations, censored = np.minimum(whole, limits), limits < whole
+    data = scipy.stats.CensoredData(uncensored=durations[~censored], right=durations[censored])
+    estimates = uncensored(durations, censored)
+    points = np.linspace(0.3, 2.0, 30)
+    shares = np.searchsorted(np.sort(estimates), points, side="right") / len(estimates)
+    np.testing.assert_allclose(shares, scipy.stats.ecdf(data).cdf.evaluate(points), atol=1 / len(estimates))
+    mixture = Mixture([0.5, 2.0], [1, 1])
+    whole = mixture.sample(generator, 3_000) * generator.uniform(0.95, 1.05, 3_000)
+    found = fit(np.minimum(whole, limits), censored=limits < whole)
+    assert isinstance(found.law, Empirical) and found.law.mean == pytest.approx(1.25, rel=0.05)
+
+
+def test_sums_of_steps_that_were_cut_short():
+    sums = Exponential(0.5).sample(np.random.default_rng(0), (6_000, 3)).sum(axis=1)
+    limits = np.random.default_rng(1).exponential(3.0, 6_000)
+    for family in ("exponential", "gamma"):
+        found = fit(np.minimum(sums, limits), family, steps=3, censored=limits < sums)
+        assert found.law.mean == pytest.approx(0.5, rel=0.03)
+        assert found.law.std == pytest.approx(0.5, rel=0.05)
 
 
 def test_sums_of_steps():

@@ -57,6 +57,58 @@ def test_deaths_are_calibrated_and_predicted(recorded):
     assert 0 < rows.loc[LOST, "low"] < rows.loc[LOST, "measured"]
 
 
+def _mean_and_throughput(law, every, commits, seeds, recorded=False):
+    """Return the mean over seeds of the fitted mean and of the predicted throughput, relative to the true ones."""
+    ratios = []
+    for seed in range(seeds):
+        crash = failures.crash(every=f"exponential({every})", lasts="exponential(1)")
+        trace = simulate(Cluster(8, law, 0.001, failures=[crash]), commits, seed)
+        cluster = calibrate(as_recorded(trace) if recorded else trace, per_worker=False)
+        predicted = simulate(cluster, commits, seed + 100).summary()["throughput"]
+        ratios.append((cluster.compute.mean, predicted / trace.summary()["throughput"]))
+    return np.mean(ratios, axis=0)
+
+
+LAWS = ("exponential(1)", "gamma(1, 0.5)", "lognormal(1, 0.5)")
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_cancelled_computations_are_censored(law):
+    """Of the completed ones alone the mean is .66 (exponential) or .9, and the throughput 12 to 50 % too high."""
+    np.testing.assert_allclose(_mean_and_throughput(law, 2, 4_000, 2), 1, atol=0.03)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("every", [2, 10, 30])
+@pytest.mark.parametrize("law", LAWS)
+def test_calibration_under_crashes(law, every):
+    np.testing.assert_allclose(_mean_and_throughput(law, every, 20_000, 5), 1, atol=0.03)
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_every_kind_of_visit_is_calibrated_under_crashes(exclusive):
+    """A worker that dies between its two visits has completed its computation."""
+    crash = failures.crash(every="exponential(3)", lasts="exponential(1)")
+    network = dict(latency="exponential(0.3)", protocol="read_then_write", exclusive=exclusive)
+    trace = simulate(Cluster(6, "gamma(1, 0.5)", 0.01, failures=[crash], **network), 4_000, seed=0)
+    cluster = calibrate(trace, per_worker=False)
+    assert cluster.compute.mean == pytest.approx(1, rel=0.03)
+    assert cluster.compute.std == pytest.approx(0.5, rel=0.05)
+
+
+def test_windows_under_crashes_and_each_worker_by_itself():
+    crash = failures.crash(every="exponential(4)", lasts="exponential(1)")
+    trace = simulate(Cluster(4, "gamma(0.5, 0.5)", 0.01, window=4, failures=[crash]), 3_000, seed=0)
+    assert calibrate(trace, per_worker=False).compute.mean == pytest.approx(0.5, rel=0.03)
+    trace = simulate(Cluster(2, ["gamma(1, 0.5)", "exponential(2)"], 0.01, failures=[crash]), 4_000, seed=0)
+    means = [law.mean for law in calibrate(trace).compute]
+    assert means == pytest.approx([1, 2], rel=0.06)
+    found = examine(trace, law="empirical")
+    assert [law.mean for law in found.cluster.compute] == pytest.approx([1, 2], rel=0.1)
+    again = found.resampled(np.random.default_rng(0))
+    assert [law.mean for law in again.compute] == pytest.approx([1, 2], rel=0.1)
+
+
 def test_other_failures_are_refused():
     trace = simulate(Cluster(4, 1.0, failures=[failures.slow("exponential(9)", "exponential(5)", 0.5)]), 100)
     with pytest.raises(InputError, match=r"trace: has failures, slow\(.*; only traces with crashes alone"):

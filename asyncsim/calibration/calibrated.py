@@ -52,7 +52,8 @@ class Calibration:
 
         ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few words, and its
         ``law_mean`` and ``law_std`` (s); ``error``, the standard error of the mean (s), were the durations independent;
-        ``distance``, the largest difference of the distribution functions.
+        ``distance``, the largest difference of the distribution functions. Where deaths cut computations short, the
+        samples are the completed ones, and mean, std and distance are those of Kaplan and Meier's distribution.
         """
         return pd.DataFrame([part.row() for part in self.parts])
 
@@ -90,9 +91,11 @@ def calibrate(
     bandwidth says what those with parameters take longer, as if both ways took the same. It is 1, and the size of a
     message in seconds then: only their quotient means something. `Calibration.resampled` keeps it as it is.
 
-    Workers that died, and whose computations went with them, make a cluster with `asyncsim.failures.crash`: the time to
-    the next death is exponential, its mean the workers' time at work per death, and the time away is one of those that
-    were. That long computations are likelier to die than short ones is left out of account.
+    Workers that died make a cluster with `asyncsim.failures.crash`: the time to the next death is exponential, with the
+    workers' time at work per death as its mean, and the time away is drawn from the recorded ones. A computation that a
+    death cut short is a censored observation: long computations die more often than short ones. So an exponential law
+    has the time computed over the computations completed as its mean; the other families have their censored
+    likelihood, and the durations themselves the estimate of Kaplan and Meier.
 
     Parameters
     ----------
@@ -141,7 +144,8 @@ def calibrate(
     Notes
     -----
     Computations that had not ended with the trace are not seen, so that of the last ones the short ones are: a bias of
-    the order of one computation in those of each worker.
+    the order of one computation in those of each worker. In a recording of real workers a computation that a death cut
+    short begins at its read, so that the way down counts as computing there.
     """
     found = examine(
         trace, law=law, per_worker=per_worker, latency_up=latency_up, discipline=discipline, warm_up=warm_up
@@ -167,7 +171,7 @@ def examine(
     found = durations(trace, warm_up)
     down = fitted("latency down", found.down, law)
     up, computed, notes = _uplink(found, latency_up, down.fit.law, law)
-    compute = _compute(found, computed, trace, law, per_worker)
+    compute = _compute(found._replace(compute=computed), trace, law, per_worker)
     service = fitted("service", found.service, law)
     # How much longer messages with parameters take, down and up together, than those without, where it is no chance.
     longer = 0.0
@@ -210,20 +214,26 @@ def examine(
     return Calibration(_with_laws(frame, parts), parts, (*dependence.notes(found), *notes), found, law)
 
 
-def _compute(found: Durations, computed: np.ndarray, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
+def _compute(found: Durations, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
     """Return the law of computing, one for all or one for each worker."""
-    together = fitted("compute", computed, law, trace.window)
-    if together.durations.mean() <= 0:
+    seconds, workers, cancelled = found.attempts
+    completed = len(found.compute)
+    together = fitted("compute", seconds, law, trace.window, cancelled)
+    if found.compute.mean() <= 0:
         raise InputError("trace: computations take no time; record start_time when a computation begins")
-    own = [computed[found.worker == worker] for worker in range(trace.workers)]
-    fewest = min(map(len, own))
+    fewest = int(np.bincount(found.worker, minlength=trace.workers).min())
     if trace.workers == 1 or per_worker is False or (per_worker is None and fewest < FEWEST):
         return [together]
-    each = [fitted(f"compute of worker {i}", values, law, trace.window) for i, values in enumerate(own)]
-    different = sum(part.fit.bic(len(computed)) for part in each) < together.fit.bic(len(computed))
+    each = []
+    for worker in range(trace.workers):
+        chosen = workers == worker
+        its_cancelled = None if cancelled is None else cancelled[chosen]
+        each.append(fitted(f"compute of worker {worker}", seconds[chosen], law, trace.window, its_cancelled))
+    different = sum(part.fit.bic(completed) for part in each) < together.fit.bic(completed)
     if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in each):
         # Kruskal and Wallis' test of ranks, as empirical laws have no BIC.
-        different = bool(np.ptp(np.concatenate(own)) > 0 and kruskal(*own).pvalue < 1e-3)
+        samples = [part.uncensored for part in each]
+        different = bool(np.ptp(np.concatenate(samples)) > 0 and kruskal(*samples).pvalue < 1e-3)
     return each if per_worker or different else [together]
 
 

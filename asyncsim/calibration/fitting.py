@@ -1,22 +1,28 @@
 """Laws fitted to durations: the named families by maximum likelihood, the best of them by BIC.
 
-Of ``n`` durations and a family with ``p`` parameters the criterion is Schwarz's, ``p log n - 2 log L``: the least is
-the best. Uniform and Pareto laws end where the durations do, so that for them it is a rule of thumb; mixtures are not
-tried.
+Computations that a death cut short are censored observations: all that is known of such a duration is that it would
+have been longer. Its factor of the likelihood is the probability of that.
+
+Of ``n`` complete durations and a family with ``p`` parameters the criterion is Schwarz's, ``p log n - 2 log L``: the
+least is the best. Uniform and Pareto laws end where the durations do, so that for them it is a rule of thumb; mixtures
+are not tried.
 
 References
 ----------
 Schwarz 1978, Annals of Statistics 6, 461. Log-normal, Pareto, uniform and exponential laws have closed forms; the
-shapes of gamma and Weibull laws solve one equation each (Johnson, Kotz and Balakrishnan 1994, ch. 17 and 21).
+shapes of gamma and Weibull laws solve one equation each (Johnson, Kotz and Balakrishnan 1994, ch. 17 and 21). With
+censored durations gamma and log-normal laws are searched for, and a uniform law solves an equation.
+
+Kaplan and Meier 1958, Journal of the American Statistical Association 53, 457: the distribution of censored durations.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import digamma
+from scipy.optimize import brentq, minimize
+from scipy.special import digamma, gammaincc, log_ndtr
 
 from asyncsim.clusters.cluster_text import brief
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, LogNormal, Pareto, Uniform, Weibull
@@ -62,6 +68,12 @@ class Part(NamedTuple):
     durations: np.ndarray  #: seconds, in the order of time; of ``steps`` local steps each
     fit: Fit
     steps: int = 1
+    censored: np.ndarray | None = None  #: whether each was cut short; None if none was
+
+    @property
+    def uncensored(self) -> np.ndarray:
+        """The durations, with an estimate of those that were cut short; see `uncensored`."""
+        return uncensored(self.durations, self.censored)
 
     def resampled(self, generator: np.random.Generator, law: str) -> "Part":
         """Return it fitted to stretches of its durations, drawn anew; see `Calibration.resampled`."""
@@ -70,12 +82,13 @@ class Part(NamedTuple):
             return self
         length = max(1, round(len(values) ** (1 / 3)))
         first = generator.integers(len(values) - length + 1, size=-(-len(values) // length))
-        drawn = values[(first[:, None] + np.arange(length)).ravel()[: len(values)]]
-        return self._replace(fit=fit(drawn, law, self.steps))
+        drawn = (first[:, None] + np.arange(length)).ravel()[: len(values)]
+        censored = None if self.censored is None else self.censored[drawn]
+        return self._replace(fit=fit(values[drawn], law, self.steps, censored))
 
     def row(self) -> dict[str, Any]:
         """Return the row of `Calibration.table`."""
-        values, law = self.durations / self.steps, self.fit.law
+        values, law = self.uncensored / self.steps, self.fit.law
         known = len(values) > 0
         return {
             "what": self.name,
@@ -90,27 +103,48 @@ class Part(NamedTuple):
         }
 
 
-def fitted(name: str, values: np.ndarray, law: str, steps: int = 1) -> Part:
+def fitted(name: str, values: np.ndarray, law: str, steps: int = 1, censored: np.ndarray | None = None) -> Part:
     """Return durations with the law fitted to them; of a named family, or as `calibrate` chooses for ``law``."""
-    if len(values) < FEWEST:
+    completed = len(values) if censored is None else int(np.count_nonzero(~censored))
+    if completed < FEWEST:
         raise InputError(
-            f"trace: {len(values)} durations for the law of {name} after the warm-up; record at least {FEWEST}, and "
+            f"trace: {completed} durations for the law of {name} after the warm-up; record at least {FEWEST}, and "
             "some hundred for a law that can be relied on"
         )
-    return Part(name, values, fit(values, law, steps), steps)
+    return Part(name, values, fit(values, law, steps, censored), steps, censored)
 
 
-def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
-    """Return the law of durations.
+def uncensored(durations: np.ndarray, censored: np.ndarray | None) -> np.ndarray:
+    """Estimate the durations that censored ones would have had.
+
+    As many quantiles of Kaplan and Meier's distribution as there are complete durations; of what is longer than all of
+    these, if the longest is censored, each counts as the longest. Without censored ones the durations themselves.
+    """
+    if censored is None:
+        return durations
+    order = np.lexsort((censored, durations))
+    complete, at_risk = ~censored[order], len(durations) - np.arange(len(durations))
+    reached = 1 - np.cumprod(1 - complete / at_risk)
+    samples = int(complete.sum())
+    places = np.searchsorted(reached, (np.arange(samples) + 0.5) / samples)
+    return durations[order][np.minimum(places, len(durations) - 1)]
+
+
+def fit(durations: np.ndarray, kind: str = "best", steps: int = 1, censored: np.ndarray | None = None) -> Fit:
+    """Fit a law to durations.
 
     ``durations``: seconds, zero or above. ``kind``: ``"best"``: of the named families the
     one with the least BIC; the durations themselves if even that one is off by more than 0.1 somewhere in its
     distribution function, or by a tenth in its mean. ``"empirical"``: the durations themselves. Or the name of a
     family. ``steps``: each duration is the sum of so many independent ones of the law. Above one, only the families are
-    tried of which the sum is known: constant, exponential and gamma.
+    tried of which the sum is known: constant, exponential and gamma. ``censored``: whether each was cut short.
     """
     require_choice("law", kind, (*KINDS, *FAMILIES))
-    spread, mean = float(np.std(durations)), float(np.mean(durations))
+    observed, cut = durations, np.zeros(0)
+    if censored is not None:
+        observed, cut = durations[~censored], durations[censored]
+        durations = uncensored(durations, censored)
+    spread, mean = float(np.std(observed)), float(np.mean(observed))
     if spread <= max(NO_SPREAD * mean, _NO_TIME):
         # Differences of clock readings end in noise, which is no part of the value.
         value = 0.0 if mean <= _NO_TIME else float(f"{mean / steps:.9g}")
@@ -122,31 +156,47 @@ def fit(durations: np.ndarray, kind: str = "best", steps: int = 1) -> Fit:
                 "of one; write law='best'"
             )
         return Fit(Empirical(tuple(durations)), -len(durations) * math.log(len(durations)), len(durations), 0.0)
-    found = [made for name in (FAMILIES if kind == "best" else [kind]) if (made := _family(name, durations, steps))]
-    if not found:
+    longest = math.inf if censored is None else max(float(observed.max()), float(cut.max(initial=0.0)))
+    fits = []
+    for name in FAMILIES if kind == "best" else [kind]:
+        estimate = _family(name, observed, cut, steps)
+        if estimate is not None:
+            law, log_likelihood, parameters = estimate
+            total = Gamma(law.mean * steps, law.std / law.mean / math.sqrt(steps)) if steps > 1 else law
+            fits.append(Fit(law, log_likelihood, parameters, distance(durations, total, longest)))
+    if not fits:
         remedy = f"record single local steps, not sums of {steps}" if kind == "best" else "write law='best'"
         raise InputError(f"law = {kind!r}: the durations cannot come from such a law; {remedy}")
-    best = min(found, key=lambda made: made.bic(len(durations)))
+    best = min(fits, key=lambda candidate: candidate.bic(len(durations)))
+    if kind != "best" or steps > 1:
+        return best
     far = best.distance > max(_TOO_FAR, _CHANCE / math.sqrt(len(durations)))
-    if kind == "best" and steps == 1 and (far or abs(best.law.mean / mean - 1) > _TOO_FAR):
+    law_mean = best.law.mean if censored is None else _mean_up_to(longest, best.law, durations)
+    if far or abs(law_mean / float(durations.mean()) - 1) > _TOO_FAR:
         return fit(durations, "empirical")
     return best
 
 
-def _family(name: str, durations: np.ndarray, steps: int) -> Fit | None:
-    """Return the law of one family with the largest likelihood; None if there is none."""
+def _family(name: str, durations: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float, int] | None:
+    """Return the law of a family with the largest likelihood, its logarithm, and the number of parameters.
+
+    None if there is none. ``cut``: the durations that were cut short.
+    """
     family, parameters, estimate = FAMILIES[name]
     if steps > 1 and family not in (Exponential, Gamma):
         return None
     try:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            law, log_likelihood = estimate(durations, steps)
+            law, log_likelihood = estimate(durations, cut, steps)
     except (InputError, ValueError, ArithmeticError):
         return None
-    if not math.isfinite(log_likelihood):
-        return None
-    total = Gamma(law.mean * steps, law.std / law.mean / math.sqrt(steps)) if steps > 1 else law
-    return Fit(law, log_likelihood, parameters, distance(durations, total))
+    return (law, log_likelihood, parameters) if math.isfinite(log_likelihood) else None
+
+
+def _mean_up_to(longest: float, law: Law, points: np.ndarray) -> float:
+    """Integrate the probability of longer durations up to the longest that could be observed, by trapezoids."""
+    edges = np.concatenate([[0.0], np.sort(points), [longest]])
+    return float(np.trapezoid(1 - law.cdf(edges), edges))
 
 
 def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
@@ -194,67 +244,125 @@ def without(argument: str, values: np.ndarray, part: Law) -> np.ndarray:
     return shape * (mean / shape.mean())
 
 
-def distance(durations: np.ndarray, law: Law) -> float:
-    """Return the largest difference between the distribution functions of durations and of a continuous law."""
+def distance(durations: np.ndarray, law: Law, longest: float = math.inf) -> float:
+    """Return the largest difference between the distribution functions of durations and of a continuous law.
+
+    Durations of ``longest`` or more are counted, and not compared: they stand for all that could not be observed.
+    """
     ordered = np.sort(durations)
-    probability, n = law.cdf(ordered), len(ordered)
-    above, below = np.arange(1, n + 1) / n - probability, probability - np.arange(n) / n
-    return float(max(above.max(), below.max()))
+    n, compared = len(ordered), int(np.searchsorted(ordered, longest))
+    probability = law.cdf(ordered[:compared])
+    above, below = np.arange(1, compared + 1) / n - probability, probability - np.arange(compared) / n
+    return float(max(above.max(initial=0.0), below.max(initial=0.0)))
 
 
-def _exponential(x: np.ndarray, steps: int) -> tuple[Law, float]:
-    law = Exponential(float(x.mean()) / steps)
-    return law, _gamma_likelihood(x, float(steps), law.mean)
+# Each estimate takes complete durations, those that were cut short, and the local steps of a duration.
 
 
-def _gamma(x: np.ndarray, steps: int) -> tuple[Law, float]:
+def _exponential(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
+    mean = float((x.sum() + cut.sum()) / len(x)) / steps  # time computed over computations completed
+    if len(cut) and steps > 1:
+        (log_mean,) = _maximum(lambda t: _gamma_likelihood(x, cut, float(steps), math.exp(t[0])), [math.log(mean)])
+        mean = math.exp(log_mean)
+    return Exponential(mean), _gamma_likelihood(x, cut, float(steps), mean)
+
+
+def _gamma(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
     mean = float(x.mean())
     excess = math.log(mean) - float(np.log(x).mean())
     shape = math.exp(brentq(lambda t: t - digamma(math.exp(t)) - excess, *map(math.log, _GAMMA_SHAPES), xtol=1e-12))
-    return Gamma(mean / steps, math.sqrt(steps / shape)), _gamma_likelihood(x, shape, mean / shape)
+    if len(cut):
+
+        def likelihood(logs: Sequence[float]) -> float:
+            return _gamma_likelihood(x, cut, math.exp(logs[0]), math.exp(logs[1] - logs[0]))
+
+        mean = float((x.sum() + cut.sum()) / len(x))
+        shape, mean = (math.exp(log) for log in _maximum(likelihood, [math.log(shape), math.log(mean)]))
+    return Gamma(mean / steps, math.sqrt(steps / shape)), _gamma_likelihood(x, cut, shape, mean / shape)
 
 
-def _gamma_likelihood(x: np.ndarray, shape: float, scale: float) -> float:
+def _gamma_likelihood(x: np.ndarray, cut: np.ndarray, shape: float, scale: float) -> float:
     powers = (shape - 1) * float(np.log(x).sum()) if shape != 1 else 0.0
-    return powers - float(x.sum()) / scale - len(x) * (shape * math.log(scale) + math.lgamma(shape))
+    complete = powers - float(x.sum()) / scale - len(x) * (shape * math.log(scale) + math.lgamma(shape))
+    return complete + float(np.log(gammaincc(shape, cut / scale)).sum())
 
 
-def _lognormal(x: np.ndarray, steps: int) -> tuple[Law, float]:
-    logs = np.log(x)
+def _lognormal(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
+    logs, cut_logs = np.log(x), np.log(cut)
     mean, std = float(logs.mean()), float(logs.std())
-    law = LogNormal(math.exp(mean + std**2 / 2), math.sqrt(math.expm1(std**2)))
-    return law, -float(logs.sum()) - len(x) * (math.log(std) + 0.5 * math.log(2 * math.pi) + 0.5)
+    total, squares = float(logs.sum()), float(logs.var())
+    if len(cut):
+
+        def likelihood(t: Sequence[float]) -> float:
+            variance, longer = math.exp(2 * t[1]), log_ndtr((t[0] - cut_logs) / math.exp(t[1]))
+            return float(longer.sum()) - len(x) * (t[1] + (squares + (total / len(x) - t[0]) ** 2) / (2 * variance))
+
+        mean, log_std = _maximum(likelihood, [mean, math.log(std)])
+        std = math.exp(log_std)
+        constant = total + len(x) * 0.5 * math.log(2 * math.pi)
+        log_likelihood = likelihood([mean, log_std]) - constant
+    else:
+        log_likelihood = -total - len(x) * (math.log(std) + 0.5 * math.log(2 * math.pi) + 0.5)
+    return LogNormal(math.exp(mean + std**2 / 2), math.sqrt(math.expm1(std**2))), log_likelihood
 
 
-def _uniform(x: np.ndarray, steps: int) -> tuple[Law, float]:
-    law = Uniform(float(x.min()), float(x.max()))
-    return law, -len(x) * math.log(law.high - law.low)
+def _uniform(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
+    low, high = float(x.min()), float(x.max())
+    cut = cut[cut > low]
+    if len(cut):
+        least = max(high, float(cut.max()))
+
+        def slope(log_excess: float) -> float:
+            bound = least + math.exp(log_excess)
+            return float((1 / (bound - cut)).sum()) - (len(x) + len(cut)) / (bound - low)
+
+        bounds = [math.log((least - low) * factor) for factor in (1e-12, 1e6)]
+        if slope(bounds[0]) > 0:
+            high = least + math.exp(brentq(slope, *bounds, xtol=1e-9))
+    law = Uniform(low, high)
+    beyond = float(np.log(high - cut).sum()) if len(cut) else 0.0
+    return law, beyond - (len(x) + len(cut)) * math.log(law.high - law.low)
 
 
-def _weibull(x: np.ndarray, steps: int) -> tuple[Law, float]:
-    logs = np.log(x) - math.log(float(x.max()))  # no power of these can overflow
+def _weibull(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
+    every = np.concatenate([x, cut])
+    longest = float(every.max())
+    logs, complete = np.log(every) - math.log(longest), np.log(x) - math.log(longest)  # no power of these can overflow
 
     def slope(shape: float) -> float:
         powers = np.exp(shape * logs)
-        return float(powers @ logs / powers.sum() - logs.mean()) - 1 / shape
+        return float(powers @ logs / powers.sum() - complete.mean()) - 1 / shape
 
     shape = brentq(slope, *_WEIBULL_SHAPES, xtol=1e-12)
-    scale = float(x.max()) * float(np.exp(shape * logs).mean()) ** (1 / shape)
+    scale = longest * float(np.exp(shape * logs).sum() / len(x)) ** (1 / shape)
     law = Weibull(scale * math.gamma(1 + 1 / shape), shape)
     logs = np.log(x / scale)
     return law, len(x) * (math.log(shape / scale) - 1) + (shape - 1) * float(logs.sum())
 
 
-def _pareto(x: np.ndarray, steps: int) -> tuple[Law, float]:
+def _pareto(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
     minimum = float(x.min())
-    shape = 1 / float(np.log(x / minimum).mean())
+    longer = float(np.log(np.maximum(cut, minimum) / minimum).sum())
+    shape = 1 / (float(np.log(x / minimum).mean()) + longer / len(x))
     if shape <= 1:
         raise ValueError("a Pareto law without a mean")
     law = Pareto(minimum * shape / (shape - 1), shape)
-    return law, len(x) * (math.log(shape) - math.log(minimum)) - (shape + 1) * float(np.log(x / minimum).sum())
+    complete = len(x) * (math.log(shape) - math.log(minimum)) - (shape + 1) * float(np.log(x / minimum).sum())
+    return law, complete - shape * longer
 
 
-_Estimate = Callable[[np.ndarray, int], tuple[Law, float]]
+def _maximum(likelihood: Callable[[Sequence[float]], float], start: Sequence[float]) -> list[float]:
+    """Search for the arguments with the largest likelihood, by Nelder and Mead's simplex."""
+
+    def cost(arguments: Sequence[float]) -> float:
+        value = likelihood(arguments)
+        return -value if math.isfinite(value) else math.inf
+
+    options = {"xatol": 1e-7, "fatol": 1e-7, "maxiter": 1_000}
+    return minimize(cost, start, method="Nelder-Mead", options=options).x.tolist()
+
+
+_Estimate = Callable[[np.ndarray, np.ndarray, int], tuple[Law, float]]
 #: The families by name: the law, its number of parameters, and its estimate with the log-likelihood.
 FAMILIES: dict[str, tuple[Any, int, _Estimate]] = {
     "exponential": (Exponential, 1, _exponential),

@@ -32,10 +32,19 @@ _ORDER = {
 }
 
 
+class Cancelled(NamedTuple):
+    """Computations that a worker's death cut short: arrays with an entry for each, seconds."""
+
+    compute: np.ndarray  #: from the start to the death; the whole computation would have been longer
+    worker: np.ndarray
+    begin: np.ndarray  #: seconds since the start of the trace
+
+
 class Durations(NamedTuple):
     """Durations in the order in which they ended, seconds: arrays with an entry per computation, unless said."""
 
     #: From the start of a computation until its message sets off; to its arrival where the trace does not tell that.
+    #: Completed computations only.
     compute: np.ndarray
     worker: np.ndarray  #: whose
     begin: np.ndarray  #: when it started, seconds since the start of the trace
@@ -47,6 +56,22 @@ class Durations(NamedTuple):
     #: a message is formed before it leaves.
     round_trip: np.ndarray | None
     idle: np.ndarray  #: per commit: how long each message waited although the server was free
+    cancelled: Cancelled
+
+    @property
+    def attempts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Completed and cancelled computations in the order in which they ended.
+
+        Their durations, their workers, and whether each was cancelled; None if none was.
+        """
+        cancelled = self.cancelled
+        if not len(cancelled.compute):
+            return self.compute, self.worker, None
+        seconds = np.concatenate([self.compute, cancelled.compute])
+        ends = np.concatenate([self.begin, cancelled.begin]) + seconds
+        order = np.argsort(ends, kind="stable")
+        worker = np.concatenate([self.worker, cancelled.worker])
+        return seconds[order], worker[order], order >= len(self.compute)
 
 
 def require_asynchronous(argument: str, trace: Trace) -> None:
@@ -92,9 +117,10 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     idle = began - trace.frame["serve_time"].to_numpy()
     warm_up, frame = warm_up_of(trace, warm_up), trace.frame
     applied = frame["outcome"] == "applied"
-    # Not what died, nor what came after: that was read in a visit that is no row's.
-    survived = applied & applied.groupby(frame["worker"], sort=False).shift(fill_value=True)
-    used = ((np.cumsum(applied) > warm_up) & (frame["job"] > 0) & survived).to_numpy()
+    # Computations after a death are left out: they began from a read in a visit that is no row's.
+    follows = applied.groupby(frame["worker"], sort=False).shift(fill_value=True)
+    observed = ((np.cumsum(applied) > warm_up) & (frame["job"] > 0) & follows).to_numpy()
+    used = observed & applied.to_numpy()
     starts, sent, arrived = (frame[name].to_numpy() for name in ("start_time", "send_time", "arrive_time"))
     down, round_trip = starts - frame["read_time"].to_numpy(), None
     service = (frame["commit_time"] - frame["serve_time"]).to_numpy()[used]
@@ -109,18 +135,25 @@ def durations(trace: Trace, warm_up: int | None = None) -> Durations:
     used = used & known  # a new array, as a column may be read-only
     tells = not np.isnan(sent).any()
     ends = sent if tells else arrived
+    # A worker may also die after its computation, before its message sets off: that duration is complete.
+    stopped = frame["commit_time"].to_numpy()
+    died = observed & ~applied.to_numpy() & (stopped > starts)
+    computed = used | (died & known & (ends < stopped))
+    died &= ~computed
     first, last = np.sort(starts[known]), np.sort(ends[known])
     under_way = np.searchsorted(first, starts, side="right") - np.searchsorted(last, starts, side="right")
+    worker = frame["worker"].to_numpy()
     return Durations(
-        (ends - starts)[used],
-        frame["worker"].to_numpy()[used],
-        starts[used],
-        under_way[used] - 1,
+        (ends - starts)[computed],
+        worker[computed],
+        starts[computed],
+        under_way[computed] - 1,
         service,
-        (arrived - sent)[used] if tells else None,
+        (arrived - sent)[computed] if tells else None,
         down[used],
         round_trip,
         idle[used],
+        Cancelled((stopped - starts)[died], worker[died], starts[died]),
     )
 
 
