@@ -179,6 +179,29 @@ def test_theory_knows_of_each_workers_journey():
     assert measured <= rate.commits * 1.001 and measured > 3
 
 
+def test_a_sites_link_bounds_the_workers_of_that_site():
+    """By hand: 4 workers near the server take 1 + 2/100 s each; 8 far ones share a link that takes 1 s a message."""
+    two = dict(workers=12, compute=1.0, sites=[4, 8], bandwidth=100, message_bytes=1, far_bandwidth=1)
+    cluster = Cluster(**two, shared_bandwidth=True)
+    rate, measured = theory.throughput_theory(cluster), simulate(cluster, 4_000).summary()["throughput"]
+    assert rate.commits == pytest.approx(4 / 1.02 + 1) and not rate.exact
+    assert rate.commits * 0.99 < measured < rate.commits * 1.001
+    own_links = theory.throughput_theory(Cluster(**two))
+    assert own_links.commits == pytest.approx(4 / 1.02 + 8 / 3)  # two messages of 1 s beside computing
+    # Nobody is ahead of the far workers for ever, each of whom has an eighth of their link.
+    for policy, tightness in (("bounded_staleness(3)", 0.99), ("barrier()", 0.75)):
+        cluster = Cluster(**two, shared_bandwidth=True, policy=policy)
+        rate, measured = theory.throughput_theory(cluster), simulate(cluster, 4_000).summary()["throughput"]
+        assert rate.commits == pytest.approx(12 / 8)
+        assert tightness * rate.commits < measured < rate.commits * 1.002
+    # The two links of equal sites carry half of a version each: 2 s of messages, and not 4.
+    equal = dict(workers=4, compute=0.1, sites=[2, 2], bandwidth=1, far_bandwidth=1, message_bytes=1)
+    for policy in ("barrier()", "barrier(count=3)"):
+        cluster = Cluster(**equal, shared_bandwidth=True, policy=policy)
+        rate, measured = theory.throughput_theory(cluster), simulate(cluster, 4_000).summary()["throughput"]
+        assert 0.6 * rate.commits < measured < rate.commits
+
+
 def test_all_reduces_know_of_sites():
     near = dict(latency=0.1, bandwidth=8.0, message_bytes=4.0, policy=barrier(collective="two_level"))
     cluster = Cluster(4, 1.0, **near, sites=[2, 2], far_latency="1 s", far_bandwidth=2.0)

@@ -4,6 +4,7 @@ Tables and figures draw these beside a measurement. Where no closed form holds t
 staleness, and the bounds of operational analysis, which hold for all laws with these means.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -128,9 +129,46 @@ def _without_server(cluster: Cluster) -> ThroughputTheory:
     if cluster.workers == 1 or cluster.policy == asynchronous() or (cluster.policy.name == "handshake" and instant):
         return ThroughputTheory("nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0)
     if cluster.policy.name == "handshake":
-        return ThroughputTheory("saturation bound", sum(1 / mean for mean in means))
+        return ThroughputTheory("saturation bound", _handshakes(cluster, means))
     commits = cluster.workers / max(means)
     return ThroughputTheory("saturation bound", commits, computing=commits / cluster.workers * float(np.mean(means)))
+
+
+def _handshakes(cluster: Cluster, computing: list[float]) -> float:
+    """Return the largest rate of gradients that pairwise averages over a network allow.
+
+    A worker computes, then exchanges: no rate exceeds ``1 / (computing + exchange)``. An exchange holds two replicas,
+    and ``n`` replicas are held for ``n`` seconds a second at most: so ``2 sum(rate * exchange) <= n``, and the shortest
+    exchanges make the most of that.
+    """
+    exchanges = _exchange_times(cluster)
+    total, left = 0.0, cluster.workers / 2
+    for exchange, seconds in sorted(zip(exchanges, computing, strict=True)):
+        rate = 1 / (seconds + exchange)
+        if exchange > 0:
+            rate = min(rate, left / exchange)
+            left -= rate * exchange
+        total += rate
+    return total
+
+
+def _exchange_times(cluster: Cluster) -> list[float]:
+    """Return the mean time (s) that the messages of each worker's exchange with a random neighbour travel."""
+    assert cluster.topology is not None
+    n, slow = cluster.workers, cluster.topology.slowness(cluster.workers)
+    site = np.repeat(np.arange(len(cluster.sites or (n,))), cluster.sites or (n,))
+    near, far = cluster.near_ways[0], cluster.ways[0]
+    latencies = np.array([near.means, far.means])
+    transfers = np.array([near.transfer, far.transfer])
+    seconds = []
+    for worker, neighbours in enumerate(cluster.topology.neighbours(n)):
+        others = np.array(neighbours, np.int64)
+        away = (site[others] != site[worker]).astype(np.int64)
+        there = np.array([slow.get((worker, other), 1.0) for other in neighbours])
+        back = np.array([slow.get((other, worker), 1.0) for other in neighbours])
+        travel = there * (2 * latencies[away, worker] + transfers[away, worker]) + back * transfers[away, others]
+        seconds.append(float(travel.mean()) if neighbours else 0.0)
+    return seconds
 
 
 def _rate(cluster: Cluster) -> ThroughputTheory | None:
@@ -174,26 +212,39 @@ def _in_step(cluster: Cluster) -> bool:
 def _highest_rate(cluster: Cluster) -> float:
     """Return the largest rate of commits that the means allow, by operational analysis.
 
-    No worker is quicker than without anybody else, under policies that keep all in step none is quicker than the
-    slowest; no server and no shared link is more than busy.
+    No worker is quicker than without anybody else; no server and no shared link is more than busy, so that the workers
+    of a link make at most the smaller of their own rates and of the link's. Under policies that keep all in step none is
+    quicker than the slowest.
     """
     cycles = [one + demand(cluster) for one in away(cluster)]
-    own = len(cycles) / max(cycles) if _in_step(cluster) else math.fsum(1 / cycle for cycle in cycles)
-    return min(own, _busiest(cluster))
+    rate = _busiest_server(cluster)
+    if _in_step(cluster):
+        slowest = min(busiest / len(workers) for workers, busiest in _links(cluster))
+        return min(rate, len(cycles) / max(cycles), len(cycles) * slowest)
+    own = [(math.fsum(1 / cycles[worker] for worker in workers), busiest) for workers, busiest in _links(cluster)]
+    return min(rate, math.fsum(map(min, own)))
 
 
-def _busiest(cluster: Cluster) -> float:
-    """Return the rate of commits at which the server or a shared link is always busy; infinite without either."""
-    seconds = [0.0]
-    if cluster.discipline != "lock_free":
-        seconds.append(demand(cluster))
-    rate = 1 / max(seconds) if max(seconds) > 0 else math.inf
-    if cluster.shared_bandwidth:  # in either direction, as each commit has one message with parameters up and one down
-        apart = cluster.sites if cluster.sites is not None and cluster.far_bandwidth is not None else (cluster.workers,)
-        for way in cluster.ways:
-            links = np.split(np.array(way.transfer), np.cumsum(apart)[:-1])
-            rate = min(rate, math.fsum(1 / link.min() if link.min() > 0 else math.inf for link in links))
-    return rate
+def _busiest_server(cluster: Cluster) -> float:
+    """Return the rate of commits at which the server is always busy; infinite if it takes no time."""
+    seconds = 0.0 if cluster.discipline == "lock_free" else demand(cluster)
+    return 1 / seconds if seconds > 0 else math.inf
+
+
+def _links(cluster: Cluster) -> list[tuple[range, float]]:
+    """Return the workers that share each link, and their rate of commits at which it is always busy.
+
+    Each commit has a message with parameters in either direction. Without shared links all workers have an infinite
+    rate.
+    """
+    if not cluster.shared_bandwidth:
+        return [(range(cluster.workers), math.inf)]
+    apart = cluster.sites if cluster.sites is not None and cluster.far_bandwidth is not None else (cluster.workers,)
+    links = []
+    for first, last in itertools.pairwise(np.cumsum([0, *apart]).tolist()):
+        seconds = max(min(way.transfer[first:last]) for way in cluster.ways)
+        links.append((range(first, last), 1 / seconds if seconds > 0 else math.inf))
+    return links
 
 
 def _barriers(cluster: Cluster) -> ThroughputTheory | None:
@@ -205,14 +256,16 @@ def _barriers(cluster: Cluster) -> ThroughputTheory | None:
     first = cluster.policy.per_version(cluster.workers)
     everyone = first == cluster.workers
     # Of the workers' own times the short ones may be left, the server and a shared link see to all that is taken up.
-    most = _highest_rate(cluster) if everyone else _busiest(cluster)
+    links = _links(cluster)
+    busiest = min(_busiest_server(cluster), math.fsum(rate for _, rate in links))
+    most = _highest_rate(cluster) if everyone else busiest
     # The nearest worker's journeys, where some are farther than others: no version is made in less.
     name, travelling, served = "order statistics", min(journeys(cluster)), demand(cluster)
     same = alike_network(cluster)
     steady = all(isinstance(law, Constant) for way in (*cluster.ways, *cluster.near_ways) for law in way.latency)
     in_turn = steady and cluster.discipline == "fifo" and cluster.protocol == "exchange"
     if cluster.shared_bandwidth and in_turn and same:  # nobody misses a version on the way, so that everyone gets each
-        most = min(most, first / cluster.workers / cluster.transfer_down)
+        most = min(most, first / max(len(workers) for workers, _ in links) / cluster.transfer_down)
     limits = [ThroughputTheory("saturation bound", most)] if most < math.inf else []
     if not everyone:  # of random journeys, too, the short ones may be left, and of services that do not wait in turn
         if not steady:
