@@ -209,13 +209,48 @@ def test_hybrid_groups():
         assert 3 * layer.operations * 4 / (4 * layer.parameters) == 1.5 * 4 * 56**2
 
 
+def waits(layers, computing, communicating):
+    """Pass an iteration step by step: backward from the last layer, then forward from the first."""
+    seconds = computing * np.array([layer.operations for layer in layers]) / sum(layer.operations for layer in layers)
+    left, total = np.zeros(len(layers)), np.zeros(len(layers))
+
+    def send(time):
+        for k in range(len(layers)):  # lower layers first
+            sent = min(left[k], time)
+            left[k], time = left[k] - sent, time - sent
+
+    for k in reversed(range(len(layers))):
+        send(seconds[k] * 2 / 3)
+        left[k] = communicating[k]
+    for k in range(len(layers)):
+        total[k] = left[: k + 1].sum()
+        send(total[k] + seconds[k] / 3)
+    return total
+
+
+def test_layers_share_the_network():
+    vgg = NETWORKS["vgg_a"]
+    spent = [collective_time("ring", 4.0 * layer.parameters, 64, 7e9) for layer in vgg]
+    for computing in (0.0, 0.05, 0.1, 1.0):
+        np.testing.assert_allclose(bubbles(vgg, computing, spent), waits(vgg, computing, spent), atol=1e-12)
+    # A layer with the network to itself would wait for .067 s at most; one network takes .15 s for all layers.
+    below = np.cumsum([0.0, *(layer.operations for layer in vgg)])[:-1] / sum(layer.operations for layer in vgg)
+    assert max(spent - 0.05 * below) == pytest.approx(0.067, abs=1e-3)
+    assert bubbles(vgg, 0.05, spent).sum() == pytest.approx(sum(spent) - 0.05, rel=0.01)
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        layers = [Layer("", 1, operations) for operations in generator.exponential(size=6)]
+        spent = generator.exponential(size=6) ** 3
+        np.testing.assert_allclose(bubbles(layers, 5.0, spent), waits(layers, 5.0, spent), atol=1e-12)
+
+
 def test_what_computing_hides():
     layers = [Layer("a", 100, 10), Layer("b", 100, 30), Layer("c", 200, 20)]
     # Available: nothing, a's 10 of 60 and a's and b's 40 of 60 operations, of 6 s.
     assert bubbles(layers, 6.0, [0.5, 1.5, 3.0]) == pytest.approx([0.5, 0.5, 0])
     assert bubbles(layers, 6.0, [0.0, 0.0, 100.0]) == pytest.approx([0, 0, 96])
-    assert bubbles(layers, 6.0, [0.0, 1.0, 8.0]) == pytest.approx([0.0, 0, 4])
-    assert bubbles(layers, 6.0, [0.1, 1.0, 3.9]) == pytest.approx([0.1, 0, 0])
+    assert bubbles(layers, 6.0, [0.0, 1.0, 8.0]) == pytest.approx([0.0, 0, 5])  # b's second goes before c's message
+    assert bubbles(layers, 6.0, [0.1, 0.9, 3.0]) == pytest.approx([0.1, 0, 0])
 
     def seconds(size):
         return size / 100

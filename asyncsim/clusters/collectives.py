@@ -188,14 +188,14 @@ class Layer(NamedTuple):
 def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[float]) -> np.ndarray:
     """Return how long (s) computing waits for each layer's communication, shape ``[layers]``.
 
-    ::
+    Layer ``k``'s gradient is sent while the backward passes of the layers below it and their forward passes in the next
+    iteration run: they come between its gradient and the next use of its weights, so the first layer's communication
+    cannot hide. All layers share the network, and a layer's message goes before those of the layers above it, which are
+    needed later. By the forward pass of layer ``k`` computing has waited for::
 
-        bubble = max(0, communication - computation available)
+        max(0, communication of the layers 1 to j - computation below j), the largest of j = 1, ..., k
 
-    Available to a layer are the backward passes of the layers below it and their forward passes in the next iteration:
-    they come between its gradient and the next use of its weights, so the first layer's communication cannot hide. Each
-    layer is assumed to have the network to itself. All layers together are not quicker than one after the other: if the
-    formula says so, the first layer's bubble is longer by the difference.
+    No other order of the messages waits less in all.
 
     Parameters
     ----------
@@ -208,15 +208,13 @@ def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[f
 
     References
     ----------
-    Das et al. 2016, "Distributed deep learning using synchronous stochastic gradient descent", arXiv 1602.06709. That
-    communication cannot be quicker than the network is added here.
+    Das et al. 2016, "Distributed deep learning using synchronous stochastic gradient descent", arXiv 1602.06709. There
+    a layer waits for ``max(0, communication - computation)`` of its own, as if the others left the network to it.
     """
     below = np.cumsum([0.0, *(layer.operations for layer in layers)])[:-1]
     available = computing * below / max(sum(layer.operations for layer in layers), 1e-300)
-    spent = np.asarray(communicating, float)
-    waiting = np.maximum(0.0, spent - available)
-    waiting[0] += max(0.0, spent.sum() - computing - waiting.sum())
-    return waiting
+    waited = np.maximum.accumulate(np.maximum(0.0, np.cumsum(communicating) - available))
+    return np.diff(waited, prepend=0.0)
 
 
 def exposed_time(
