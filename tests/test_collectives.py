@@ -185,6 +185,29 @@ def test_a_round_is_the_slowest_computation_and_the_all_reduce(compute):
     assert found["returning_share"] == pytest.approx(0.7 / (found["duration"] / found["versions"]), rel=1e-3)
 
 
+def test_the_living_make_the_all_reduce():
+    """By hand: a round is 1 s of computing and the all-reduce of those who are there."""
+    near = dict(bandwidth=10.0, message_bytes=10.0, latency=0.1)
+
+    def rounds(collective, workers, failure, **sites):
+        cluster = Cluster(workers, 1.0, **near, **sites, policy=f"barrier(collective={collective})", failures=[failure])
+        frame = simulate(cluster, 60 * workers).frame
+        return np.diff(frame["commit_time"][frame["worker"] == 0])
+
+    ring4, ring3, ring2 = (2 * (n - 1) * (1 / n + 0.1) for n in (4, 3, 2))
+    left = rounds("ring", 4, "leave(at=50, workers=[3])")
+    assert left[0] == pytest.approx(1 + ring4) and left[-1] == pytest.approx(1 + ring3)
+    joined = rounds("ring", 4, "join(at=50, workers=[3])")
+    assert joined[0] == pytest.approx(1 + ring3) and joined[-1] == pytest.approx(1 + ring4)
+    halved = rounds("halving_doubling", 4, "leave(at=50, workers=[3])")
+    assert halved[0] == pytest.approx(1 + 1.5 + 0.4)
+    assert halved[-1] == pytest.approx(1 + (1 + 0.2) + 2 * (1 + 0.1))  # of two, and the third's message there and back
+    far = dict(sites=[2, 2], far_latency=1.0, far_bandwidth=1.0)
+    assert rounds("two_level", 4, "leave(at=90, site=1)", **far)[-1] == pytest.approx(1 + ring2)
+    crashed = rounds("ring", 3, "crash(every=20, lasts=30, workers=[2])")
+    assert crashed.min() == pytest.approx(1 + ring2) and crashed[0] == pytest.approx(1 + ring3)
+
+
 def test_the_bundled_networks_are_those_of_their_papers():
     vgg, resnet = NETWORKS["vgg_a"], NETWORKS["resnet50"]
     assert sum(layer.parameters for layer in vgg) == 132_863_336

@@ -4,7 +4,7 @@ import functools
 import math
 import numbers
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -243,9 +243,17 @@ class Cluster:
 
     @functools.cached_property
     def collective_time(self) -> float:
-        """Seconds that the all-reduce of a round takes after the barrier; 0 without one."""
+        """Seconds that the all-reduce of all workers takes after the barrier; 0 without one."""
+        return self.collective_time_of(range(self.workers))
+
+    def collective_time_of(self, members: Collection[int]) -> float:
+        """Return the seconds that the all-reduce of some workers takes after the barrier; 0 without one.
+
+        Where the others are gone and no power of two is left, ``halving_doubling`` is that of the next lower one: each
+        worker beyond it sends its message to another before, and receives the sum after.
+        """
         policy = self.policy
-        if policy.collective is None:
+        if policy.collective is None or not members:
             return 0.0
         size = 0.0 if self.message_bytes is None else self.message_bytes
         latency, far_latency = self.latency, self.far_latency
@@ -253,19 +261,22 @@ class Cluster:
         assert isinstance(far_latency, Constant | None) and isinstance(self.far_bandwidth, float | None)
         bandwidth = math.inf if self.bandwidth is None else self.bandwidth
         assert isinstance(bandwidth, float)
-        seconds = functools.partial(
-            collective_time,
-            policy.collective,
-            nodes=self.workers,
-            bandwidth=bandwidth,
-            latency=latency.value,
-            sites=self.sites,
-            far_bandwidth=self.far_bandwidth,
-            far_latency=None if far_latency is None else far_latency.value,
-        )
+        kind, nodes, sites = policy.collective, len(members), self.sites
+        near = functools.partial(collective_time, bandwidth=bandwidth, latency=latency.value)
+        far = dict(far_bandwidth=self.far_bandwidth, far_latency=None if far_latency is None else far_latency.value)
+        if sites is not None:
+            counts = np.bincount(np.repeat(np.arange(len(sites)), sites)[list(members)])
+            sites = tuple(counts[counts > 0].tolist())
+
+        def seconds(size: float) -> float:
+            if kind == "halving_doubling" and nodes < self.workers and nodes & (nodes - 1):
+                return near(kind, size, 2 ** (nodes.bit_length() - 1)) + near("tree", size, 2)
+            return near(kind, size, nodes, sites=sites, **far)  # type: ignore[arg-type]
+
         if policy.layers is None:
             return seconds(size)
-        step = max(law.mean for law in self.compute_laws)
+        laws = self.compute_laws
+        step = max(laws[member].mean for member in members)
         return exposed_time(NETWORKS[policy.layers], step, size, seconds, policy.bucket_bytes)
 
     @functools.cached_property

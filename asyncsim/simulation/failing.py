@@ -8,6 +8,9 @@ A worker's *flow* is the one `Worker` that may go on for it. A crash takes it aw
 the server or served; that goes on, and its reply is lost if its worker is still away by then. Whoever finds at a step
 that it is no flow any more stops there. Every read that is open at a crash is the read of a cancelled row, so that job
 ``j`` still computes from read ``j``.
+
+A worker that comes back, or that reads anew after a message that was given up, reads at that instant: it costs the way
+down, no way up, and a service only where reads are visits of their own.
 """
 
 import functools
@@ -200,6 +203,7 @@ class FailingSimulation(PolicySimulation):
         there = {index for index in range(n) if self.first[index]}
         self.admission: Counted = Counted(cluster.policy, n, there)
         self.send_time = array("d", [0.0]) * n
+        self._collective_time: float | None = None  # of the counted workers; None until it is asked for
         self.jobs, self._spells = [0] * n, list[list[float]]()
         self._reads_made = [int(one) for one in self.first]
         self._away = [int(not one) for one in self.first]  # spells that keep it away
@@ -383,7 +387,7 @@ class FailingSimulation(PolicySimulation):
     def _way(self, direction: int) -> Callable[..., Step]:
         way = super()._way(direction)
         if direction == 1:
-            return way
+            return self._all_reduce if self.cluster.collective_time else way
 
         flow, losses, under_way = self._flow, self._losses, self._under_way
 
@@ -406,6 +410,18 @@ class FailingSimulation(PolicySimulation):
             return send
 
         return up
+
+    def _all_reduce(self, then: Step, loaded: bool = True) -> Step:
+        """Put the all-reduce of the counted workers before a step."""
+        env, arrived = self.env, [then]
+
+        def depart(worker: Worker) -> None:
+            if self._collective_time is None:
+                self._collective_time = self.cluster.collective_time_of(self.admission.counted)
+            worker.callbacks = arrived
+            env.schedule(worker, NORMAL, self._collective_time)
+
+        return depart
 
     def _time_out(self, failure: Failure, send: Step, worker: Worker) -> None:
         """Send a lost message again, or give it up."""
@@ -587,7 +603,7 @@ class FailingSimulation(PolicySimulation):
         if not self._away[index] or incarnation != self._incarnation[index] or index not in self.admission.counted:
             return
         self._absence[index][4:6] = self.env._now, len(self.commits) // len(self.commit_record)
-        version = self.admission.version
+        version, self._collective_time = self.admission.version, None
         for one in self.admission.died(index):
             self._go_on(one)
         if self.admission.version > version:
@@ -602,6 +618,7 @@ class FailingSimulation(PolicySimulation):
         absence[3], absence[6] = self.env._now, len(self.commits) // len(self.commit_record)
         if index not in self.admission.counted:
             self.admission.came(index)
+            self._collective_time = None
         self._enter_when_up(index)
 
     def _enter_when_up(self, index: int) -> None:
