@@ -138,7 +138,8 @@ def crash(
     """Return crashes: a worker is gone with its state, and comes back after a while with none.
 
     Its computation is cancelled. A message that it had sent is still served, and the reply is lost. When it comes back
-    it reads the newest version, with what the server knows of it as before, and its own state as at the start.
+    it reads the newest version, with what the server knows of it as before, and its own state as at the start. That read
+    costs the way down alone; its request takes no time, and no service unless reads are visits of their own.
 
     Parameters
     ----------
@@ -220,6 +221,7 @@ def loss(
 
     A lost message takes no place on a link. After ``timeout`` seconds its worker sends the same again, as a transport
     would, which may be lost as well; or with ``resend=False`` gives it up, reads the newest version and computes anew.
+    That read costs as much as one after a `crash`.
     Requests to read and the server's replies arrive.
     """
     return Failure("loss", **locals())

@@ -319,3 +319,27 @@ def test_a_site_fails_at_once():
     cluster = Cluster(5, "exponential(1)", sites=[2, 3], failures=["crash(exponential(9), 1, site=1)"])
     spells = simulate(cluster, 300).spells
     assert set(spells["worker"]) == {2, 3, 4} and (spells.groupby("begin")["worker"].nunique() == 3).all()
+
+
+@pytest.mark.parametrize("failure", ["crash(every=7.3, lasts=4)", "loss(probability=0.3, timeout=0.5, resend=False)"])
+@pytest.mark.parametrize(
+    ("protocol", "service", "down"),
+    [
+        (dict(), 0.0, 0.3),
+        (dict(protocol="write_then_read"), 0.01, 0.3),
+        (dict(protocol="read_then_write"), 0.0, 0.3),
+        (dict(protocol="read_then_write", exclusive=False), 0.01, 0.1),
+    ],
+)
+def test_a_read_after_a_failure_costs_the_way_down(failure, protocol, service, down):
+    """As docs/failures.md says: no way up, and a service where reads are visits of their own."""
+    cluster = Cluster(1, 1.0, 0.01, 0.1, bandwidth=10, message_bytes=2, failures=[failure], **protocol)
+    frame = simulate(cluster, 60, seed=0).frame
+    failed = frame["outcome"].shift().isin(["cancelled", "lost"])
+    row = frame[failed].iloc[0]
+    ended = frame["commit_time"].shift()[failed].iloc[0] + (4 if "crash" in failure else 0)
+    if "loss" in failure and not protocol.get("exclusive", True):  # it read before it sent what was lost
+        assert row["read_time"] < ended and row["start_time"] == pytest.approx(ended)
+        return
+    assert row["read_time"] - ended == pytest.approx(service)
+    assert row["start_time"] - row["read_time"] == pytest.approx(down)
