@@ -22,6 +22,7 @@ from asyncsim import (
 from asyncsim.failures import Failure
 from asyncsim.simulation.failing import Counted, FailingSimulation
 from asyncsim.traces.columns import ACCEPTED, COLUMNS
+from asyncsim.traces.trace_summary import phases
 
 N = 4
 laws = st.sampled_from([Exponential(1.0), Exponential(5.0), Gamma(3.0, 0.5), Uniform(0.5, 20.0), 7.0])
@@ -319,6 +320,21 @@ def test_a_site_fails_at_once():
     cluster = Cluster(5, "exponential(1)", sites=[2, 3], failures=["crash(exponential(9), 1, site=1)"])
     spells = simulate(cluster, 300).spells
     assert set(spells["worker"]) == {2, 3, 4} and (spells.groupby("begin")["worker"].nunique() == 3).all()
+
+
+@pytest.mark.parametrize(
+    "protocol", [dict(protocol="write_then_read"), dict(protocol="read_then_write", exclusive=False)]
+)
+def test_the_goodput_of_a_joiner_that_is_never_served_adds_up(protocol):
+    """Worker 5 comes to a saturated server that serves the lowest first: it is held until 5 s, then it waits."""
+    cluster = Cluster(6, 1.0, 0.6, discipline="lowest_rank", failures=["join(at=5, workers=[5])"], **protocol)
+    trace = simulate(cluster, 60, seed=0)
+    assert 5 in trace.present["worker"].to_list() and 5 not in trace.frame["worker"].to_list()
+    numbers = trace.summary(0)
+    parts = [value for name, value in numbers.items() if name == "counted_share" or name.startswith("lost_to_")]
+    assert sum(parts) == pytest.approx(1, abs=1e-9)
+    waiting = phases(trace, [5]).waiting[["begin", "end"]].to_numpy()
+    assert waiting == pytest.approx(np.array([[5, numbers["duration"]]]))
 
 
 @pytest.mark.parametrize("failure", ["crash(every=7.3, lasts=4)", "loss(probability=0.3, timeout=0.5, resend=False)"])

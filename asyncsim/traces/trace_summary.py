@@ -414,9 +414,10 @@ def _let_wait(
     begin = []
     if trace.has_failures:
         served, reads = served[frame["failed_by"] != "resent"], reads.drop_duplicates(["worker", "job"])
-        # Until a worker joins.
+        # Until a worker joins; its first read may still wait at the server.
         first = pd.concat([table.loc[table["job"] == 0, ["worker", answered]] for table in (frame, open_reads)])
-        first = first.groupby("worker")[answered].min().reindex(range(trace.workers)).fillna(last)
+        first = first.groupby("worker")[answered].min().reindex(range(trace.workers))
+        first = first.fillna(present.set_index("worker")["arrive_time"]).fillna(last)
         begin = [(first.index, np.zeros(len(first)), first)]
     gone_on = served.merge(reads, on=["worker", "job"])
     # Who has no read yet waits to the end, or to the arrival of the visit in which it asks for one.
