@@ -1,5 +1,7 @@
 """Methods checked before a replay: each message names the function, what it returned and what it should."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -168,15 +170,6 @@ WRONG = {
         rf"{MESSAGE} returned the message, float32\[2\]: must be a vector like the central variable, float32",
     ),
     "not a timing": ({"timing": None}, r"damped\.timing = None: must be an asyncsim\.methods\.Timing"),
-    "a policy as text": (
-        {"timing": Timing(policy="barrier(8)")},
-        r"damped\.timing: policy = 'barrier\(8\)': must be a policy; write asyncsim\.barrier\(count=8\)",
-    ),
-    "a policy that is not called": (
-        {"timing": Timing(policy=asyncsim.buffered)},
-        r"damped\.timing: policy = .*: must be a policy; call it, as in asyncsim\.buffered\(count\)",
-    ),
-    "no policy": ({"timing": Timing(policy=3)}, r"damped\.timing: policy = 3: .* write asyncsim\.barrier\(\), say"),
     "no protocol": ({"timing": Timing(protocol="exchang")}, r"damped\.timing: protocol = .* did you mean 'exchange'"),
     "no discipline": ({"timing": Timing(discipline=1)}, r"damped\.timing: discipline = 1: unknown"),
     "no window": ({"timing": Timing(window="2")}, r"damped\.timing: window = '2': must be a whole number"),
@@ -191,6 +184,24 @@ def test_what_is_wrong_is_named(name):
     fields, message = WRONG[name]
     with pytest.raises(InputError, match=message):
         check_method(damped(**fields), PARAMS)
+
+
+@pytest.mark.parametrize("text", ["barrier(8)", "neighbours(mix=before)", "cancel_stale(3)"])
+def test_timing_takes_a_policys_text_as_a_cluster_does(text):
+    timing = Timing(policy=text)
+    assert timing == Timing(policy=asyncsim.clusters.policy.parse_policy(text)) and hash(timing) == hash(timing)
+    assert dataclasses.replace(Timing(), policy=text) == timing
+    check_method(damped(timing=timing), PARAMS)
+    for policy in ("bariers(8)", asyncsim.buffered, 3):
+        with pytest.raises(InputError, match="policy = "):
+            Timing(policy=policy)
+
+
+def test_a_method_with_a_policys_text_replays():
+    trace = asyncsim.simulate(asyncsim.Cluster(4, 1.0, policy="barrier(2)"), 8)
+    asyncsim.replay(trace, PROBLEM, damped(timing=Timing(policy="barrier(count=2)")))
+    with pytest.raises(InputError, match=r"needs a trace with policy = barrier\(count=4\)"):
+        asyncsim.replay(trace, PROBLEM, damped(timing=Timing(policy="barrier(count=4)")))
 
 
 @pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.int8])

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.calls import form_of
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
-from asyncsim.clusters.policy import POLICIES, Policy, parse_policy
+from asyncsim.clusters.policy import Policy
 from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import OF_JOURNEYS, Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.traces.trace import Trace
@@ -119,7 +118,7 @@ def require_server(method: Method, trace: Trace) -> None:
 def require_timing(method: Method, trace: Trace) -> None:
     """Raise InputError unless a trace has the timing that a method needs."""
     require_enough(method.name, method.timing, trace.workers)
-    for name, needed in method.timing._asdict().items():
+    for name, needed in vars(method.timing).items():
         if name in OF_JOURNEYS or name == "fewest_workers":
             continue
         has = getattr(trace, name)
@@ -261,7 +260,7 @@ def check_fields(method: Method) -> None:
 
 
 def _check_timing(argument: str, timing: Timing) -> None:
-    needed = {name: value for name, value in timing._asdict().items() if value is not None}
+    needed = {name: value for name, value in vars(timing).items() if value is not None}
     for name in ("workers", "window", "read_blocks", "far_every", "groups", "fewest_workers"):
         if name in needed:
             require_count(f"{argument}: {name}", needed[name])
@@ -270,20 +269,6 @@ def _check_timing(argument: str, timing: Timing) -> None:
     for name, choices in (("protocol", PROTOCOLS), ("discipline", DISCIPLINES)):
         if name in needed:
             require_choice(f"{argument}: {name}", needed[name], choices)
-    policy = needed.get("policy")
-    if policy is not None and not isinstance(policy, Policy):
-        raise InputError(f"{argument}: policy = {policy!r}: must be a policy; {_instead(policy)}")
-
-
-def _instead(policy: Any) -> str:
-    """Return what to write in the place of what is no policy."""
-    called = [name for name, make in POLICIES.items() if policy is make]
-    if called:
-        return f"call it, as in asyncsim.{form_of(POLICIES[called[0]])}"
-    try:
-        return f"write asyncsim.{parse_policy(policy)}"
-    except (InputError, TypeError, AttributeError):
-        return "write asyncsim.barrier(), say"
 
 
 def _check_optimizer(method: Method, params: Any) -> None:

@@ -5,7 +5,8 @@ so that a method reads like its formula.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,13 +151,14 @@ class Memories(NamedTuple):
         return rows.at[self.worker].set(newer, mode="drop")
 
 
-class Timing(NamedTuple):
+@dataclass(frozen=True)
+class Timing:
     """The timing that a method needs; None means that any will do.
 
     Attributes
     ----------
     workers, protocol, window, discipline, read_blocks, policy
-        Those of its `asyncsim.Cluster`; other traces are refused.
+        Those of its `asyncsim.Cluster`; other traces are refused. The policy may come as its text.
     message_size : float
         Of the message, in vectors of parameters as they are sent down: 1/16 for two bits in the place of a number of
         32. Studies with a bandwidth give the method traces whose messages take so long on their way up; a replay takes
@@ -179,6 +181,25 @@ class Timing(NamedTuple):
     far_every: int | None = None
     groups: int | None = None
     fewest_workers: int | None = None
+
+    if TYPE_CHECKING:  # what may be given; the fields say what is kept
+
+        def __init__(
+            self,
+            workers: int | None = None,
+            protocol: str | None = None,
+            window: int | None = None,
+            discipline: str | None = None,
+            read_blocks: int | None = None,
+            policy: Policy | str | None = None,
+            message_size: float | None = None,
+            far_every: int | None = None,
+            groups: int | None = None,
+            fewest_workers: int | None = None,
+        ): ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", require_policy(self.policy))
 
 
 #: Of a method's timing, what only says how long messages travel: any trace will do.

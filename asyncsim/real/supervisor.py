@@ -169,7 +169,7 @@ def require_timing(method: Any, processes: Processes) -> None:
             f"method = {method.name!r}: its workers {do}, and the policy of these processes is {policy}; give {needed}"
         )
     require_enough(method.name, method.timing, processes.workers)
-    for name, needed in method.timing._asdict().items():
+    for name, needed in vars(method.timing).items():
         has = getattr(processes, name, None)
         if needed not in (None, has) and name not in (*OF_JOURNEYS, "fewest_workers"):
             raise InputError(

@@ -95,7 +95,7 @@ def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]
 
 def meet(cluster: Cluster, timing: Timing) -> Cluster:
     """Return the cluster with what a method's timing needs, all else and all random numbers being equal."""
-    needs: dict[str, Any] = {name: value for name, value in timing._asdict().items() if value is not None}
+    needs: dict[str, Any] = {name: value for name, value in vars(timing).items() if value is not None}
     if needs.get("workers", cluster.workers) != cluster.workers:
         laws, windows = cluster.compute, cluster.window
         needs["compute"] = laws if isinstance(laws, Law) else laws[: needs["workers"]]
@@ -160,7 +160,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     name += f"-for-{method.name}"
                     needs = [
                         f"{need} = {value}"
-                        for need, value in method.timing._asdict().items()
+                        for need, value in vars(method.timing).items()
                         if value is not None and (need not in ("far_every", "groups") or cluster.far_every > 1)
                     ]
                     same = cell.seconds is not None or commits == cell.config.commits
