@@ -138,8 +138,8 @@ def crash(
     """Return crashes: a worker is gone with its state, and comes back after a while with none.
 
     Its computation is cancelled. A message that it had sent is still served, and the reply is lost. When it comes back
-    it reads the newest version, with what the server knows of it as before, and its own state as at the start. That read
-    costs the way down alone; its request takes no time, and no service unless reads are visits of their own.
+    it reads the newest version, with what the server knows of it as before, and its own state as at the start. That
+    read costs the way down alone; its request takes no time, and no service unless reads are visits of their own.
 
     Parameters
     ----------

@@ -213,8 +213,8 @@ def _highest_rate(cluster: Cluster) -> float:
     """Return the largest rate of commits that the means allow, by operational analysis.
 
     No worker is quicker than without anybody else; no server and no shared link is more than busy, so that the workers
-    of a link make at most the smaller of their own rates and of the link's. Under policies that keep all in step none is
-    quicker than the slowest.
+    of a link make at most the smaller of their own rates and of the link's. Under policies that keep all in step none
+    is quicker than the slowest.
     """
     cycles = [one + demand(cluster) for one in away(cluster)]
     rate = _busiest_server(cluster)
