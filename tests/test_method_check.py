@@ -199,9 +199,9 @@ def test_timing_takes_a_policys_text_as_a_cluster_does(text):
 
 def test_a_method_with_a_policys_text_replays():
     trace = asyncsim.simulate(asyncsim.Cluster(4, 1.0, policy="barrier(2)"), 8)
-    asyncsim.replay(trace, PROBLEM, damped(timing=Timing(policy="barrier(count=2)")))
+    asyncsim.replay(trace, damped(timing=Timing(policy="barrier(count=2)")), PROBLEM)
     with pytest.raises(InputError, match=r"needs a trace with policy = barrier\(count=4\)"):
-        asyncsim.replay(trace, PROBLEM, damped(timing=Timing(policy="barrier(count=4)")))
+        asyncsim.replay(trace, damped(timing=Timing(policy="barrier(count=4)")), PROBLEM)
 
 
 @pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.int8])
