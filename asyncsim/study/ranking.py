@@ -10,6 +10,7 @@ Seeds are paired: with one seed all rows have the same delays and minibatches. T
 seed, therefore hold less noise than the rows.
 """
 
+import bisect
 import functools
 import itertools
 import math
@@ -80,17 +81,14 @@ def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measur
 
     Added columns: ``best_low`` and ``best_high``, the interval of this row's measure relative to the first row;
     ``above_low`` and ``above_high``, relative to the row above; ``apart_from_best`` and ``apart_from_above``, whether
-    the interval leaves no doubt which row is better; ``needs_seeds`` and ``needs_seeds_best``, about how many seeds
-    would separate this row from the row above and from the first row if their means differ as measured;
-    ``same_as_above``, whether both are equal with every seed; ``ratio`` and ``paired_seeds``. They are NaN or None
-    where nothing can be said: with one seed, for a row that diverged, for two rows that did not reach the target.
+    the interval excludes equality; ``needs_seeds`` and ``needs_seeds_best``, about how many seeds would separate this
+    row from the row above and from the first row if their means differ as measured; ``same_as_above``, whether both are
+    equal with every seed; ``ratio`` and ``paired_seeds``. They are NaN or None without an interval: with one seed, for
+    a row that diverged, for two rows that did not reach the target.
 
     The intervals are of ratios, through differences of logarithms, where the least is best and all values are above
-    zero; else of differences. All intervals of a table hold together with the probability `CONFIDENCE`: they are
-    Tukey's for all pairs (the studentized range), with a block for each seed. The noise of a pair is what methods and
-    seeds leave unexplained, pooled over all rows, or the spread of its own differences if that is larger: methods are
-    not equally noisy. In simulations of eight equal rows with three seeds, some up to thirty times as noisy as others,
-    some pair was separated in 4 to 12 % of the tables; single paired t tests separate one in 30 to 70 %.
+    zero; else of differences. All intervals of a table hold together with the probability `CONFIDENCE`; `Noise` has
+    their widths.
 
     For a row that has not reached the target with every seed, the lengths of its runs stand for its times: the lower
     bound holds, and the upper one is infinite.
@@ -111,42 +109,72 @@ def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measur
     usable, seeds = finished.all(axis=1) & np.isfinite(known).all(axis=1), int(paired.sum())
     ratio = measure.best == "least" and bool((known[usable] > 0).all())
     known = np.log(known, where=usable[:, None], out=known) if ratio else known * (1 if measure.best == "least" else -1)
-    half = _half_width(known[complete & usable], len(table), seeds)
-    found: list[dict[str, Any]] = []
+    noise = noise_of(known[complete & usable], len(table)) if seeds > 1 else None
+    intervals: list[dict[str, Any]] = []
     for row in range(len(table)):
-        own: dict[str, Any] = {}
+        interval: dict[str, Any] = {}
         for name, better in (("best", 0), ("above", row - 1)):
             low = high = np.nan
-            if row and seeds > 1 and complete[better] and usable[better] and usable[row]:
-                apart = known[row] - known[better]
-                width = half(apart)
-                low, high = apart.mean() - width, apart.mean() + width if complete[row] else np.inf
+            if row and noise is not None and complete[better] and usable[better] and usable[row]:
+                differences = known[row] - known[better]
+                gap, variance = differences.mean(), differences.var(ddof=1)
+                width = noise.half_width(variance, seeds)
+                low, high = gap - width, gap + width if complete[row] else np.inf
                 if complete[row]:
-                    needed = seeds * (width / abs(apart.mean())) ** 2 if apart.mean() else np.inf
-                    own[_NEEDS[name]] = math.ceil(min(needed, _MANY_SEEDS + 1))
-            own[f"apart_from_{name}"] = None if np.isnan(low) else bool(low > 0)
-            own[f"{name}_low"], own[f"{name}_high"] = (np.exp(low), np.exp(high)) if ratio else (low, high)
-        own["same_as_above"] = bool(row and complete[row] and (values[row] == values[row - 1]).all())
-        found.append(own)
+                    interval[_NEEDS[name]] = noise.seeds_to_separate(gap, variance)
+            interval[f"apart_from_{name}"] = None if np.isnan(low) else bool(low > 0)
+            interval[f"{name}_low"], interval[f"{name}_high"] = (np.exp(low), np.exp(high)) if ratio else (low, high)
+        interval["same_as_above"] = bool(row and complete[row] and (values[row] == values[row - 1]).all())
+        intervals.append(interval)
     names = ("best_low", "best_high", "above_low", "above_high", "apart_from_best", "apart_from_above")
-    more = pd.DataFrame(found, columns=[*names, *_NEEDS.values(), "same_as_above"])
+    more = pd.DataFrame(intervals, columns=[*names, *_NEEDS.values(), "same_as_above"])
     return table.assign(**{name: more[name] for name in more}, ratio=ratio, paired_seeds=seeds)
 
 
-def _half_width(known: np.ndarray, rows: int, seeds: int) -> Any:
-    """Return a function that maps the differences of two rows, seed by seed, to half the width of their interval."""
-    if rows < 2 or seeds < 2:
-        return lambda apart: np.nan
-    degrees, pooled = (max(2, len(known)) - 1) * (seeds - 1), 0.0
-    if len(known) > 1:
-        unexplained = known - known.mean(axis=1, keepdims=True) - known.mean(axis=0) + known.mean()
-        pooled = (unexplained**2).sum() / degrees
-    factor = _studentized(rows, degrees) / math.sqrt(2)
-    return lambda apart: float(factor * math.sqrt(max(2 * pooled, apart.var(ddof=1)) / seeds))
+class Noise(NamedTuple):
+    """The noise of a table's differences, and how well its seeds determine it.
+
+    The intervals are Tukey's for all pairs (the studentized range), with a block for each seed. The variance of a pair
+    is the pooled one, of the residuals of rows and seeds, or that of its own differences if it is larger: methods are
+    not equally noisy. The pooled degrees of freedom count equally noisy rows only; Greenhouse and Geisser (1959)
+    reduce them to as many as the spread of the residuals over the rows supports. With two seeds that is one.
+    """
+
+    rows: int  #: of the table
+    variance: float  #: of a difference of two rows, pooled over all pairs
+    degrees: float  #: of freedom that each seed after the first adds: 1 to the number of rows less one
+
+    def half_width(self, variance: Any, seeds: int) -> Any:
+        """Return half the width of a pair's interval from the variance of its differences, or of several pairs."""
+        factor = _studentized_range(self.rows, self.degrees * (seeds - 1))
+        return factor * np.sqrt(np.maximum(self.variance, variance) / (2 * seeds))
+
+    def seeds_to_separate(self, gap: float, variance: float) -> int:
+        """Return the fewest seeds that separate a pair of this gap and variance; at most one above `_MANY_SEEDS`."""
+        numbers = range(2, _MANY_SEEDS + 1)
+        return 2 + bisect.bisect_right(numbers, -abs(gap), key=lambda seeds: -self.half_width(variance, seeds))
+
+
+def noise_of(values: np.ndarray, rows: int) -> Noise:
+    """Return the noise of a table from the values of its complete rows, ``[complete, seeds]``, two seeds or more."""
+    if len(values) < 2:
+        return Noise(rows, 0.0, 1.0)
+    residuals = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
+    squares = (residuals**2).sum()
+    degrees = squares**2 / ((residuals @ residuals.T) ** 2).sum() if squares else 1.0
+    return Noise(rows, 2 * squares / ((len(values) - 1) * (values.shape[1] - 1)), degrees)
+
+
+def _studentized_range(rows: int, degrees: float) -> float:
+    """Return the quantile of the studentized range; between whole degrees interpolated, 2 % too wide at most."""
+    whole = max(1, math.floor(degrees))
+    logs = np.log([_studentized_range_of(rows, whole + 1), _studentized_range_of(rows, whole)])
+    return float(np.exp(np.interp(1 / degrees, [1 / (whole + 1), 1 / whole], logs)))
 
 
 @functools.cache
-def _studentized(rows: int, degrees: int) -> float:
+def _studentized_range_of(rows: int, degrees: int) -> float:
+    # SciPy needs a tenth of a second for each.
     from scipy.stats import studentized_range
 
     return float(studentized_range.ppf(CONFIDENCE, rows, degrees))
@@ -246,6 +274,8 @@ def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: s
         f"how sure: all intervals and what follows from them hold together with {CONFIDENCE:.0%} confidence, paired "
         f"over {counted(seeds, 'seed')}{shared}"
     )
+    if seeds == 2:
+        lines.append("two seeds allow hardly any claim: their intervals are several times as wide as those of three")
     return "\n".join(lines)
 
 
@@ -264,9 +294,8 @@ def as_good(every: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measu
     Their mean is within one standard error of the best's, of their differences seed by seed, and their standard
     deviation is less. The best stays the one of the best mean: to choose the rate of the least spread makes noise look
     smaller than it is. In simulations of five methods with four rates each that do not differ, up to ten times as noisy
-    methods or rates among them, and three seeds, some pair of methods was told apart in 1 to 8 % of the tables; in 4 to
-    15 % if the quietest rate within one standard error was chosen, in 15 to 20 % within four, which is about what
-    intervals do not tell apart.
+    methods or rates among them, and three seeds, some pair of methods was told apart in 0 to 5 % of the tables; in 1 to
+    6 % if the quietest rate within one standard error was chosen, in 6 to 15 % within four.
     """
     runs = every[list(by)].rename_axis("place").reset_index().merge(summary, on=list(by))
     values = runs.pivot(index="place", columns="seed", values=measure.name)
