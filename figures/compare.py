@@ -40,7 +40,7 @@ from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ("method", "workers", "own_workers", "simulated_seconds", "trace_file", "run_folder")
 _OF_TABLE = ("method", "learning_rate", "seeds")
-#: Where the axis of time ends, relative to when the last seed reaches the target.
+#: Where the axis of time ends, relative to when the last run reaches the target.
 _ROOM = 1.25
 _GRADIENTS = "gradients computed, also those thrown away"
 #: Measures in words.
@@ -71,9 +71,9 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
     """Draw the measure of every method at its best rate as it goes: mean and range of the seeds.
 
     Of times and gradients to a target that is what the target is of. A seed that diverged counts as far as it went, and
-    values far above the first are cut off. The axis of time ends with the traces of the study's own number of workers,
-    if there are some, or a bit after the last of their runs that reach the target. One panel, with both axes, where
-    time and gradients say the same.
+    values far above the first are cut off. Compared by a target, the axis of time ends a bit after the last run reaches
+    it; else with the traces of the study's own number of workers, if there are some, but not before that. One panel,
+    with both axes, where time and gradients say the same.
     """
     config, drawn = finished.config, {}
     quantity = config["target_of"] if config["measure"].endswith("_to_target") else config["measure"]
@@ -86,13 +86,13 @@ def curves(finished: Finished, table: pd.DataFrame) -> Figure:
         rows = finished.rows(method=row.method, **rate).drop_duplicates("seed")
         if len(rows):
             drawn[str(row.method)] = _curve(finished, rows, quantity)
-            times = rows.loc[rows["own_workers"] == rows["workers"], "time_to_target"]
-            needed += list(times[np.isfinite(times)])
+            needed += list(rows.loc[np.isfinite(rows["time_to_target"]), "time_to_target"])
     if not drawn:
         what = "its summary.csv has no run of comparison.csv"
         raise InputError(f"folder = {str(finished.folder)!r}: {what}; {finished.remedy}")
-    if needed and config["measure"].endswith("_to_target"):
-        until = min(until, _ROOM * max(needed))
+    if needed:
+        reached = min(_ROOM * max(needed), float(finished.summary["simulated_seconds"].max()))
+        until = reached if config["measure"].endswith("_to_target") else max(until, reached)
     labels = {name: one.label for name, one in look.looks(drawn).items()}
     steady = steady_time(drawn, config["workers"])
     size = (look.DOUBLE, 3.0, 2) if steady is None else (0.75 * look.DOUBLE, 3.2)

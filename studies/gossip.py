@@ -69,8 +69,6 @@ class Config(TargetOptions, StudyConfig):
     is a server, between worker 0 and that; goes with a latency or a bandwidth."""
     tune: tuple[float, ...] = (0.025, 0.1, 0.2, 0.4, 0.8)
     """Learning rates to try for every method; the table shows each method on each topology at its best one."""
-    hold: int = 0
-    """Evaluations after the first one that meets the target at which it must still be met; else it is not reached."""
     evaluate_every: int | None = 2
     """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
     the logarithm of the loss or the error."""
@@ -224,9 +222,9 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     """Return a row per split of the data, topology and method at its best learning rate, in the order of the study.
 
     The best rate is the one of the fewest seeds that diverged, then of the least time to the target, and where the
-    target was not met, of the best last value of what it is of. Columns: ``dirichlet`` if the study has splits
+    target was not reached, of the best last value of what it is of. Columns: ``dirichlet`` if the study has splits
     (infinite: alike), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met
-    the target), ``time_to_target`` (s, simulated) and ``gradients_to_target`` (infinite if a seed did not meet it), the
+    and held the target), ``time_to_target`` (s, simulated) and ``gradients_to_target`` (infinite if a seed did not), the
     measures at the last evaluation, of the worst replica too if they were evaluated, ``simulated_seconds`` of the whole
     run, ``consensus_distance`` (mean squared distance of the replicas from their mean, averaged over the evaluations
     after the first) and ``spectral_gap``.
@@ -318,9 +316,8 @@ def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, s
         said = verdict(table, goal)
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
-    until = goal.held() if goal.hold else f"{goal} is first touched, held or not"
     lines = [
-        f"{config.workers} workers{slow}; time and gradients until {until}; consensus_distance: mean squared "
+        f"{config.workers} workers{slow}; time and gradients until {goal.held()}; consensus_distance: mean squared "
         "distance of the replicas from their mean; gap: spectral gap of the topology",
         table_text(shown, file=TABLE),
         *left_out,

@@ -8,6 +8,7 @@ import pytest
 from asyncsim import Trace, methods, problems, study
 from asyncsim.drawing import command
 from asyncsim.errors import InputError
+from asyncsim.pages.page import two_runs
 from asyncsim.runs.run import Run
 from asyncsim.study import load_file, shipped
 from asyncsim.study.finished import read
@@ -37,6 +38,23 @@ def test_methods_of_their_own_timing_and_tuned_rates_are_sorted(capsys):
     every = pd.read_csv(folder / compare.TUNING)
     assert len(every) == 4 and every["best"].sum() == 2 and set(every["learning_rate"]) == {0.02, 0.2}
     assert {"time_to_target", "gradients_to_target", "first_touch"} <= set(summary)
+
+
+def test_the_page_animates_the_best_of_the_table_and_the_axis_holds_every_target_reached():
+    """SGD has one worker and needs longer; the least loss at the end is of another rate than the least time."""
+    options = {"problem": "quadratic(noise=1.0)", "methods": ("downpour", "sgd"), "tune": (0.05, 0.15), "target": 0.4}
+    folder, summary = compare.run(compare.Config(**SMALL | {"hold": 0}, **options))
+    table = pd.read_csv(folder / compare.TABLE)
+    best = table.iloc[0]
+    least = summary.loc[summary.loc[summary["trace_file"] == summary["trace_file"].iloc[0], "train_loss"].idxmin()]
+    assert (least["method"], least["method.learning_rate"]) != (best["method"], best["learning_rate"])
+    ((title, run, _),) = two_runs(folder)
+    assert title == f"{best['method']} at rate {best['learning_rate']}, seed 0"
+    assert run.config["hyperparameters"]["learning_rate"] == best["learning_rate"]
+    finished = read(folder, "compare")
+    rows = summary.merge(table[["method", "learning_rate"]])
+    reached = rows["time_to_target"][np.isfinite(rows["time_to_target"])]
+    assert len(reached) and figures.curves(finished, table).axes[0].get_xlim()[1] > reached.max()
 
 
 @pytest.mark.full

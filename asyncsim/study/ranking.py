@@ -269,13 +269,13 @@ def verdict(table: pd.DataFrame, names: Sequence[str], measure: Measure, what: s
     unknown = [f"{name} ({_lacking(row)})" for name, row in rows if row["apart_from_best"] is None][1:]
     if unknown:
         lines.append(f"not compared: {', '.join(unknown)}")
+    if seeds == 2:
+        lines.append("two seeds allow hardly any claim: their intervals are several times as wide as those of three")
     shared = "" if seeds == total else f", those that every {what} has"
     lines.append(
         f"how sure: all intervals and what follows from them hold together with {CONFIDENCE:.0%} confidence, paired "
         f"over {counted(seeds, 'seed')}{shared}"
     )
-    if seeds == 2:
-        lines.append("two seeds allow hardly any claim: their intervals are several times as wide as those of three")
     return "\n".join(lines)
 
 
