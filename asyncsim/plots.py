@@ -21,6 +21,7 @@ from asyncsim.drawing.curves import (
     draw_curve,
     evaluation_curve,
     loss_axis,
+    runs_by_line,
 )
 from asyncsim.drawing.layout import legend_inside, say_inside
 from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
@@ -59,7 +60,10 @@ def compare(
     labels: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw a measure of runs at their evaluations on the same axes; runs of one label are seeds: mean and range.
+    """Draw a measure of runs at their evaluations on the same axes: mean and range over the seeds.
+
+    Runs of one label that differ in their seeds only are a line. All others are lines of their own, whose labels name
+    the arguments that differ.
 
     Parameters
     ----------
@@ -71,7 +75,7 @@ def compare(
     labels : list of str, optional
         One for each run; by default the names of their methods.
     title : str, optional
-        By default the problem, the workers and the number of seeds.
+        By default the problem. The number of seeds follows.
 
     Raises
     ------
@@ -87,9 +91,7 @@ def compare(
     names = [str(run.config.get("method", "run")) for run in together] if labels is None else list(labels)
     if len(names) != len(together):
         raise InputError(f"labels: {len(names)} for {counted(len(together), 'run')}; give one for each")
-    groups: dict[str, list[Run]] = {}
-    for name, run in zip(names, together, strict=True):
-        groups.setdefault(str(name), []).append(run)
+    groups = runs_by_line(list(map(str, names)), together)
     with look.style():
         figure, (axes,) = look.new_figure(look.SINGLE, 2.8)
         curves = {
@@ -113,8 +115,8 @@ def compare(
         problems = dict.fromkeys(str(run.config["problem"]) for run in together if "problem" in run.config)
         sizes = [len(group) for group in groups.values()]
         same = coincidences(curves, {name: one.label for name, one in looks.items()})
-        told = "; ".join([", ".join(problems), over_seeds(max(sizes), fewest=min(sizes)), *same])
-        layout.title(figure, told if title is None else title)
+        first = ", ".join(problems) if title is None else title
+        layout.title(figure, "; ".join([first, over_seeds(max(sizes), fewest=min(sizes)), *same]))
     return figure
 
 

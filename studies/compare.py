@@ -15,6 +15,7 @@ import numpy as np
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.errors import InputError, require_choice, require_positive
 from asyncsim.files import write_csv
+from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
@@ -34,7 +35,7 @@ MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", 
 #: Measures of every run, whatever the problem evaluates.
 _ALWAYS = ("time_to_target", "gradients_to_target", "final_loss")
 #: Files beside the summary: the methods at their best learning rates, and all methods and rates.
-TABLE, TUNING = "comparison.csv", "tuning.csv"
+TABLE, TUNING = results.RANKING, "tuning.csv"
 #: Columns that identify a row of these tables.
 _BY = ("method", "learning_rate")
 #: Printed titles of columns that differ from their names.

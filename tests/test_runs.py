@@ -195,7 +195,13 @@ def test_what_differs_is_printed_and_drawn(there, place, capsys, monkeypatch):
     assert main(["diff", "compare", "staleness"]) == 0
     output = capsys.readouterr().out
     assert "workers" in output and "2  |  3" in output
-    assert (place / "work" / "compare-staleness.png").exists()
+    figure = place / "work" / "compare-staleness.png"
+    drawn = figure.read_bytes()
+    figure.write_bytes(b"other")
+    assert main(["diff", "compare", "staleness"]) == 2 and figure.read_bytes() == b"other"
+    assert "out = 'compare-staleness.png': exists already; give another" in capsys.readouterr().err
+    assert main(["diff", "compare", "staleness", "--out", "again.png"]) == 0
+    assert Path("again.png").read_bytes() == drawn
     first = {"a": {"b": 1, "c": 2}, "command": ["x"], "d": 5, "code of f": "1"}
     second = {"a": {"b": 1, "c": 3}, "command": [], "code of f": "2"}
     assert differences(first, second) == [("a.c", "2", "3")]
@@ -216,6 +222,52 @@ def test_the_runs_of_a_tuned_study_are_found(place, capsys):
     assert asyncsim.runs.open("place").place.rows(1)["commit"].tolist() == [2, 3, 4]
     titles = re.findall(r'"title": "((?:gem|downpour)[^"]*)"', Path("first", "report.html").read_text())
     assert titles and all("at rate 0.2" in title for title in titles)
+
+
+def test_only_runs_that_differ_in_the_seed_are_a_line():
+    """Other learning rates, clusters and splits of the data are lines of their own, which say what differs."""
+
+    def run(seed=0, rate=0.1, compute="1", commits=8, **data):
+        trace = asyncsim.simulate(asyncsim.Cluster(2, compute), commits, seed=seed)
+        problem = asyncsim.problems.digits(hidden=[2], **data)
+        return asyncsim.replay(trace, asyncsim.methods.downpour(rate), problem, seed=seed, evaluate_every=2)
+
+    def lines(*others, **options):
+        figure = plots.compare([run(), *others], **options)
+        return [line.get_label() for line in figure.axes[0].get_lines()], figure._suptitle.get_text()
+
+    assert lines(run(1)) == (["DOWNPOUR"], "digits; mean and range of 2 seeds")
+    assert lines(run(1, rate=0.2)) == (
+        ["DOWNPOUR (learning rate=0.1)", "DOWNPOUR (learning rate=0.2)"],
+        "digits; 1 seed",
+    )
+    assert lines(run(1, compute="uniform(1, 2)"))[0] == [
+        "DOWNPOUR (compute=constant(value=1))",
+        "DOWNPOUR (compute=uniform(low=1, high=2))",
+    ]
+    split = [run(seed, dirichlet=0.1) for seed in (1, 2)]
+    assert lines(*split, labels=["mine"] * 3, title="data") == (
+        ["mine(dirichlet=None)", "mine(dirichlet=0.1)"],
+        "data; mean and range of 1 to 2 seeds",
+    )
+    labels, title = lines(run(commits=12), run())
+    assert labels == [f"DOWNPOUR (commits={text})" for text in ("8", "12", "8, run=2")] and "coincide" in title
+
+
+def test_no_best_is_named_of_runs_that_are_unlike(place):
+    """Of several numbers of workers the means go from the least to the most; of one, the best is named."""
+    rows = [
+        f"{workers},{method},{seed},finished,{loss + 0.1 * seed}"
+        for workers, method, loss in ((4, "gem", 0.2), (4, "sgd", 0.4), (8, "gem", 0.6), (8, "sgd", 0.8))
+        for seed in (0, 1)
+    ]
+    for name, count, cells in (("one", 4, [{"workers": 4}]), ("two", 8, [{"workers": 4}, {"workers": 8}])):
+        folder = place / "work" / "results" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"study": "stability", "cells": cells}))
+        (folder / "summary.csv").write_text("\n".join(["workers,method,seed,status,train_loss", *rows[:count]]) + "\n")
+    headlines = {entry.folder.name: entry.headline for entry in index.entries()}
+    assert headlines == {"one": "train loss 0.250 gem", "two": "train loss 0.250 to 0.850, by workers"}
 
 
 def test_runs_and_traces_are_plotted(there):

@@ -1,5 +1,8 @@
 """Curves of runs: quantities binned and averaged over the seeds, and their lines, ranges and limits on axes."""
 
+import itertools
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +12,7 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from asyncsim.drawing import layout, look
-from asyncsim.runs.run import Run
+from asyncsim.runs.run import Run, flat
 from asyncsim.wording import number_text
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
@@ -39,6 +42,60 @@ def bins(commits: int, workers: int) -> int:
 def trace_length(runs: Sequence[Run]) -> int:
     """Return how many commits the traces of some runs have; a run that diverged has fewer."""
     return max(int(run.config.get("commits", len(run.commits))) for run in runs)
+
+
+#: Entries of `Run.config` in which the seeds of a line differ. With discards and failures each has other commits.
+_OF_SEEDS = ("seed", "trace_seed", "commits")
+#: Tables of `Run.config` that have other entries where another entry differs.
+_ENTRIES_OF = {"hyperparameters": "method", "problem_config": "problem"}
+#: The longest value of an argument in a label (characters).
+_LONGEST_VALUE = 40
+
+
+def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Group the runs of each name that differ in their seeds only; return the groups by their labels.
+
+    If the runs of a name differ in other arguments, too, the labels have these in brackets: ``gem(kappa=2)``.
+    """
+    lines: dict[str, list[Run]] = {}
+    for name in dict.fromkeys(names):
+        members = [run for label, run in zip(names, runs, strict=True) if label == name]
+        arguments = _arguments(members, _OF_SEEDS)
+        seeds = [str([run.config.get(name) for name in _OF_SEEDS[:2]]) for run in members]
+        if len(set(zip(arguments, seeds, strict=True))) < len(members):  # the same seed, for longer
+            arguments = _arguments(members, _OF_SEEDS[:2])
+        repeats: Counter[tuple[str, str]] = Counter()
+        for run, argument, seed in zip(members, arguments, seeds, strict=True):
+            repeats[argument, seed] += 1
+            again = f"run={repeats[argument, seed]}" if repeats[argument, seed] > 1 else ""
+            inside = ", ".join(filter(None, [argument, again]))
+            lines.setdefault(f"{name}({inside})" if inside else name, []).append(run)
+    return lines
+
+
+def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
+    """Return for each run the entries of its configuration in which some of the runs differ, as text."""
+    texts: list[dict[str, str]] = [{} for _ in runs]
+    differing: set[str] = set()
+    for name in dict.fromkeys(name for run in runs for name in run.config if name not in ignored):
+        values = [run.config.get(name) for run in runs]
+        if all(value == values[0] for value in values) or _ENTRIES_OF.get(name) in differing:
+            continue
+        differing.add(name)
+        tables = [{name: value} for value in values]
+        if all(isinstance(value, Mapping) for value in values):
+            tables = [dict(flat(value)) for value in values]
+        for entry in dict.fromkeys(itertools.chain(*tables)):
+            shown = [str(table.get(entry)) for table in tables]
+            if len(set(shown)) > 1:
+                for text, value in zip(texts, shown, strict=True):
+                    text[entry.rpartition(".")[2]] = _cut(value)
+    return [", ".join(f"{name}={value}" for name, value in text.items()) for text in texts]
+
+
+def _cut(text: str) -> str:
+    """Return a text that a label has room for; a checksum stands for the end of a long one."""
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}... {zlib.crc32(text.encode()):08x}"
 
 
 def curve_of(

@@ -25,8 +25,6 @@ from asyncsim.wording import counted, heard
 
 #: The text that a study printed at its end.
 PRINTED = "report.txt"
-#: The table of a comparison: a row for each method at its best learning rate, the best method first.
-RANKING = "comparison.csv"
 #: Most rows of a table in a page, frames of the animation in a study's page, and frames of one on a page of its own.
 _MOST_ROWS, _FRAMES, MOST_FRAMES = 2000, 400, 1500
 #: Most bytes of the films in an animation: with many workers there are fewer frames.
@@ -137,10 +135,10 @@ def _as_integers(places: np.ndarray) -> np.ndarray:
 def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
     """Return the runs that the page of a study moves, each with a title: those of the worst and the best method.
 
-    The order of the methods, and the rate of each, are those of the study's table `RANKING`; the run is the first of
-    the method at this rate. In a study without that table they are on the study's first trace, and each is its method's
-    with the least training loss at the end. Without ``--animate`` the best alone: the staleness that is drawn then is
-    the same for all.
+    The order of the methods, and the rate of each, are those of the study's table `results.RANKING`; the run is the
+    first of the method at this rate. In a study without that table they are on the study's first trace, and each is its
+    method's with the least training loss at the end. Without ``--animate`` the best alone: the staleness that is drawn
+    then is the same for all.
     """
     config = results.config_of(folder)
     try:
@@ -154,7 +152,7 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
             if row["trace_file"] == rows[0]["trace_file"] and (known is None or loss < known[0]):
                 best[row["method"]] = loss, row
         ordered = [row for _, row in sorted(best.values(), key=lambda one: -one[0])]
-        if (folder / RANKING).exists():
+        if (folder / results.RANKING).exists():
             ordered = _in_order_of_table(folder, rows)[::-1]
         chosen = ordered[:: max(1, len(ordered) - 1)] if config.get("animate") else ordered[-1:]
         rates = len({row.get("method.learning_rate") for row in rows}) > 1
@@ -169,11 +167,11 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
 
 
 def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the first of some rows of a summary for each row of `RANKING`, the best method first."""
+    """Return the first of some rows of a summary for each row of `results.RANKING`, the best method first."""
     runs: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         runs.setdefault((row["method"], row.get("method.learning_rate") or ""), row)
-    with (folder / RANKING).open(newline="", encoding="utf-8") as opened:
+    with (folder / results.RANKING).open(newline="", encoding="utf-8") as opened:
         ranks = [(row["method"], row.get("learning_rate") or "") for row in csv.DictReader(opened)]
     return [runs[rank] for rank in ranks if rank in runs]
 

@@ -97,6 +97,7 @@ class Recording:
                 "problem": problem.name,
                 "problem_config": plain(problem.config),
                 **config,
+                "cluster": None if trace.cluster is None else plain(trace.cluster.to_dict()),
                 "workers": trace.workers,
                 "commits": len(trace),
                 "trace_seed": trace.seed,

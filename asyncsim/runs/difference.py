@@ -1,7 +1,7 @@
 """How two finished studies differ: in their options, and in their curves on the same axes."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from asyncsim import plots
 from asyncsim.drawing import look
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, require_free
 from asyncsim.files import CHECKSUM
 from asyncsim.runs.index import one_line
 from asyncsim.runs.opened import Opened
+from asyncsim.runs.run import flat
 from asyncsim.study import results
-from asyncsim.wording import over_seeds
 
 #: Entries of a configuration that no option sets.
 _NOT_OPTIONS = (results.COMMAND, results.FILES, results.INCOMPLETE, CHECKSUM)
@@ -28,7 +28,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     Entries that one of them does not have are left out, and the hashes of code unless nothing else differs.
     """
     pair = [{name: value for name, value in one.items() if name not in _NOT_OPTIONS} for one in (first, second)]
-    found = [dict(_flat("", one)) for one in pair]
+    found = [dict(flat(one)) for one in pair]
     names = dict.fromkeys([*found[0], *found[1]])
     values = [(name, *(one.get(name, _ABSENT) for one in found)) for name in names]
     shared = [one for one in values if _ABSENT not in one[1:]]
@@ -37,7 +37,10 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
 
 
 def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.PathLike | None = None) -> list[Path]:
-    """Draw a measure of all runs of two studies, means over seeds; return the paths of the PNG and the PDF.
+    """Draw a measure of all runs of two studies; return the paths of the PNG and the PDF.
+
+    Lines are means over seeds; runs that differ in anything else are lines of their own. Of a method whose learning
+    rate was tuned only the best rate is drawn: the one of the study's table, else the one of the least training loss.
 
     ``measure``: by default the first of test accuracy, test loss and training loss that all runs have. ``out``: the
     path without its ending; by default made of the two names, in the working folder.
@@ -45,18 +48,27 @@ def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.
     Raises
     ------
     InputError
-        One of the studies has no runs, or the runs have no such measure.
+        A figure exists already, one of the studies has no runs, or the runs have no such measure.
     """
+    target = Path(f"{pair[0].name}-{pair[1].name}" if out is None else Path(out).with_suffix(""))
+    for kind in ("png", "pdf"):
+        require_free("out", target.with_name(f"{target.name}.{kind}"))
     runs, labels = [], []
     for one in pair:
         rows = one.summary.dropna(subset="run_folder") if "run_folder" in one.summary else one.summary[:0]
         if rows.empty:
             raise InputError(f"{one.name!r}: the summary in {one.folder} has no runs to draw; see its tables")
         rates = "method.learning_rate" in rows and rows["method.learning_rate"].nunique() > 1
-        if rates:  # of a tuned method the best only
+        if rates and (one.folder / results.RANKING).exists():
+            best = one.finished.table(results.RANKING, ("method", "learning_rate"))
+            best = best.rename(columns={"learning_rate": "method.learning_rate"})
+            rows = rows.merge(best[["method", "method.learning_rate"]])
+        elif rates:
+            cells = [name for name in results.cell_options(one.config) if name in rows and name != "learning_rate"]
+            by = [rows[name] for name in ("method", *cells)]
             loss = rows["train_loss"].where(np.isfinite(rows["train_loss"]), np.inf)
-            mean = loss.groupby([rows["method"], rows["method.learning_rate"]]).transform("mean")
-            rows = rows[mean == mean.groupby(rows["method"]).transform("min")]
+            mean = loss.groupby([*by, rows["method.learning_rate"]], dropna=False).transform("mean")
+            rows = rows[mean == mean.groupby(by, dropna=False).transform("min")]
         for row in rows.to_dict("records"):
             runs.append(one.finished.run(row["run_folder"]))
             rate = f" at {row['method.learning_rate']:g}" if rates else ""
@@ -64,17 +76,5 @@ def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.
     if measure is None:
         shared = set.intersection(*(set(run.evaluations) for run in runs))
         measure = next((name for name in ("test_accuracy", "test_loss") if name in shared), "train_loss")
-    counts = [one.summary["seed"].nunique() if "seed" in one.summary else 1 for one in pair]
-    title = f"{pair[0].name} against {pair[1].name}; {over_seeds(max(counts), fewest=min(counts))}"
-    figure = plots.compare(runs, measure, labels=labels, title=title)
-    target = f"{pair[0].name}-{pair[1].name}" if out is None else Path(out).with_suffix("")
+    figure = plots.compare(runs, measure, labels=labels, title=f"{pair[0].name} against {pair[1].name}")
     return look.save(figure, target)
-
-
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of nested tables, their names joined by dots."""
-    if isinstance(value, Mapping) and value:
-        for name, entry in value.items():
-            yield from _flat(f"{prefix}.{name}" if prefix else str(name), entry)
-    else:
-        yield prefix, value

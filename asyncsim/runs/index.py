@@ -25,7 +25,7 @@ from asyncsim.study import results
 from asyncsim.wording import counted, number_text
 
 #: Raised whenever an older asyncsim could not read the database: it is made anew then.
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 create table folders (path text primary key, stamp text, id text, study text, date text, cluster text, methods text,
                       headline text, runs integer);
@@ -276,7 +276,7 @@ def _read(database: sqlite3.Connection, folder: Path, stamp: str) -> None:
         *(str(folder), stamp, one_line(made.get("id") or "")),
         *map(one_line, (config.get("study", ""), date or "", _cluster(config))),
         one_line(", ".join(map(str, methods)) if isinstance(methods, list) else "", _LONGEST_LIST),
-        *(one_line(_headline(rows)), len(rows)),
+        *(one_line(_headline(rows, config)), len(rows)),
     )
     database.execute(f"insert or replace into folders values ({', '.join('?' * len(values))})", values)
     database.execute("delete from tags where path = ?", (str(folder),))
@@ -374,21 +374,31 @@ _HEADLINES = (
 )
 
 
-def _headline(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return the best mean over seeds of a measure, and its method; without a measure, the mean staleness."""
+def _headline(rows: Sequence[Mapping[str, str]], config: Mapping[str, Any]) -> str:
+    """Return the best mean over seeds of a measure, and its method; without a measure, the mean staleness.
+
+    A study whose runs differ in more than method, learning rate and seed has no best: its means go from the least to
+    the most.
+    """
+    options = [name for name in results.cell_options(config) if name != "learning_rate"]
+    unlike = [name for name in options if len({row.get(name) for row in rows}) > 1]
     for column, more in _HEADLINES:
-        found: dict[tuple[str, ...], list[float]] = {}
+        values: dict[tuple[str, ...], list[float]] = {}
         for row in rows:
-            rate = str(row.get("method.learning_rate") or "")
+            conditions = (str(row.get(name) or "") for name in ("method", "method.learning_rate", *unlike))
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 value = float(row[column])
-                found.setdefault((str(row.get("method") or ""), rate), []).append(value)
-        means = {key: sum(values) / len(values) for key, values in found.items()}
+                values.setdefault(tuple(conditions), []).append(value)
+        means = {key: sum(seeds) / len(seeds) for key, seeds in values.items()}
         means = {key: mean for key, mean in means.items() if math.isfinite(mean)}
-        if means:
-            best = (max if more else min)(means, key=means.__getitem__)
-            unit = " s" if column == "time_to_target" else ""
-            return f"{column.replace('_', ' ')} {number_text(means[best])}{unit} {best[0]}".rstrip()
+        if not means:
+            continue
+        name, unit = column.replace("_", " "), " s" if column == "time_to_target" else ""
+        if unlike:
+            ends = dict.fromkeys(map(number_text, (min(means.values()), max(means.values()))))
+            return f"{name} {' to '.join(ends)}{unit}, by {', '.join(unlike)}"
+        best = (max if more else min)(means, key=means.__getitem__)
+        return f"{name} {number_text(means[best])}{unit} {best[0]}".rstrip()
     with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
         values = [float(row["trace.staleness_mean"]) for row in rows]
         return f"staleness {number_text(sum(values) / len(values))}"

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ class Run:
     diverged_at : int or None
         The commit at which a value stopped being finite.
     config : dict
-        Method, problem, seed, precision and package versions: plain values.
+        Method, problem, cluster, seed, precision and package versions: plain values.
     replicas : tree or None
         Without a server the replicas of all workers after the last commit, each array of ``params`` with a leading axis
         of workers; of stochastic gradient push those at which gradients are computed. None with a server.
@@ -154,6 +155,15 @@ class Run:
             raise InputError(
                 f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
             ) from error
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the entries of nested tables, their names joined by dots."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _checksum(file: Path) -> str:

@@ -21,6 +21,8 @@ from asyncsim.files import Held, alone_in, unsealed, write_json, write_sealed
 
 #: The table that makes a folder of results one; a folder without it holds nothing that was finished.
 SUMMARY = "summary.csv"
+#: The table of a comparison: a row for each method at its best learning rate, the best method first.
+RANKING = "comparison.csv"
 #: What the results depend on; in it, the names of the runs that are missing, and what was typed on the command line.
 CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
 #: In it, too: the paths of the user's own files, and their hashes.
@@ -242,6 +244,13 @@ def say_written(folder: Path) -> None:
 def lacks_runs(folder: Path | None) -> bool:
     """Return whether a study has left its folder with runs that are missing."""
     return folder is not None and bool(config_of(folder).get(INCOMPLETE))
+
+
+def cell_options(config: Mapping[str, Any]) -> list[str]:
+    """Return the options in which the cells of a study may differ, from its ``config.json``."""
+    cells = config.get("cells")
+    tables = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
+    return list(dict.fromkeys(name for cell in tables for name in cell))
 
 
 def config_of(folder: Path) -> dict[str, Any]:

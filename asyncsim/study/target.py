@@ -32,8 +32,8 @@ class TargetOptions:
     below, if the problem has it. None: what the study measures if that is one of these, else train_loss; the test
     accuracy in the study gossip, if there is one."""
     hold: int = 2
-    """Evaluations after the first one that meets the target at which it must be met, too; else it is not reached. 0: the
-    first touch counts."""
+    """Evaluations after the first one that meets the target at which it must still be met; else it is not reached. 0:
+    the first touch counts."""
     tune: tuple[float, ...] | None = None
     """Learning rates to try for every method; the table shows each method at its best one. None: one rate."""
     evaluate_every: int | None = 5
