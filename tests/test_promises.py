@@ -118,11 +118,14 @@ def test_measurements_that_are_interrupted_are_concluded_resumed_and_joined_by_m
 
     with pytest.raises(KeyboardInterrupt, match="what was finished is in mine"):
         run(seeds=2, out=Path("mine"))
+    for name in ("report.html", "report.txt"):
+        assert "unfinished: 1 of 2 runs" in Path("mine", name).read_text()
     stop.clear()
     run(seeds=3, resume=Path("mine"))
     run(seeds=3, out=Path("whole"))
     assert concluded == [1, 3, 3] and files("mine") == files("whole")
-    assert "figures are of what ended, 1 of 2 runs" in capsys.readouterr().err
+    assert "unfinished" not in Path("mine/report.html").read_text()
+    assert "unfinished: 1 of 2 runs; tables and figures are of these" in capsys.readouterr().out
 
 
 # Damaged files

@@ -18,8 +18,10 @@ from test_study import ROOT, TOY
 import asyncsim
 from asyncsim import InputError, Run, plots, study
 from asyncsim.__main__ import main
+from asyncsim.drawing import look
 from asyncsim.runs import index
 from asyncsim.runs.difference import differences
+from asyncsim.study import results
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +270,40 @@ def test_no_best_is_named_of_runs_that_are_unlike(place):
         (folder / "summary.csv").write_text("\n".join(["workers,method,seed,status,train_loss", *rows[:count]]) + "\n")
     headlines = {entry.folder.name: entry.headline for entry in index.entries()}
     assert headlines == {"one": "train loss 0.250 gem", "two": "train loss 0.250 to 0.850, by workers"}
+
+
+def test_an_unfinished_study_says_so_everywhere(there, capsys):
+    """Also one that was killed, whose list still names the runs that are in its folder."""
+    folder = there / "compare"
+    assert main(["figures", str(folder)]) == 0
+    finished = {name: (folder / name).read_bytes() for name in ("curves.png", "report.html")}
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("sha256")
+    absent = ["runs/gem-seed0", *(f"runs/gem-seed{seed}" for seed in range(1, 107)), "../compare", "/"]
+    results.write_config(folder, config, absent[:-2], 108)
+    assert main(["figures", str(folder)]) == 0 and main(["runs"]) == 0
+    assert "  unfinished: 2 of 108 runs; time to target " in capsys.readouterr().out
+    page = (folder / "report.html").read_text()
+    for place in ('"title": "compare: quadratic (', '"name": "summary.csv (', '"name": "comparison.csv ('):
+        assert f"{place}unfinished: 2 of 108 runs)" in page
+    assert (folder / "curves.png").read_bytes() != finished["curves.png"]
+    results.write_config(folder, config, [], 108, interrupted=True)  # more runs would have been chosen by these
+    assert results.unfinished(folder) == "unfinished: 108 of more than 108 runs"
+    results.write_config(folder, config, absent[-2:], 1)
+    assert results.unfinished(folder) == "unfinished: 2 runs missing"
+    results.write_config(folder, config, [], 108)
+    assert results.unfinished(folder) == "" and main(["figures", str(folder)]) == 0
+    assert {name: (folder / name).read_bytes() for name in finished} == finished
+
+
+def test_a_remark_ends_the_title_of_each_figure_that_is_saved(place):
+    titled, untitled = (look.new_figure(3, 2)[0] for _ in range(2))
+    titled.suptitle("digits")
+    with look.collecting("unfinished: 1 of 2 runs"):
+        for name, figure in (("titled", titled), ("untitled", untitled)):
+            look.save(figure, name)
+    assert titled.get_suptitle() == "digits\nunfinished: 1 of 2 runs"
+    assert untitled.get_suptitle() == "unfinished: 1 of 2 runs"
 
 
 def test_runs_and_traces_are_plotted(there):

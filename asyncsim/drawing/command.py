@@ -9,6 +9,7 @@ from asyncsim.errors import InputError, choices_like
 from asyncsim.pages.page import write_page
 from asyncsim.study import shipped
 from asyncsim.study.finished import figures, study_of
+from asyncsim.study.results import unfinished
 
 #: Papers, whose figures are of several studies, by the names of their modules in ``figures/``.
 PAPERS = {
@@ -49,7 +50,7 @@ def draw_folder(folder: Path) -> list[Path]:
     What the folder says chooses among the figures that are shipped, and is never imported itself.
     """
     _, study = study_of(folder)
-    with collecting() as drawn:
+    with collecting(unfinished(folder)) as drawn:
         if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
             written = figures(study).draw(folder)
         else:

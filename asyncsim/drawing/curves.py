@@ -78,7 +78,7 @@ def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
     texts: list[dict[str, str]] = [{} for _ in runs]
     differing: set[str] = set()
     for name in dict.fromkeys(name for run in runs for name in run.config if name not in ignored):
-        values = [run.config.get(name) for run in runs]
+        values: list[Any] = [run.config.get(name) for run in runs]
         if all(value == values[0] for value in values) or _ENTRIES_OF.get(name) in differing:
             continue
         differing.add(name)

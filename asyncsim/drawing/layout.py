@@ -11,16 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from asyncsim.drawing.look import SINGLE
+from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT
 from asyncsim.wording import wrapped
 
-#: Characters of a title across a single column, and how the title of a figure is set.
+#: Characters of a title across a single column.
 _TITLE_WIDTH = 50
-_TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
 #: What the vertical axis of a panel takes of its width (inches).
 _BESIDE = 0.5
-#: Lines of a title that every figure has room for, and the height of each that comes on top (inches).
-_TITLE_LINES, _TITLE_LINE_HEIGHT = 2, 0.134
+#: Lines of a title that every figure has room for.
+_TITLE_LINES = 2
 #: Rows of a legend that every figure has room for.
 _LEGEND_ROWS = 3
 #: Height of each row that comes on top (inches).
@@ -92,7 +91,7 @@ def title(figure: Any, text: str, width: float | None = None) -> None:
     said, whole = wrapped(text, _TITLE_WIDTH * inches / SINGLE), figure.get_figure(root=True)
     parts = [figure] if figure is whole else whole.subfigs
     _make_room(whole, said, [part.get_suptitle() for part in parts], len(parts))
-    figure.suptitle(said, **_TITLE)
+    figure.suptitle(said, **TITLE)
 
 
 def panel_title(axes: Axes, text: str) -> None:
@@ -117,7 +116,7 @@ def _make_room(figure: Figure, said: str, beside: Iterable[str], rows: int = 1) 
     """Make every row of a figure taller for a title, unless the titles beside it have done so."""
     lines = [1 + text.count("\n") for text in (said, *beside)]
     more = lines[0] - max([_TITLE_LINES, *lines[1:]])
-    figure.set_figheight(figure.get_figheight() + rows * _TITLE_LINE_HEIGHT * max(0, more))
+    figure.set_figheight(figure.get_figheight() + rows * TITLE_LINE_HEIGHT * max(0, more))
 
 
 def _figure_of(axes: Axes) -> Figure:

@@ -210,19 +210,29 @@ def new_figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
+#: How the title of a figure is set.
+TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
+#: The height of a line of a title (inches).
+TITLE_LINE_HEIGHT = 0.134
+#: What the title of each saved figure ends with: that its study is unfinished.
+_REMARK: ContextVar[str] = ContextVar("remark", default="")
 #: The names and the SVG of the figures that are saved, where they are collected.
 _COLLECTED: ContextVar[list[tuple[str, bytes]] | None] = ContextVar("collected", default=None)
 
 
 @contextlib.contextmanager
-def collecting() -> Iterator[list[tuple[str, bytes]]]:
-    """Yield a list that gets the name and the SVG of each figure that is saved inside: for a page."""
-    found: list[tuple[str, bytes]] = []
-    token = _COLLECTED.set(found)
+def collecting(remark: str = "") -> Iterator[list[tuple[str, bytes]]]:
+    """Yield a list that gets the name and the SVG of each figure that is saved inside: for a page.
+
+    ``remark``: a line that is added to the title of each.
+    """
+    figures: list[tuple[str, bytes]] = []
+    tokens = _COLLECTED.set(figures), _REMARK.set(remark)
     try:
-        yield found
+        yield figures
     finally:
-        _COLLECTED.reset(token)
+        _COLLECTED.reset(tokens[0])
+        _REMARK.reset(tokens[1])
 
 
 def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
@@ -239,6 +249,9 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
     }
     written = []
     _without_empty_logarithms(figure)
+    if remark := _REMARK.get():
+        figure.set_figheight(figure.get_figheight() + TITLE_LINE_HEIGHT)
+        figure.suptitle(f"{figure.get_suptitle()}\n{remark}".lstrip(), **TITLE)
     for kind, metadata in nothing.items():
         target = Path(path).with_name(f"{Path(path).name}.{kind}")
         drawn = io.BytesIO()  # as matplotlib, of a disk that is full, raises whatever comes after

@@ -36,7 +36,7 @@ _UNIT, _NOWHERE = 28_000, -32_768
 @contextlib.contextmanager
 def on_a_page(folder: Path) -> Iterator[None]:
     """Collect what is printed and drawn inside, then write the page of a study's folder with it."""
-    with collecting() as drawn, heard() as printed:
+    with collecting(results.unfinished(folder)) as drawn, heard() as printed:
         yield
     write_whole(folder / PRINTED, lambda partial: partial.write_text(printed.getvalue(), encoding="utf-8"))
     write_page(folder, drawn)
@@ -52,13 +52,17 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = ()) -> Path:
     printed = folder / PRINTED
     chosen = two_runs(folder)
     typed = results.typed_in(folder)
+    title = f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study
+    unfinished = results.unfinished(folder)
+    of = f" ({unfinished})" if unfinished else ""
+    tables = sorted(folder.glob("*.csv"), key=lambda file: file.name == results.SUMMARY)
     page = {
-        "title": f"{study}: {config['problem']}" if isinstance(config.get("problem"), str) else study,
+        "title": f"{title}{of}",
         "question": _question(study),
         "answer": printed.read_text(encoding="utf-8").strip("\n") if printed.exists() else "",
         "command": None if typed is None else f"python -m asyncsim.study {study} {shlex.join(typed)}".rstrip(),
         "figures": [(name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}") for name, svg in figures],
-        "tables": [_table(file) for file in sorted(folder.glob("*.csv"), key=lambda one: one.name == results.SUMMARY)],
+        "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
         "config": config,
         "animation": animation(chosen, _FRAMES) if chosen else None,
     }

@@ -17,7 +17,7 @@ from asyncsim.runs.run import flat
 from asyncsim.study import results
 
 #: Entries of a configuration that no option sets.
-_NOT_OPTIONS = (results.COMMAND, results.FILES, results.INCOMPLETE, CHECKSUM)
+_NOT_OPTIONS = (results.COMMAND, results.FILES, results.INCOMPLETE, results.ALL_RUNS, CHECKSUM)
 #: Of a value that one configuration lacks, and the longest that is shown (characters).
 _ABSENT, _LONGEST = "-", 60
 
@@ -76,5 +76,8 @@ def draw(pair: tuple[Opened, Opened], measure: str | None = None, out: str | os.
     if measure is None:
         shared = set.intersection(*(set(run.evaluations) for run in runs))
         measure = next((name for name in ("test_accuracy", "test_loss") if name in shared), "train_loss")
-    figure = plots.compare(runs, measure, labels=labels, title=f"{pair[0].name} against {pair[1].name}")
+    states = {one.name: results.unfinished(one.folder, one.config) for one in pair}
+    remarks = [f"{name} is {state}" for name, state in states.items() if state]
+    title = "; ".join([f"{pair[0].name} against {pair[1].name}", *remarks])
+    figure = plots.compare(runs, measure, labels=labels, title=title)
     return look.save(figure, target)

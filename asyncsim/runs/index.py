@@ -59,7 +59,7 @@ class Entry(NamedTuple):
     date: str  #: when the study began, in UTC
     cluster: str
     methods: str
-    headline: str  #: the best mean over seeds
+    headline: str  #: whether the study is unfinished, and the best mean over seeds
     runs: int  #: rows of its summary
     tags: tuple[Tag, ...]
     gone: bool  #: the folder is not there any more, and was not found elsewhere
@@ -272,11 +272,12 @@ def _read(database: sqlite3.Connection, folder: Path, stamp: str) -> None:
             date = datetime.fromtimestamp(begun, UTC).isoformat(timespec="seconds")
     rows = _rows(folder / results.SUMMARY)
     methods = config.get("methods")
+    headline = "; ".join(filter(None, [results.unfinished(folder, config), _headline(rows, config)]))
     values = (
         *(str(folder), stamp, one_line(made.get("id") or "")),
         *map(one_line, (config.get("study", ""), date or "", _cluster(config))),
         one_line(", ".join(map(str, methods)) if isinstance(methods, list) else "", _LONGEST_LIST),
-        *(one_line(_headline(rows, config)), len(rows)),
+        *(one_line(headline), len(rows)),
     )
     database.execute(f"insert or replace into folders values ({', '.join('?' * len(values))})", values)
     database.execute("delete from tags where path = ?", (str(folder),))
@@ -383,13 +384,13 @@ def _headline(rows: Sequence[Mapping[str, str]], config: Mapping[str, Any]) -> s
     options = [name for name in results.cell_options(config) if name != "learning_rate"]
     unlike = [name for name in options if len({row.get(name) for row in rows}) > 1]
     for column, more in _HEADLINES:
-        values: dict[tuple[str, ...], list[float]] = {}
+        groups: dict[tuple[str, ...], list[float]] = {}
         for row in rows:
             conditions = (str(row.get(name) or "") for name in ("method", "method.learning_rate", *unlike))
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 value = float(row[column])
-                values.setdefault(tuple(conditions), []).append(value)
-        means = {key: sum(seeds) / len(seeds) for key, seeds in values.items()}
+                groups.setdefault(tuple(conditions), []).append(value)
+        means = {key: sum(seeds) / len(seeds) for key, seeds in groups.items()}
         means = {key: mean for key, mean in means.items() if math.isfinite(mean)}
         if not means:
             continue

@@ -18,7 +18,7 @@ from asyncsim.errors import InputError
 from asyncsim.files import read_table, unsealed, write_csv, write_sealed
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Executor, Failure, Local
-from asyncsim.wording import counted, note, on_a_terminal, tell
+from asyncsim.wording import note, on_a_terminal, tell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,6 +198,8 @@ def run_jobs(
         from asyncsim.pages.page import on_a_page  # which loads matplotlib, as what follows does
 
         with on_a_page(folder):
+            if unfinished := results.unfinished(folder):
+                print(f"{unfinished}; tables and figures are of these")
             conclude(folder, ended)
         results.say_written(folder)
 
@@ -205,7 +207,7 @@ def run_jobs(
     with place as folder, executor as computing:
         runner = Runner(folder, computing)
         # Whatever ends the process, what it leaves does not look complete.
-        results.write_config(folder, record, [job.place for job in jobs])
+        results.write_config(folder, record, [job.place for job in jobs], len(jobs))
         results.write_made(folder)
         results.remember(folder)
         try:
@@ -214,14 +216,12 @@ def run_jobs(
                 runner.run(follow(folder, ended))
         except (KeyboardInterrupt, InputError):
             with contextlib.suppress(InputError, OSError):
-                results.write_config(folder, record, runner.missing, interrupted=True)
+                results.write_config(folder, record, runner.missing, len(runner.jobs), interrupted=True)
                 results.write_made(folder, time.perf_counter() - started)
                 if len(ended := _ended(folder)):
-                    there, count = len(runner.jobs) - len(runner.missing), counted(len(runner.jobs), "run")
-                    tell(f"tables and figures are of what ended, {there} of {count}")
                     ends(folder, ended)
             raise
-        results.write_config(folder, record, runner.missing)
+        results.write_config(folder, record, runner.missing, len(runner.jobs))
         results.write_made(folder, time.perf_counter() - started)
         summary = runner.tables()[results.SUMMARY]
         failed, tables = len(runner.failed), dict.fromkeys(name for rows in runner.failed.values() for name in rows)

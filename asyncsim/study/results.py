@@ -18,6 +18,7 @@ import platformdirs
 
 from asyncsim.errors import InputError, require_path
 from asyncsim.files import Held, alone_in, unsealed, write_json, write_sealed
+from asyncsim.wording import counted
 
 #: The table that makes a folder of results one; a folder without it holds nothing that was finished.
 SUMMARY = "summary.csv"
@@ -25,6 +26,8 @@ SUMMARY = "summary.csv"
 RANKING = "comparison.csv"
 #: What the results depend on; in it, the names of the runs that are missing, and what was typed on the command line.
 CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
+#: Beside the names of the runs that are missing: the number of all runs that are known.
+ALL_RUNS = "all_runs"
 #: In it, too: the paths of the user's own files, and their hashes.
 FILES = "files"
 #: When, where and how long a study ran: the only file of which the same configuration does not give the same bytes.
@@ -118,12 +121,35 @@ def _require_same(folder: Path, record: Mapping[str, Any]) -> None:
 
 def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return that of a configuration on which the results depend."""
-    return {name: value for name, value in config.items() if name not in (INCOMPLETE, COMMAND, FILES)}
+    return {name: value for name, value in config.items() if name not in (INCOMPLETE, ALL_RUNS, COMMAND, FILES)}
 
 
-def write_config(folder: Path, record: Mapping[str, Any], absent: Sequence[str], interrupted: bool = False) -> None:
-    """Write what the results depend on, and the names of what is missing, into a study's folder."""
-    write_sealed(folder / CONFIG, {**record, **({INCOMPLETE: list(absent)} if absent or interrupted else {})})
+def write_config(
+    folder: Path, record: Mapping[str, Any], absent: Sequence[str], count: int, interrupted: bool = False
+) -> None:
+    """Write what the results depend on into a study's folder, and the names of the absent runs of ``count``."""
+    missing = {INCOMPLETE: list(absent), ALL_RUNS: count} if absent or interrupted else {}
+    write_sealed(folder / CONFIG, {**record, **missing})
+
+
+def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
+    """Return in words how many runs an unfinished study has, ``"unfinished: 12 of 108 runs"``; else an empty text.
+
+    A study that was killed has not updated the list of what is missing: the runs in its folder count. ``config``: the
+    content of its ``config.json``.
+    """
+    config = config_of(folder) if config is None else config
+    absent, count = config.get(INCOMPLETE), config.get(ALL_RUNS)
+    if not isinstance(absent, list):
+        return ""
+    # A stranger's folder may name any path.
+    names = [name for name in absent if isinstance(name, str) and name.isprintable()]
+    inside = [name for name in names if not os.path.isabs(name) and ".." not in Path(name).parts]
+    missing = len(absent) - sum(os.path.lexists(folder / name) for name in inside)
+    if not isinstance(count, int) or count < missing:
+        return f"unfinished: {counted(missing, 'run')} missing"
+    more = "" if missing else "more than "
+    return f"unfinished: {count - missing:,} of {more}{counted(count, 'run')}"
 
 
 def write_made(folder: Path, seconds: float | None = None) -> None:
