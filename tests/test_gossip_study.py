@@ -7,7 +7,7 @@ from asyncsim.study.finished import read
 from asyncsim.study.target import Target
 
 gossip = study.load("gossip")
-SMALL = {"workers": 4, "steps": 12, "tune": (0.1, 0.4), "target": 0.3, "slow": 5.0, "problem": "digits(hidden=[8])"}
+SMALL = {"workers": 4, "steps": 20, "tune": (0.1, 0.4), "target": 0.3, "slow": 5.0, "problem": "digits(hidden=[8])"}
 TOPOLOGIES = ("ring()", "one_peer_exponential()")
 
 
