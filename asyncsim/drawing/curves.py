@@ -44,7 +44,8 @@ def trace_length(runs: Sequence[Run]) -> int:
     return max(int(run.config.get("commits", len(run.commits))) for run in runs)
 
 
-#: Entries of `Run.config` in which the seeds of a line differ. With discards and failures each has other commits.
+#: Entries of `Run.config` in which the seeds of a line differ; after discards and failures, in the
+#: number of commits, too.
 _OF_SEEDS = ("seed", "trace_seed", "commits")
 #: Tables of `Run.config` that have other entries where another entry differs.
 _ENTRIES_OF = {"hyperparameters": "method", "problem_config": "problem"}
@@ -53,9 +54,10 @@ _LONGEST_VALUE = 40
 
 
 def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group the runs of each name that differ in their seeds only; return the groups by their labels.
+    """Group the runs of each name that differ in their seeds only; return the groups by labels.
 
-    If the runs of a name differ in other arguments, too, the labels have these in brackets: ``gem(kappa=2)``.
+    If the runs of a name differ in other arguments, too, the labels have these in brackets:
+    ``gem(kappa=2)``.
     """
     lines: dict[str, list[Run]] = {}
     for name in dict.fromkeys(names):
@@ -74,7 +76,7 @@ def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Ru
 
 
 def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
-    """Return for each run the entries of its configuration in which some of the runs differ, as text."""
+    """Return for each run the entries of its configuration in which the runs differ, as text."""
     texts: list[dict[str, str]] = [{} for _ in runs]
     differing: set[str] = set()
     for name in dict.fromkeys(name for run in runs for name in run.config if name not in ignored):
@@ -95,7 +97,9 @@ def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
 
 def _cut(text: str) -> str:
     """Return a text that a label has room for; a checksum stands for the end of a long one."""
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}... {zlib.crc32(text.encode()):08x}"
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return f"{text[:_LONGEST_VALUE]}... {zlib.crc32(text.encode()):08x}"
 
 
 def curve_of(

@@ -127,16 +127,16 @@ def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
 def write_config(
     folder: Path, record: Mapping[str, Any], absent: Sequence[str], count: int, interrupted: bool = False
 ) -> None:
-    """Write what the results depend on into a study's folder, and the names of the absent runs of ``count``."""
+    """Write what the results depend on, and the names of the absent runs of ``count``."""
     missing = {INCOMPLETE: list(absent), ALL_RUNS: count} if absent or interrupted else {}
     write_sealed(folder / CONFIG, {**record, **missing})
 
 
 def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
-    """Return in words how many runs an unfinished study has, ``"unfinished: 12 of 108 runs"``; else an empty text.
+    """Return ``"unfinished: 12 of 108 runs"`` of a study with missing runs; else an empty text.
 
-    A study that was killed has not updated the list of what is missing: the runs in its folder count. ``config``: the
-    content of its ``config.json``.
+    A study that was killed has not updated the list of missing runs: those in its folder count as
+    finished. ``config``: the content of its ``config.json``.
     """
     config = config_of(folder) if config is None else config
     absent, count = config.get(INCOMPLETE), config.get(ALL_RUNS)
