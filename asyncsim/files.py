@@ -1,21 +1,124 @@
-"""Files that are whole or not there, and tables that keep every digit."""
+"""Files and folders of results: written whole or not at all, and never through a link.
+
+A stranger may have made a folder of results. So inside one, only plain files and folders are
+followed, read, written, moved or removed: no link, FIFO or device. `require_plain` is this rule, and
+every function here that takes a path applies it. A write goes to a new file with a random name, which
+is renamed when it is whole.
+"""
 
 import contextlib
+import errno
+import functools
 import hashlib
+import io
+import itertools
 import json
 import os
+import re
+import secrets
+import stat
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsim.errors import InputError
+from asyncsim.errors import InputError, shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: The entry of a JSON file that has the SHA-256 of the others.
 CHECKSUM = "sha256"
+#: The files that mark a folder of results: of a study, of a run, and of a recording; an entry that each has.
+CONFIG, RUN, RECORDING = "config.json", "run.json", "recording.json"
+_MARKS = {CONFIG: "study", RUN: "diverged_at", RECORDING: "processes"}
+#: The folder, inside that of a study, to which a resumed study moves whatever it cannot use.
+ASIDE = "aside"
+#: Names of half-written files and folders, which only a killed process leaves.
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial(\.[^.]*)?", re.DOTALL)
+#: All that no folder's name keeps; letters, digits and the signs of options' texts stay.
+_UNSAFE = re.compile(r"^\.|[^\w .,:+*%@=()\[\]'\"-]")
+#: Flags of an exclusive new file; not every system has all of them.
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+
+
+def results_of(path: Path) -> Path | None:
+    """Return the outermost folder of results that is a path or holds it; None if there is none.
+
+    Links above that folder, and the folder itself as a link, are the user's own.
+    """
+    path = _absolute(path)
+    return next((folder for folder in (*reversed(path.parents), path) if _is_results(folder)), None)
+
+
+def require_plain(path: Path) -> Path:
+    """Return a path; raise InputError if it is or crosses a link or a device inside a folder of results."""
+    folder = results_of(path)
+    if folder is None:
+        return path
+    place = folder
+    for part in _absolute(path).relative_to(folder).parts:
+        place = place / part
+        try:
+            mode = os.lstat(place).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            break
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+            raise InputError(
+                f"{str(place)!r}: is {kind}, and only files and folders are used inside the folder of "
+                f"results {folder.name!r}; replace it by a copy, or remove it"
+            )
+    return path
+
+
+def within(folder: Path, name: Any) -> Path:
+    """Return the path of a file or folder that a table names; raise InputError if it is outside ``folder``."""
+    path = Path(str(name))
+    if path.is_absolute() or ".." in path.parts or not str(name).isprintable():
+        raise InputError(f"folder = {str(folder)!r}: names {shown(str(name))}, which is not inside; mistrust it")
+    return folder / path
+
+
+def folder_name(text: str) -> str:
+    """Return a text as the name of a file or folder: an unsafe one with "-" for some characters, and a hash."""
+    safe = _UNSAFE.sub("-", text)
+    return safe if safe == text else f"{safe}-{zlib.crc32(text.encode()):08x}"
+
+
+def _absolute(path: Path) -> Path:
+    """Return a path from the root, without "..": what comes before one is the user's own, and is resolved."""
+    path = path.absolute()
+    if ".." not in path.parts:
+        return path
+    end = len(path.parts) - path.parts[::-1].index("..")
+    return Path(os.path.realpath(Path(*path.parts[:end])), *path.parts[end:])
+
+
+def _is_results(folder: Path) -> bool:
+    """Return whether a folder has a file that marks one of results, or is held by this process."""
+    if any(folder == held.folder for held in _held):
+        return True
+    for name in _MARKS:
+        with contextlib.suppress(OSError, ValueError):
+            mark = os.lstat(folder / name)
+            if not stat.S_ISREG(mark.st_mode) or _is_mark(folder / name, mark.st_ino, mark.st_mtime_ns, mark.st_size):
+                return True
+    return False
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_mark(file: Path, *_version: int) -> bool:
+    """Return whether a file marks a folder of results, or cannot be read; once for each version of the file.
+
+    Other programs have files of these names, too.
+    """
+    try:
+        values = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True
+    return isinstance(values, dict) and _MARKS[file.name] in values
 
 
 class Held:
@@ -25,32 +128,33 @@ class Held:
     """
 
     def __init__(self, folder: Path, argument: str):
-        self._folder, self._argument, self._identity = folder.absolute(), argument, _identity(folder)
+        self.folder, self._argument, self._identity = _absolute(folder), argument, _identity(folder)
         #: Files and folders in the order in which they were made.
         self.written: dict[Path, None] = {}
 
     @property
     def is_there(self) -> bool:
         """Whether its path still leads to it: somebody may have removed it, and others made it again."""
-        return _identity(self._folder) == self._identity
+        return _identity(self.folder) == self._identity
 
     def has(self, path: Path) -> bool:
         """Return whether a path lies inside."""
-        return path.is_relative_to(self._folder)
+        return _absolute(path).is_relative_to(self.folder)
 
     def require_there(self) -> None:
         """Raise InputError if its path leads to nothing, or to another folder."""
         if not self.is_there:
             raise InputError(
-                f"{self._argument} = {str(self._folder)!r}: was removed, or replaced by another folder, while this "
+                f"{self._argument} = {str(self.folder)!r}: was removed, or replaced by another folder, while this "
                 "ran; nothing more is written; start again with a folder that stays"
             )
 
     def remove_written(self) -> None:
         """Remove what was written, and nothing else: no file that others have put there, nor the folder around it."""
         for path in reversed(self.written) if self.is_there else ():
-            with contextlib.suppress(OSError):  # of folders in which others have something
-                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            with contextlib.suppress(OSError, InputError):  # of folders in which others have something
+                require_plain(path)
+                path.rmdir() if path.is_dir() else path.unlink()
 
 
 #: The folders that this process has to itself.
@@ -69,7 +173,8 @@ def alone_in(folder: Path, argument: str) -> Iterator[Held]:
         One does already, or it is no folder that can be read.
     """
     try:
-        descriptor = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None  # which opens no folders
+        # Windows opens no folders.
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if sys.platform != "win32" else None
         held = Held(folder, argument)
     except OSError as error:
         raise InputError(f"{argument} = {str(folder)!r}: cannot be read: {error.strerror}; give another") from error
@@ -114,18 +219,27 @@ def lock(descriptor: int) -> bool:
     return True
 
 
-def write_whole(path: Path, write: Callable[[Path], Any]) -> Path:
-    """Write a file under a temporary name, and rename it when it is whole and on disk; make its folder if needed.
+def partial_of(path: Path) -> Path:
+    """Return a new name, beside a path, for what is being written."""
+    return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
+
+
+def write_whole(path: Path, write: Callable[[Path], Any], mode: int = 0o666) -> Path:
+    """Write a file under a random name, and rename it when it is whole and on disk; make its folder if needed.
+
+    ``write`` gets the path of the new, empty file; ``mode``: its permissions, less those of the umask.
 
     Raises
     ------
     InputError
-        It cannot be written (a full disk, a missing permission); nothing is left behind then. Or it lies in a folder
-        that this process had to itself, and that was removed meanwhile.
+        It cannot be written (a full disk, a missing permission, a link in its place); nothing is left behind then. Or
+        it lies in a folder that this process had to itself, and that was removed meanwhile.
     """
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    partial = partial_of(path)
     try:
         make_folder(path.parent)
+        require_plain(path)
+        os.close(os.open(partial, _NEW, mode))
         write(partial)
         put_in_place(partial, path)
     except BaseException as error:
@@ -143,14 +257,95 @@ def make_folder(folder: Path) -> None:
     Raises
     ------
     InputError
-        It lies in a folder that this process had to itself, and that was removed meanwhile.
+        It is, or crosses, a link inside a folder of results; or it lies in a folder that this process had to itself,
+        and that was removed meanwhile.
     """
     _holders(folder)
-    if not folder.is_dir():
+    if not require_plain(folder).is_dir():
         make_folder(folder.parent)
         _list(folder)
         folder.mkdir(exist_ok=True)
         _sync(folder.parent)
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a file to read.
+
+    Raises
+    ------
+    InputError
+        It is, or crosses, a link inside a folder of results; or it is a FIFO or a device, wherever it lies.
+    OSError
+        It cannot be read.
+    """
+    mode = os.stat(require_plain(path)).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{str(path)!r}: is no regular file; give one")
+    return path.open("rb")
+
+
+def read_text(path: Path) -> str:
+    """Read a text; see `open_file`."""
+    with open_file(path) as file:
+        return file.read().decode()
+
+
+def open_log(path: Path) -> io.BufferedWriter:
+    """Open a file to append to it; make it unless it is there.
+
+    Raises
+    ------
+    InputError
+        It is, or crosses, a link or a device inside a folder of results.
+    OSError
+        It cannot be written.
+    """
+    return require_plain(path).open("ab")
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the plain files in a folder and in those inside it, sorted; none if there is no such folder.
+
+    Raises
+    ------
+    InputError
+        The folder is, or crosses, a link inside a folder of results.
+    """
+    inside = (Path(place, name) for place, _, names in os.walk(require_plain(folder)) for name in names)
+    return sorted(path for path in inside if stat.S_ISREG(os.lstat(path).st_mode))
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there; raise InputError if it is, or crosses, a link inside a folder of results."""
+    require_plain(path).unlink(missing_ok=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove the half-written files, and folders of files, that a killed process has left."""
+    for place, _, names in os.walk(require_plain(folder), topdown=False):
+        is_half = any(map(_PARTIAL.fullmatch, Path(place).relative_to(folder).parts))
+        for path in (Path(place, name) for name in names if is_half or _PARTIAL.fullmatch(name)):
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                path.unlink()
+        if is_half:
+            with contextlib.suppress(OSError):  # it holds something else
+                os.rmdir(place)
+
+
+def set_aside(folder: Path, name: str) -> Path:
+    """Move a file or folder, whose name is relative to a folder of results, out of the way; return its new path."""
+    source = require_plain(folder / name)
+    for number in itertools.count(1):
+        target = folder / ASIDE / (name if number == 1 else f"{name}-{number}")
+        if not os.path.lexists(target):
+            break
+    make_folder(target.parent)
+    os.rename(source, target)
+    _sync(source.parent)
+    _sync(target.parent)
+    return target
 
 
 def put_in_place(partial: Path, path: Path) -> None:
@@ -171,7 +366,7 @@ def _list(path: Path, *inside: Path) -> None:
 
 def _holders(path: Path) -> list[Held]:
     """Return the held folders in which a path lies; raise InputError if one of them is not there any more."""
-    found = [held for held in _held if held.has(path.absolute())]
+    found = [held for held in _held if held.has(path)]
     for held in found:
         held.require_there()
     return found
@@ -234,7 +429,7 @@ def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
     OSError
         It cannot be read.
     """
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file)
     try:
         values = json.loads(text)
         if not isinstance(values, dict):
@@ -258,4 +453,5 @@ def read_table(path: Path) -> "pd.DataFrame":
     """Read what `write_csv` wrote: the same numbers to the last bit, and no text taken for a missing number."""
     import pandas as pd
 
-    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+    with open_file(path) as file:
+        return pd.read_csv(file, keep_default_na=False, na_values=[""])

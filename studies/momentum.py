@@ -273,7 +273,7 @@ def _job(cell: "Cell", method: "Method") -> Job:
         f"{describe(cell.cluster)}, {method.name}",
         _measured,
         *(cell, method),
-        place=f"parts/{cell.name}/{method.name}-{counted(cell.config.seeds, 'seed')}",
+        place=f"parts/{cell.folder}/{method.name}-{counted(cell.config.seeds, 'seed')}",
         labels={**_of_cell(cell), "method": method.name},
         say=_momentum_told,
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from asyncsim.errors import InputError, require_count
-from asyncsim.files import plain, write_csv
+from asyncsim.files import folder_name, plain, write_csv
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
@@ -106,7 +106,7 @@ def run(config: Config) -> Result:
 
 
 def _folder_of(method: "Method", seed: int) -> str:
-    return f"{_RECORDINGS}/{method.name}-seed{seed}"
+    return f"{_RECORDINGS}/{folder_name(f'{method.name}-seed{seed}')}"
 
 
 def _measured(folder: Path, config: Config, method: "Method", problem: "Problem", seed: int) -> dict[str, Any]:

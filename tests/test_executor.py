@@ -248,7 +248,7 @@ def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturb
     assert told(*STUDY, "--out=mine")[0] == 130
     assert json.loads(Path("mine/config.json").read_text())["incomplete"] == RUNS[3:]
     # Never taken: what a process leaves that is killed while it writes a run, one that lacks a file, another seed's.
-    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/.downpour-seed3.partial")
+    shutil.copytree("mine/runs/downpour-seed0", "mine/runs/.downpour-seed3.0123abcd.partial")
     Path("mine/runs/downpour-seed1/params.npz").unlink()
     shutil.rmtree("mine/runs/downpour-seed2")
     shutil.copytree("mine/runs/downpour-seed0", "mine/runs/downpour-seed2")
@@ -257,7 +257,9 @@ def test_interrupted_study_is_resumed_where_it_stopped(told, replayed, undisturb
     code, err = told(*STUDY, "--resume=mine")
     assert code == 0 and replayed.calls == [1, 2, 3]
     assert any("downpour-seed1" in line and line.endswith("computed again") for line in err)
-    assert "note: run runs/downpour-seed2: is another's, of seed 0, not 2: computed again" in err
+    aside = "moved to mine/aside/runs/downpour-seed2, and computed again"
+    assert f"note: run runs/downpour-seed2: is another's, of seed 0, not 2: {aside}" in err
+    shutil.rmtree("mine/aside")
     assert any(line.startswith("[1/4] downpour, seed 0: ") and line.endswith(", read") for line in err)
     assert files("mine") == undisturbed
 

@@ -5,6 +5,7 @@ import errno
 import functools
 import os
 import random
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -40,9 +41,10 @@ def study(**where) -> None:
 
 
 def files(folder: str) -> dict[str, bytes]:
-    """All files but that which says when and for how long a study ran."""
-    found = (path for path in Path(folder).rglob("*") if path.is_file() and path.name != "made.json")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    """All files but that which says when and for how long a study ran, and those that were moved aside."""
+    paths = (path for path in Path(folder).rglob("*") if path.is_file() and path.name != "made.json")
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {name: content for name, content in contents.items() if not name.startswith("aside/")}
 
 
 # Kills
@@ -179,21 +181,60 @@ def test_jobs_of_a_worker_come_one_after_the_other():
         Trace.load("trace.parquet")
 
 
+def noted(folder: Path) -> None:
+    """Put notes into a folder that exists, or a new one."""
+    folder.mkdir(exist_ok=True)
+    (folder / "notes.txt").write_text("mine")
+
+
+def damaged(folder: Path) -> None:
+    """Put notes into the folder of a run, and remove a file of it."""
+    noted(folder)
+    (folder / "params.npz").unlink()
+
+
 @pytest.mark.parametrize(
-    ("name", "make"),
+    ("name", "anew", "make"),
     [
-        ("runs/sgd-seed0", lambda path: path.symlink_to("elsewhere")),
-        ("runs/sgd-seed0", lambda path: path.write_text("mine")),
-        ("traces/seed0.parquet", Path.mkdir),
+        ("runs/sgd-seed0", True, lambda path: path.write_text("mine")),
+        ("runs/sgd-seed0", True, noted),
+        ("runs/sgd-seed0", False, damaged),
+        ("traces/seed0.parquet", True, lambda path: path.write_text("mine")),
+        ("traces/seed0.parquet", True, noted),
     ],
 )
-def test_what_is_in_the_place_of_a_run_or_a_trace(name, make):
+def test_files_of_the_user_are_moved_aside_and_never_removed(capsys, name, anew, make):
     study(out="mine")
-    path = Path("mine", name)
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    make(path)
-    with pytest.raises(InputError, match=f"'mine/{name}': is in the place of the f.*; move it away"):
+    whole = files("mine")
+    for number in ("", "-2"):
+        path = Path("mine", name)
+        if anew:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        make(path)
         study(resume=Path("mine"))
+        aside = Path("mine/aside", name + number)
+        assert f"moved to {aside}, and " in capsys.readouterr().err
+        assert (aside / "notes.txt" if aside.is_dir() else aside).read_text() == "mine"
+        assert files("mine") == whole
+
+
+def test_half_written_files_of_a_killed_process_are_removed_and_no_others():
+    study(out="mine")
+    for name in (
+        "runs/.a.0123abcd.partial/run.json",
+        "traces/.b.0123abcd.partial.parquet",
+        "x/.c.00000000.partial/d/e",
+    ):
+        Path("mine", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("mine", name).write_text("half")
+    others = ["aside/notes", ".notes.partial.txt", "runs/.a.partial"]
+    for name in others:
+        Path("mine", name).parent.mkdir(exist_ok=True)
+        Path("mine", name).write_text("mine")
+    study(resume=Path("mine"))
+    hidden = [path for path in Path("mine").rglob("*") if "partial" in path.name]
+    assert sorted(map(str, hidden)) == ["mine/.notes.partial.txt", "mine/runs/.a.partial"]
+    assert all(Path("mine", name).read_text() == "mine" for name in others)
 
 
 # Folders
@@ -263,7 +304,8 @@ def test_what_is_finished_is_on_disk_before_it_is_named(monkeypatch):
     synced, order = os.fsync, []
 
     def fsync(descriptor):
-        order.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        order.append(re.sub(r"\.[0-9a-f]{8}\.partial", ".partial", name))
         synced(descriptor)
 
     if not Path("/proc/self/fd").exists():

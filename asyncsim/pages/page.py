@@ -4,6 +4,7 @@ import ast
 import base64
 import contextlib
 import csv
+import io
 import json
 import shlex
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from asyncsim.drawing.look import PHASES, collecting
 from asyncsim.errors import InputError
-from asyncsim.files import write_whole
+from asyncsim.files import open_file, read_text, within, write_whole
 from asyncsim.pages.film import MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
 from asyncsim.runs.run import Run
 from asyncsim.study import results
@@ -59,7 +60,7 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = ()) -> Path:
     page = {
         "title": f"{title}{of}",
         "question": _question(study),
-        "answer": printed.read_text(encoding="utf-8").strip("\n") if printed.exists() else "",
+        "answer": read_text(printed).strip("\n") if printed.exists() else "",
         "command": None if typed is None else f"python -m asyncsim.study {study} {shlex.join(typed)}".rstrip(),
         "figures": [(name, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}") for name, svg in figures],
         "tables": [{**_table(file), "name": f"{file.name}{of}"} for file in tables],
@@ -146,7 +147,7 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
     """
     config = results.config_of(folder)
     try:
-        with (folder / results.SUMMARY).open(newline="", encoding="utf-8") as opened:
+        with io.TextIOWrapper(open_file(folder / results.SUMMARY), encoding="utf-8", newline="") as opened:
             rows = [row for row in csv.DictReader(opened) if row.get("run_folder") and row.get("trace_file")]
         best: dict[str, tuple[float, dict[str, str]]] = {}
         for row in rows:
@@ -163,7 +164,7 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
         found = []
         for row in chosen:
             rate = f" at rate {row.get('method.learning_rate')}" if rates else ""
-            run, trace = Run.load(folder / row["run_folder"]), Trace.load(folder / row["trace_file"])
+            run, trace = Run.load(within(folder, row["run_folder"])), Trace.load(within(folder, row["trace_file"]))
             found.append((f"{row['method']}{rate}, seed {row.get('seed')}", run, trace))
         return found
     except (InputError, OSError, ValueError, KeyError):  # of a damaged folder: the page shows what there is
@@ -193,7 +194,7 @@ def _question(study: str) -> str:
 def _table(file: Path) -> dict[str, Any]:
     """Return the texts of a CSV file: its columns, its first rows, and how many rows there are."""
     try:
-        with file.open(newline="", encoding="utf-8") as opened:
+        with io.TextIOWrapper(open_file(file), encoding="utf-8", newline="") as opened:
             columns, *rows = list(csv.reader(opened)) or [[]]
     except (OSError, ValueError, csv.Error):
         columns, rows = [], []

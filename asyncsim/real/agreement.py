@@ -26,7 +26,7 @@ from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import RECORDER, Computing, Parameters, State, load_state
 from asyncsim.real.peers import first_state
-from asyncsim.real.recording import STATES, Recorded
+from asyncsim.real.recording import Recorded, states_in
 from asyncsim.replays.programs import cast
 from asyncsim.replays.replay import Replay
 from asyncsim.replays.state import ReplayState
@@ -83,8 +83,7 @@ def agreement(recorded: Recorded, method: Method, problem: Problem) -> Agreement
     ``recorded``: with the states of all checkpoints (``keep_states``). ``method``, ``problem``: those of the recording.
     """
     header = recorded.header
-    paths = {int(path.stem): path for path in sorted((recorded.folder / STATES).glob("[0-9]*.npz"))}
-    paths = {stop: path for stop, path in paths.items() if stop <= len(recorded.commits)}
+    paths = {stop: path for stop, path in states_in(recorded.folder).items() if stop <= len(recorded.commits)}
     if not paths:
         raise InputError(f"folder = {str(recorded.folder)!r}: no states of checkpoints; record it with keep_states")
     dtype = jnp.dtype(header.precision)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.errors import InputError
-from asyncsim.files import write_whole
+from asyncsim.files import open_file, write_whole
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.problem import Problem
@@ -225,7 +225,7 @@ def save_state(path: Path, state: State, events: int) -> Path:
 
 def load_state(path: Path, like: State) -> tuple[State, int]:
     """Read what `save_state` wrote of a state with the structure of another one."""
-    with np.load(path) as file:
+    with open_file(path) as opened, np.load(opened) as file:
         leaves, structure = jax.tree.flatten(like)
         found = [file[name] for name in file.files if name != "events"]
         if [leaf.shape for leaf in found] != [leaf.shape for leaf in leaves]:

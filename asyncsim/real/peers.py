@@ -24,13 +24,14 @@ from asyncsim.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import Computing, Job, OwnVisit, State, save_state
-from asyncsim.real.recording import STATES, Event, Header, Log, load, write_trace
+from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
 from asyncsim.real.server import Keyed, clock_zero
 from asyncsim.replays.commit import build_commit
 from asyncsim.replays.programs import Same
 from asyncsim.replays.state import WorkerRow
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.gossip import partners
+from asyncsim.traces.columns import write_trace
 from asyncsim.tracing import whole_products
 
 #: Calls a function of another worker, given its index, the function's name and arguments; the result waits for the
@@ -335,14 +336,13 @@ def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[R
     ]
     workers = tuple(WorkerRow(one.replica, (), (), one.learner) for one in results)
     mean = (central + sum(one.moved for one in results)).astype(central.dtype)
-    (folder / STATES).mkdir(parents=True)
     save_state(folder / STATES / f"{len(rows):08}.npz", State(mean, (), workers, (), ()), len(rows))
     log = Log(folder)
     with log.file:
         for event in [*rows, {"event": "ended", "in_flight": flying}]:
             log.append(event)
     header.save(folder)
-    write_trace(folder, load(folder).trace)
+    write_trace(load(folder).trace, folder / TRACE)
 
 
 class PeerActor(Keyed):

@@ -42,14 +42,14 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.errors import InputError
-from asyncsim.files import lock, write_json, write_whole
+from asyncsim.files import RECORDING, files_below, lock, open_file, open_log, read_text, require_plain, write_json
 from asyncsim.real.processes import Processes
 from asyncsim.traces.columns import COLUMNS, GOSSIP, OUTCOMES, Source
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.visits import recorded
 from asyncsim.wording import note
 
-HEADER = "recording.json"
+HEADER = RECORDING
 LOG = "visits.jsonl"
 CHECKPOINT = "checkpoint.npz"
 TRACE = "trace.parquet"
@@ -84,7 +84,7 @@ class Header(NamedTuple):
     def load(cls, folder: Path) -> "Header":
         """Read what `save` wrote; raise InputError if there is nothing of the kind, or of another format."""
         try:
-            values = json.loads((folder / HEADER).read_text())
+            values = json.loads(read_text(folder / HEADER))
             written = values.pop("format", FORMAT)
             if written == FORMAT:
                 return cls(**{**values, "processes": Processes.from_dict(values["processes"])})
@@ -102,7 +102,7 @@ class Log:
     """Appends events to a recording's log, which it locks."""
 
     def __init__(self, folder: Path):
-        self.file = open(folder / LOG, "ab")  # noqa: SIM115  # for as long as its server lives
+        self.file = open_log(folder / LOG)  # for as long as its server lives
         if not lock(self.file.fileno()):
             self.file.close()
             raise InputError(
@@ -120,7 +120,10 @@ def read_log(folder: Path) -> tuple[list[Event], int]:
     """Return the events of a recording, none without a log, and the bytes of the log up to the last whole one."""
     path = folder / LOG
     try:
-        content = path.read_bytes() if path.exists() else b""
+        content = b""
+        if require_plain(path).exists():
+            with open_file(path) as file:
+                content = file.read()
         whole = content.rfind(b"\n") + 1
         events = [json.loads(line) for line in content[:whole].splitlines()]
         for number, event in enumerate(events, 1):
@@ -142,15 +145,15 @@ def usable_checkpoint(path: Path, events: int) -> Path | None:
     InputError
         The checkpoint holds more events than the log, which was cut then, or is of another recording.
     """
-    if not path.exists():
+    if not require_plain(path).exists():
         return None
     try:
-        with path.open("rb") as opened, np.load(opened) as file:
+        with open_file(path) as opened, np.load(opened) as file:
             held = int(file["events"])
             for name in file.files:
                 file[name]  # which compares checksums
     except (OSError, EOFError, LookupError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        aside = path.replace(path.with_name(f"{path.name}.broken"))
+        aside = path.replace(require_plain(path.with_name(f"{path.name}.broken")))
         note(f"{path}: a broken checkpoint ({error}), now {aside.name}; all commits of the log are computed again")
         return None
     if held > events:
@@ -161,14 +164,9 @@ def usable_checkpoint(path: Path, events: int) -> Path | None:
     return path
 
 
-def write_trace(folder: Path, trace: Trace) -> Path:
-    """Write the trace so far in the place of the one before."""
-
-    def write(partial: Path) -> None:
-        partial.unlink(missing_ok=True)
-        trace.save(partial)
-
-    return write_whole(folder / TRACE, write)
+def states_in(folder: Path) -> dict[int, Path]:
+    """Return the files of the states that a recording keeps, by the commits before each."""
+    return {int(path.stem): path for path in files_below(folder / STATES) if path.stem.isdecimal()}
 
 
 class Read(NamedTuple):

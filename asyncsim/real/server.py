@@ -21,16 +21,18 @@ from asyncsim.real.computing import Computing, Job, Parameters, load_state, save
 from asyncsim.real.recording import (
     CHECKPOINT,
     STATES,
+    TRACE,
     Event,
     Header,
     Ledger,
     Log,
     read_log,
+    states_in,
     usable_checkpoint,
-    write_trace,
 )
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import waiting_room
+from asyncsim.traces.columns import write_trace
 
 #: How much longer than at its last writing a recording is when its trace is written again: all of it each time.
 _GROWN = 1.2
@@ -114,8 +116,8 @@ class Server:
             elif event["event"] == "read":
                 (parameters.read if ledger.accounts[worker].read is None else parameters.pull)(worker)
             ledger.take(event)
-        for path in (self._folder / STATES).glob("[0-9]*.npz"):
-            if int(path.stem) > ledger.version:  # of a log that was longer
+        for stop, path in states_in(self._folder).items():
+            if stop > ledger.version:  # of a log that was longer
                 path.unlink()
         return ledger
 
@@ -293,7 +295,8 @@ class Server:
             self._write_trace(events)
 
     def _write_trace(self, events: int) -> None:
-        write_trace(self._folder, Ledger(self._header, read_log(self._folder)[0][:events]).trace())
+        trace = Ledger(self._header, read_log(self._folder)[0][:events]).trace()
+        write_trace(trace, self._folder / TRACE)
         self._traced = events
 
 

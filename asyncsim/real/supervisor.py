@@ -17,13 +17,14 @@ from tqdm import tqdm
 
 import asyncsim.real.peers as peers
 from asyncsim.errors import InputError, require_count, require_path, require_positive
-from asyncsim.files import plain
+from asyncsim.files import plain, require_plain
 from asyncsim.methods.check import require_enough
 from asyncsim.methods.method import OF_JOURNEYS
 from asyncsim.real.computing import Computing, check
 from asyncsim.real.processes import Processes
-from asyncsim.real.recording import CHECKPOINT, Header, Recorded, load, read_log, usable_checkpoint, write_trace
+from asyncsim.real.recording import CHECKPOINT, TRACE, Header, Recorded, load, read_log, usable_checkpoint
 from asyncsim.real.server import ServerActor, WorkerActor
+from asyncsim.traces.columns import write_trace
 from asyncsim.wording import note, on_a_terminal
 
 #: One thread for all that a process computes: several processes share the cores.
@@ -148,7 +149,7 @@ def record(
             except BaseException:
                 supervisor.end()  # before the server writes the same file
                 with contextlib.suppress(InputError):
-                    write_trace(folder, load(folder).trace)
+                    write_trace(load(folder).trace, folder / TRACE)
                 raise
         finally:
             supervisor.end()
@@ -199,6 +200,7 @@ def require_timing(method: Any, processes: Processes) -> None:
 
 def _prepare(folder: Path, header: Header, resume: bool) -> None:
     """Make the folder, or see that it holds this very recording."""
+    require_plain(folder)
     if not resume:
         try:
             if folder.exists() and any(folder.iterdir()):

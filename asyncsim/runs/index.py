@@ -8,6 +8,7 @@ that have changed. Neither pandas nor JAX is imported here: a shell waits for th
 import contextlib
 import csv
 import difflib
+import io
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsim.errors import InputError, require_choice, require_count, require_path, shown
-from asyncsim.files import write_json, write_whole
+from asyncsim.files import RUN, files_below, open_file, read_text, remove, write_json, write_whole
 from asyncsim.runs.run import Run
 from asyncsim.study import results
 from asyncsim.wording import counted, number_text
@@ -130,7 +131,7 @@ def untag(name: str) -> Tag:
     if not _file(found).exists():
         raise InputError(f"name = {name!r}: is a folder, and no tag; asyncsim runs lists the tags")
     with _database() as database, _writing(database):
-        _file(found).unlink(missing_ok=True)
+        remove(_file(found))
         with contextlib.suppress(OSError):  # others are there
             _file(found).parent.rmdir()
         database.execute("delete from tags where name = ? and path = ?", (found.name, str(found.folder)))
@@ -187,7 +188,8 @@ def forget() -> int:
     kept = [root for root in known if root.exists()]
     if len(kept) < len(known):
         lines = "".join(f"{root}\n" for root in kept)
-        write_whole(results.index_folder() / results.KNOWN, lambda file: file.write_text(lines, encoding="utf-8"))
+        file = results.index_folder() / results.KNOWN
+        write_whole(file, lambda partial: partial.write_text(lines, encoding="utf-8"), mode=0o600)
     return len(gone)
 
 
@@ -281,7 +283,10 @@ def _read(database: sqlite3.Connection, folder: Path, stamp: str) -> None:
     )
     database.execute(f"insert or replace into folders values ({', '.join('?' * len(values))})", values)
     database.execute("delete from tags where path = ?", (str(folder),))
-    for file in sorted(folder.glob("tags/*.json"))[:1000]:
+    files: list[Path] = []
+    with contextlib.suppress(OSError, InputError):  # no folder of ours
+        files = [file for file in files_below(folder / "tags") if file.suffix == ".json"]
+    for file in files[:1000]:
         found = _json(file)
         run, commit, note = (found.get(field) for field in ("run", "commit", "note"))
         if _NAME.fullmatch(file.stem):
@@ -322,7 +327,7 @@ def _require_run(folder: Path, run: str, commit: int | None) -> str:
 def runs_in(folder: Path) -> list[str]:
     """Return the names of the runs in a folder of results: ``gem-seed0``, or in a cell ``workers-5/gem-seed0``."""
     runs = folder / "runs"
-    names = (path.parent.relative_to(runs).as_posix() for path in runs.rglob("run.json"))
+    names = (path.parent.relative_to(runs).as_posix() for path in files_below(runs) if path.name == RUN)
     return sorted(name for name in names if "/." not in f"/{name}")  # what begins with a dot is half-written
 
 
@@ -337,7 +342,7 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _LARGEST:
             return {}
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        return dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
@@ -347,7 +352,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
     try:
         if file.stat().st_size > _LARGEST:
             return []
-        with file.open(newline="", encoding="utf-8") as opened:
+        with io.TextIOWrapper(open_file(file), encoding="utf-8", newline="") as opened:
             return list(csv.DictReader(opened))
     except (OSError, ValueError, csv.Error):
         return []
@@ -417,14 +422,14 @@ def _database() -> Iterator[sqlite3.Connection]:
     """
     file = results.index_folder() / "index.sqlite"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        results.private_file(file)
         try:
             database = _opened(file)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):  # busy, or no place to write
                 raise
             file.unlink(missing_ok=True)
-            database = _opened(file)
+            database = _opened(results.private_file(file))
         with contextlib.closing(database):
             yield database
     except (OSError, sqlite3.OperationalError) as error:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import pandas as pd
 
 from asyncsim.errors import InputError, require_choice, require_count
+from asyncsim.files import files_below
 from asyncsim.runs import index
 from asyncsim.runs.run import Run
 from asyncsim.study import results
@@ -94,7 +95,8 @@ class Opened(NamedTuple):
     def traces(self) -> Lazy[Trace]:
         """Its traces by name."""
         traces = self.folder / "traces"
-        names = sorted(path.relative_to(traces).with_suffix("").as_posix() for path in traces.rglob("*.parquet"))
+        paths = [path.relative_to(traces) for path in files_below(traces) if path.suffix == ".parquet"]
+        names = [path.with_suffix("").as_posix() for path in paths if not path.name.startswith(".")]
         return Lazy(names, lambda name: Trace.load(self.folder / "traces" / f"{name}.parquet"))
 
     def __repr__(self) -> str:

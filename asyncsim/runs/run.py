@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.errors import InputError, require_free, require_path
-from asyncsim.files import make_folder, plain, put_in_place, sealed, unsealed
+from asyncsim.files import (
+    RUN,
+    files_below,
+    make_folder,
+    open_file,
+    partial_of,
+    plain,
+    put_in_place,
+    require_plain,
+    sealed,
+    unsealed,
+)
 from asyncsim.wording import counted
 
 if TYPE_CHECKING:
@@ -94,10 +105,10 @@ class Run:
             The folder exists already, or cannot be written.
         """
         target = require_free("path", path)
-        partial = target.with_name(f".{target.name}.partial")
+        partial = partial_of(target)
         try:
             make_folder(target.parent)
-            shutil.rmtree(partial, ignore_errors=True)
+            require_plain(target)
             partial.mkdir()
             self._write(partial)
             put_in_place(partial, target)
@@ -123,7 +134,7 @@ class Run:
             "params": structure,
             "files": {name: _checksum(folder / name) for name in files},
         }
-        (folder / "run.json").write_text(sealed(plain(header)))
+        (folder / RUN).write_text(sealed(plain(header)))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Run":
@@ -134,19 +145,23 @@ class Run:
         import pandas as pd
 
         folder = require_path("path", path)
-        if not (folder / "run.json").exists() and (inside := sorted(folder.glob("runs/**/run.json"))):
+        inside = [path for path in files_below(folder / "runs") if path.name == RUN]
+        if not (folder / RUN).exists() and inside:
             names = ", ".join(str(path.parent.relative_to(folder / "runs")) for path in inside[:20])
             names += ", ..." if len(inside) > 20 else ""
             raise InputError(
                 f"path = {str(folder)!r}: is the folder of a study; give one of its runs, {inside[0].parent}: {names}"
             )
         try:
-            header = unsealed(folder / "run.json", FORMAT)
+            header = unsealed(folder / RUN, FORMAT)
             files = (*_FILES, _REPLICAS) if _REPLICAS in header["files"] else _FILES
             for name in files:
                 if header["files"][name] != _checksum(folder / name):
                     raise ValueError(f"{name} is not as it was written")
-            tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
+            tables = {}
+            for name in _TABLES:
+                with open_file(folder / f"{name}.parquet") as file:
+                    tables[name] = pd.read_parquet(file)
             structure, ended, config = header["params"], header["diverged_at"], dict(header["config"])
             params = _load_tree(folder / "params.npz", structure)
             replicas = _load_tree(folder / _REPLICAS, structure) if _REPLICAS in files else None
@@ -167,7 +182,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _checksum(file: Path) -> str:
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
@@ -182,7 +197,7 @@ def _save_tree(file: Path, tree: Any) -> Any:
 
 def _load_tree(file: Path, structure: Any) -> Any:
     """Return the tree of this structure whose leaves `_save_tree` wrote."""
-    with np.load(file) as arrays:
+    with open_file(file) as opened, np.load(opened) as arrays:
         return _rebuild(structure, arrays)
 
 

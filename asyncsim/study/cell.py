@@ -7,7 +7,6 @@ cluster share their traces.
 import dataclasses
 import json
 import math
-import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.errors import InputError
-from asyncsim.files import plain
+from asyncsim.files import folder_name, plain, require_plain, set_aside
 from asyncsim.methods import Method, Timing
 from asyncsim.methods.check import require_enough, require_replies
 from asyncsim.problems import Problem
@@ -53,6 +52,11 @@ class Cell(NamedTuple):
     problem: Problem
     goal: Target | None = None  #: what its runs are to reach: columns of the summary
     seconds: float | None = None  #: simulated, that each method has in place of as many gradients
+
+    @property
+    def folder(self) -> str:
+        """The name of its folders, where its own leads nowhere else."""
+        return folder_name(self.name)
 
     def own(self, method: Method, seed: int = 0) -> tuple[Cluster, int]:
         """Return the cluster that a method is run on, and the commits there, with as many gradients for all methods.
@@ -166,7 +170,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     same = cell.seconds is not None or commits == cell.config.commits
                     length = "" if same else f", of {commits:,} commits for as many gradients"
                     note(f"{method.name} needs {', '.join(needs)}: it gets its own traces{length}")
-                file = (Path("traces", cell.name) / f"{name}.parquet").as_posix()
+                file = (Path("traces", cell.folder) / f"{folder_name(name)}.parquet").as_posix()
                 file = traces.setdefault((cluster, commits, seed), file)
                 if method.rounds is not None:
                     method.rounds.require(cluster.workers, cluster.policy)
@@ -181,7 +185,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
 def _trace_job(cell: Cell, seed: int) -> Job:
     """Return a trace without a run: its numbers are a row of the summary."""
     cluster, commits = cell.cluster, cell.length(cell.cluster, seed)
-    file = (Path("traces", cell.name) / f"seed{seed}.parquet").as_posix()
+    file = (Path("traces", cell.folder) / f"seed{seed}.parquet").as_posix()
     labels = {**cell.values, "workers": cluster.workers, "seed": seed}
 
     def row(trace: Trace) -> Tables:
@@ -193,14 +197,14 @@ def _trace_job(cell: Cell, seed: int) -> Job:
         return row(trace)
 
     def read(folder: Path) -> Tables | None:
+        if not require_plain(folder / file).exists():
+            return None
         try:
             trace = Trace.load(folder / file)
             _require_own("trace", {"cluster": trace.cluster, "seed": trace.seed}, {"cluster": cluster, "seed": seed})
             return row(trace)
         except InputError as error:
-            if (folder / file).exists():
-                note(f"{error}: made again")
-                (folder / file).unlink()
+            note(f"{error}: moved to {set_aside(folder, file)}, and made again")
             return None
 
     values = _values(cell)
@@ -209,7 +213,8 @@ def _trace_job(cell: Cell, seed: int) -> Job:
 
 def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, trace_file: str) -> Job:
     """Return a run: a method on a trace of a cluster that meets its timing."""
-    config, run_folder = cell.config, (Path("runs", cell.name) / f"{method.name}-seed{seed}").as_posix()
+    config = cell.config
+    run_folder = (Path("runs", cell.folder) / folder_name(f"{method.name}-seed{seed}")).as_posix()
     labels = {**cell.values, "workers": cell.cluster.workers, "method": method.name, "seed": seed}
     of_trace = {"own_workers": cluster.workers, "own_trace": cluster != cell.cluster}
     # Worker steps of the study's cluster, in those of the trace at hand: of as many gradients, or of as much time.
@@ -245,13 +250,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
         return row(run, trace)
 
     def read(folder: Path) -> Tables | None:
-        where, file = folder / run_folder, folder / trace_file
-        for path, odd, what in (
-            (where, where.is_symlink() or (where.exists() and not where.is_dir()), "folder of a run"),
-            (file, file.is_dir(), "file of a trace"),
-        ):
-            if odd:
-                raise InputError(f"{str(path)!r}: is in the place of the {what}; move it away, and go on with --resume")
+        where, file = require_plain(folder / run_folder), require_plain(folder / trace_file)
         if not where.exists():
             return None
         try:
@@ -259,9 +258,9 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
             known = {"cluster": trace.cluster, "commits": len(trace.accepted), "seed": trace.seed}
             _require_own("trace", known, {"cluster": cluster, "commits": commits, "seed": seed})
         except InputError as error:
-            note(f"{error}: made again")
             # Other runs read it, too; whichever comes first makes it again, the same.
-            file.unlink(missing_ok=True)
+            moved = f"moved to {set_aside(folder, trace_file)}, and " if file.exists() else ""
+            note(f"{error}: {moved}made again")
             trace = _trace(cluster, commits, seed)
             trace.save(file)
         try:
@@ -278,8 +277,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
             _require_own(f"run {run_folder}", run.config, own)
             return row(run, trace)
         except InputError as error:
-            note(f"{error}: computed again")
-            shutil.rmtree(where)
+            note(f"{error}: moved to {set_aside(folder, run_folder)}, and computed again")
             return None
 
     def say(tables: Tables) -> str:

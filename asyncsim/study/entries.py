@@ -194,7 +194,7 @@ def _made(
     except (Exception, SystemExit) as error:
         if not entry.own:
             raise
-        path = str(Path(own_file(entry.text)[0]).absolute())
+        path = str(Path(own_file(entry.text)[0]).resolve())
         raise InputError(f"{told}: cannot be made: {told_in_a_line(error, path)}") from error
     if not isinstance(made, kind):
         example = "methods.gem()" if kind is Method else "problems.custom()"

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncsim.errors import InputError
-from asyncsim.files import CHECKSUM, read_table
+from asyncsim.files import CHECKSUM, read_table, read_text, within
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.jobs import read_summary
 
@@ -65,7 +65,7 @@ class Finished(NamedTuple):
         """Load the run of a row."""
         from asyncsim.runs.run import Run
 
-        return Run.load(self.folder / run_folder)
+        return Run.load(within(self.folder, run_folder))
 
     def each_run(
         self, measure: "Callable[[Run], Sequence[pd.DataFrame]]", columns: Sequence[str] = ("workers", "method", "seed")
@@ -105,7 +105,7 @@ class Finished(NamedTuple):
         """Load the trace of a row."""
         from asyncsim.traces.trace import Trace
 
-        return Trace.load(self.folder / trace_file)
+        return Trace.load(within(self.folder, trace_file))
 
 
 def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = None) -> Finished:
@@ -148,7 +148,7 @@ def study_of(folder: Path) -> tuple[dict[str, Any], str]:
     """
     told, path = f"folder = {str(folder)!r}", folder / results.CONFIG
     try:
-        config: Any = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        config: Any = json.loads(read_text(path)) if path.exists() else {}
         if not isinstance(config, dict):
             raise ValueError("no table in JSON")
     except (OSError, ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 import asyncsim.study.results as results
 from asyncsim.errors import InputError
-from asyncsim.files import read_table, unsealed, write_csv, write_sealed
+from asyncsim.files import read_table, require_plain, set_aside, unsealed, write_csv, write_sealed
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Executor, Failure, Local
 from asyncsim.wording import note, on_a_terminal, tell
@@ -68,13 +68,14 @@ def measurement(name: str, function: Callable[..., Tables], *arguments: Any, pla
         return tables
 
     def read(folder: Path) -> Tables | None:
-        if not (folder / place).exists():
+        if not require_plain(folder / place).exists():
             return None
         try:
             tables: Tables = unsealed(folder / place)["tables"]
             return tables
         except (OSError, ValueError, KeyError) as error:
-            note(f"{folder / place}: damaged ({error}): computed again")
+            aside = set_aside(folder, place)
+            note(f"{folder / place}: damaged ({error}): moved to {aside}, and computed again")
             return None
 
     return Job(name, place, function, arguments, keep, read, **rest)

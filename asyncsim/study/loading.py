@@ -25,6 +25,7 @@ from typing import Any
 import asyncsim.study.results as results
 from asyncsim.calls import split
 from asyncsim.errors import InputError, require_choice, shown
+from asyncsim.files import open_file, require_plain, results_of
 
 #: Options of a study that are arguments of its methods, and of its problem, where these do not say their own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")
@@ -79,11 +80,12 @@ def own_file(text: str) -> tuple[str, str]:
 
 def load_function(option: str, entry: str, file: str, name: str, kind: str) -> Callable[..., Any]:
     """Return a function of a file, which returns something of a ``kind``; raise InputError if there is none."""
-    told, path = f"{option} = {shown(entry)}", Path(file).absolute()
+    told, path = f"{option} = {shown(entry)}", require_plain(Path(file)).resolve()
     if not path.is_file():
         raise InputError(f"{told}: there is no file {file}")
-    if str(path.parent) not in sys.path:  # as of a script: what lies beside it can be imported
-        sys.path.insert(0, str(path.parent))
+    # As of a script, what lies beside it can be imported; but never before what is installed, or from results.
+    if str(path.parent) not in sys.path and results_of(path) is None:
+        sys.path.append(str(path.parent))
     try:
         found = getattr(load_file(f"asyncsim.own.{path.stem}", path), name, None)
     except (Exception, SystemExit) as error:
@@ -102,8 +104,9 @@ def files_of(options: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         texts = [one for one in (value if isinstance(value, tuple | list) else (value,)) if isinstance(one, str)]
         for entry in dict.fromkeys([*texts, *split(texts)]):
             file, _ = own_file(entry)
-            if file and Path(file).is_file():
-                found[file] = option, sha256(Path(file).read_bytes())
+            if file and require_plain(Path(file)).is_file():
+                with open_file(Path(file)) as opened:
+                    found[file] = option, sha256(opened.read())
     return found
 
 
@@ -114,7 +117,7 @@ def require_as_they_were(values: Mapping[str, Any], folder: Path) -> None:
     """
     recorded = results.config_of(folder).get(results.FILES)
     for file, (option, found) in files_of(values).items():
-        if folder.resolve() in Path(file).resolve().parents:
+        if results_of(Path(file)) or results_of(Path(file).resolve()):
             why = "lies inside the results"
         elif not isinstance(recorded, dict) or file not in recorded:
             why = f"has no hash in {results.CONFIG}"

@@ -16,8 +16,9 @@ from typing import Any
 
 import platformdirs
 
+from asyncsim import files
 from asyncsim.errors import InputError, require_path
-from asyncsim.files import Held, alone_in, unsealed, write_json, write_sealed
+from asyncsim.files import Held, alone_in, read_text, remove_partials, require_plain, unsealed, write_json, write_sealed
 from asyncsim.wording import counted
 
 #: The table that makes a folder of results one; a folder without it holds nothing that was finished.
@@ -25,7 +26,7 @@ SUMMARY = "summary.csv"
 #: The table of a comparison: a row for each method at its best learning rate, the best method first.
 RANKING = "comparison.csv"
 #: What the results depend on; in it, the names of the runs that are missing, and what was typed on the command line.
-CONFIG, INCOMPLETE, COMMAND = "config.json", "incomplete", "command"
+CONFIG, INCOMPLETE, COMMAND = files.CONFIG, "incomplete", "command"
 #: Beside the names of the runs that are missing: the number of all runs that are known.
 ALL_RUNS = "all_runs"
 #: In it, too: the paths of the user's own files, and their hashes.
@@ -76,7 +77,7 @@ def new_folder(out: str | os.PathLike | None, study: str, resumable: bool = Fals
 
 @contextlib.contextmanager
 def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator[Path]:
-    """Return to the folder of a study that ended early; whatever happens, nothing of it is taken away.
+    """Return to the folder of a study that ended early; only half-written files of a killed process are removed.
 
     ``record``: what its ``config.json`` must hold, whatever is missing and was typed; it may be of fewer seeds, or of
     some of the methods only.
@@ -84,6 +85,7 @@ def old_folder(folder: str | os.PathLike, record: Mapping[str, Any]) -> Iterator
     folder = require_path("resume", folder)
     _require_same(folder, record)
     with alone_in(folder, "resume") as held, telling(folder, held):
+        remove_partials(folder)
         yield folder
 
 
@@ -155,7 +157,7 @@ def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
 def write_made(folder: Path, seconds: float | None = None) -> None:
     """Write when a study was begun, on what, and how many seconds it has run by now, those of earlier attempts too."""
     try:
-        made = dict(json.loads((folder / MADE).read_text(encoding="utf-8")))
+        made = dict(json.loads(read_text(folder / MADE)))
     except (OSError, ValueError, TypeError):
         made = {"id": secrets.token_hex(8), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     jax = sys.modules.get("jax")  # studies without gradients load none
@@ -173,6 +175,16 @@ def index_folder() -> Path:
     return Path(given) if given else platformdirs.user_data_path("asyncsim")
 
 
+def private_file(file: Path) -> Path:
+    """Make a file of the index, and its folder, unless they exist; only the user may read what was run where."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    with contextlib.suppress(OSError):  # somebody else's, or a disk that is only read
+        file.chmod(0o600)
+    return file
+
+
 def remember(folder: Path, strict: bool = False) -> None:
     """Let the index find a folder of results, or the folders inside one; ``strict``: an InputError if it cannot.
 
@@ -182,8 +194,7 @@ def remember(folder: Path, strict: bool = False) -> None:
     path = path.parent if path.parent.name == "results" else path
     file = index_folder() / KNOWN
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        known = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        known = private_file(file).read_text(encoding="utf-8").splitlines()
         if str(path) not in known and str(path).isprintable():
             with file.open("a", encoding="utf-8") as opened:
                 opened.write(f"{path}\n")
@@ -282,7 +293,7 @@ def cell_options(config: Mapping[str, Any]) -> list[str]:
 def config_of(folder: Path) -> dict[str, Any]:
     """Return what a folder's ``config.json`` holds; nothing if it cannot be read, of which `old_folder` says why."""
     try:
-        return dict(json.loads((folder / CONFIG).read_text()))
+        return dict(json.loads(read_text(folder / CONFIG)))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
@@ -296,7 +307,7 @@ def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:
     for number in itertools.count(1):
         folder = Path("results", study if number == 1 else f"{study}-{number}") if out is None else out
         try:
-            there = out is not None and folder.exists()
+            there = out is not None and require_plain(folder).exists()
             if there and (not folder.is_dir() or any(folder.iterdir())):
                 raise _taken(folder)
             made = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster
 from asyncsim.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
-from asyncsim.files import write_whole
+from asyncsim.files import open_file, require_plain, write_whole
 
 #: What can become of a message.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled")
@@ -131,7 +131,11 @@ _SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present, "in_flig
 
 def save_trace(trace: Any, path: str | os.PathLike) -> Path:
     """Write a trace; see `Trace.save`."""
-    path = require_free("path", path)
+    return write_trace(trace, require_free("path", path))
+
+
+def write_trace(trace: Any, path: Path) -> Path:
+    """Write a trace, also in the place of another file."""
     table = pa.Table.from_pandas(trace.frame[list(COLUMNS)], preserve_index=False)
     if trace.protocol == GOSSIP:
         kinds = (pa.list_(pa.int64()), pa.list_(pa.float64()), pa.float64(), pa.int64())
@@ -219,15 +223,16 @@ def _unpack(columns: dict[str, list], empty: pd.DataFrame) -> pd.DataFrame:
 
 def _read_table(path: Path) -> tuple[Any, bool]:
     """Return the rows, and whether a checksum has vouched for them."""
-    if not path.exists():
+    if not require_plain(path).exists():
         raise InputError(f"path = {str(path)!r}: no such file; give one that Trace.save wrote")
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            _, written, checksum = _checksum(content)
-        if written not in (None, checksum):  # before a parser sees it
-            raise ValueError("its checksum is of other contents")
-        with pq.ParquetFile(path, page_checksum_verification=True) as opened:
-            return opened.read(), written is not None
+        with open_file(path) as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                _, written, checksum = _checksum(content)
+            if written not in (None, checksum):  # before a parser sees it
+                raise ValueError("its checksum is of other contents")
+            with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+                return opened.read(), written is not None
     except Exception as error:  # a parser's, of whatever made the file
         raise InputError(
             f"path = {str(path)!r}: cannot be read as parquet ({error}); it may be damaged, truncated or of "

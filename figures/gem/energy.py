@@ -141,9 +141,7 @@ def _whole(run: Run) -> float:
 
 def _late(results: Finished, measure: Callable[[Run], float]) -> pd.DataFrame:
     """Return median, least and most over the seeds of a number of each run, by workers."""
-    found = [
-        (int(row.workers), measure(Run.load(results.folder / row.run_folder))) for row in results.summary.itertuples()
-    ]
+    found = [(int(row.workers), measure(results.run(row.run_folder))) for row in results.summary.itertuples()]
     return pd.DataFrame(found, columns=["workers", "value"]).groupby("workers")["value"].agg(["median", "min", "max"])
 
 
