@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -219,6 +221,127 @@ def test_all_that_is_shipped_is_told_apart_in_every_process():
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ended.stdout.split() == own
+
+
+# Links
+
+
+OPTIONS = (*TOY, "--methods", "downpour", "sgd")
+
+
+@pytest.fixture(scope="module")
+def results_of_two(tmp_path_factory):
+    """Two finished studies, of which the first has a tag: all files that the project writes into a folder."""
+    base = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(base)
+        patch.setenv("ASYNCSIM_INDEX", str(base / "index"))
+        for out in ("s", "other"):
+            assert main(["study", *OPTIONS, f"--out={out}"]) == 0
+        assert main(["tag", "s", "good"]) == 0
+    return base
+
+
+def places(folder: Path) -> list[str]:
+    """All files and folders in a folder of results, those made on the way, and their former names on the way."""
+    below = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    assert {"config.json", "runs/sgd-seed0/run.json", "traces", "tags/good.json", "loss.pdf", "report.html"} <= {
+        str(path) for path in below
+    }
+    partials = [path.with_name(f".{path.stem}.partial{path.suffix}") for path in below]
+    return [str(path) for path in (*below, *partials, Path("aside"), Path("s-animation.html"), Path("tags/new.json"))]
+
+
+def whole(place: Path, victim: Path) -> None:
+    """Move what is at a place outside, and link to it."""
+    if place.exists():
+        place.rename(victim)
+    else:
+        victim.write_text("mine")
+    place.symlink_to(victim)
+
+
+def damaged(place: Path, victim: Path) -> None:
+    """Link to something outside that is damaged, so that a resumed study would replace it."""
+    whole(place, victim)
+    for path in [*victim.rglob("*"), victim]:
+        if path.is_file() and path.name != "config.json":
+            path.write_bytes(path.read_bytes()[:-9] + b"x")
+
+
+def absent(place: Path, victim: Path) -> None:
+    """Link to nothing."""
+    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    place.symlink_to(victim)
+
+
+def a_folder(place: Path, victim: Path) -> None:
+    """Link to a folder with files of the names that the project uses."""
+    absent(place, victim)
+    for name in ("sgd-seed0/run.json", "run.json", "seed0.parquet", "good.json", "commits.parquet", "runs/sgd-seed0"):
+        (victim / name).parent.mkdir(parents=True, exist_ok=True)
+        (victim / name).write_text("{}")
+
+
+def fifo(place: Path, victim: Path) -> None:
+    """Put a FIFO at the place: whoever opens it waits for ever."""
+    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    os.mkfifo(place)
+
+
+def state(folder: Path) -> dict[str, object]:
+    """The bytes, the identities and the times of change of all files in a folder."""
+    files = {path: os.lstat(path) for path in sorted(folder.rglob("*"))}
+    return {
+        str(path): (found.st_ino, found.st_mtime_ns, path.is_file() and path.read_bytes())
+        for path, found in files.items()
+    }
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs of POSIX")
+@pytest.mark.parametrize("put", [whole, damaged, absent, a_folder, fifo])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.full)])
+def test_no_link_in_a_folder_of_results_is_followed(results_of_two, tmp_path, monkeypatch, told, put, step):
+    """In each place of a folder a link, or a FIFO: whatever is done with the folder, it stays, and so does its target.
+
+    What is drawn is of one byte; a waiting command ends after a minute.
+    """
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **_: file.write(b"x"))
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
+    commands = [
+        ("study", "staleness", "--resume=s"),
+        ("figures", "s"),
+        ("tag", "s", "new"),
+        ("tag", "--remove", "good"),
+        ("tag", "--remove", "new"),
+        ("show", "s"),
+        ("animate", "s", "--frames=3", "--out=s/s-animation.html"),
+        ("diff", "s", "other", "--out=s/loss"),
+        ("runs",),
+    ]
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    names = places(results_of_two / "s")
+    for number, name in enumerate(names[::step]):
+        here = tmp_path / str(number)
+        shutil.copytree(results_of_two / "s", here / "s", copy_function=shutil.copy)
+        shutil.copytree(results_of_two / "other", here / "other")
+        (here / "victims").mkdir()
+        monkeypatch.chdir(here)
+        monkeypatch.setenv("ASYNCSIM_INDEX", str(here / "index"))
+        if name == "aside":  # to which a damaged run is moved
+            Path("s/runs/sgd-seed0/params.npz").unlink()
+        place = here / "s" / name
+        put(place, here / "victims" / place.name)
+        kind, before = os.lstat(place).st_mode, state(here / "victims")
+        for command in commands:
+            signal.alarm(60)
+            code, err = told(*command)
+            signal.alarm(0)
+            assert code in (0, 2) and "Traceback" not in err, (name, command, err)
+            assert state(here / "victims") == before, (name, command)
+            kinds = [os.lstat(path).st_mode for path in (place, here / "s" / "aside" / name) if os.path.lexists(path)]
+            assert kind in kinds, (name, command)
+        shutil.rmtree(here)
 
 
 # The terminal
