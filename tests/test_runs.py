@@ -114,6 +114,22 @@ def test_the_index_is_made_anew(there, place, capsys):
     assert index.find("kept").note == "a note"  # results of the working folder are always looked at
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_only_the_user_may_read_the_index(there, place):
+    (place / "index").mkdir()
+    for name in ("index.sqlite", "folders"):
+        (place / "index" / name).touch(0o644)
+    for _ in range(2):
+        index.add_root(there)
+        index.entries()
+        assert {path.name: oct(path.stat().st_mode & 0o777) for path in (place / "index").iterdir()} == {
+            "index.sqlite": "0o600",
+            "folders": "0o600",
+        }
+        shutil.rmtree(there / "compare", ignore_errors=True)
+        index.forget()
+
+
 def test_folders_that_move_are_found_or_said(there, place, capsys):
     index.tag(there / "compare", "moving")
     (there / "compare").rename(there / "renamed")

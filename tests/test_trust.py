@@ -1,5 +1,6 @@
 """What a folder of results from somebody else can do: be read, and never run anything."""
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -18,8 +19,11 @@ import pytest
 
 from asyncsim import InputError, methods, problems, study
 from asyncsim.__main__ import main
-from asyncsim.files import write_sealed
+from asyncsim.files import folder_name, write_sealed
+from asyncsim.study.config import StudyConfig
+from asyncsim.study.finished import Finished
 from asyncsim.study.loading import recognised
+from asyncsim.study.sweep import run_cells, sweep
 
 TOY = ("staleness", "--workers=2", "--steps=2", "--seeds=1", "--problem=quadratic")
 MINE = """
@@ -223,7 +227,81 @@ def test_all_that_is_shipped_is_told_apart_in_every_process():
     assert ended.stdout.split() == own
 
 
+def test_a_link_to_a_known_file_runs_nothing_that_lies_beside_it(told):
+    """The folder knows the hash of the package's own file, to which it links, and brings a module that this imports."""
+    known = Path(methods.downpour.__code__.co_filename)
+    hashes = {"t/m.py": hashlib.sha256(known.read_bytes()).hexdigest()}
+    strange(study="staleness", command=[*TOY[1:], "--methods=t/m.py:downpour"], files=hashes)
+    Path("t/m.py").symlink_to(known)
+    Path("t/evil_module.py").write_text(MINE)
+    path = list(sys.path)
+    for again in ((), ("--methods=t/m.py:downpour",)):
+        code, err = told("study", "staleness", "--resume=t", *again)
+        assert code == 2 and "'" + str(Path("t/m.py").absolute()) + "': is a link" in err and sys.path == path
+    assert not Path("ran").exists()
+
+
+def test_imports_come_from_beside_an_own_file_last_and_never_from_results(told, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    strange(study="staleness", command=list(TOY[1:]))
+    Path("own").mkdir()
+    Path("own/mine.py").write_text(MINE)
+    Path("link.py").symlink_to("own/mine.py")
+    path = list(sys.path)
+    assert told("study", *TOY, "--methods=t/evil.py:f", "--out=a")[0] == 0 and Path("ran").exists()  # it was typed
+    assert sys.path == path
+    assert told("study", *TOY, "--methods=link.py:f", "--out=b")[0] == 0
+    assert sys.path == [*path, str(Path("own").resolve())]
+
+
 # Links
+
+
+@pytest.mark.parametrize(
+    "text", ["byzantine-1_alie()#/../../victim_", "..", ".hidden", "/etc", "a\nb", "$(rm)", "a\\b"]
+)
+def test_names_of_folders_lead_nowhere(text):
+    safe = folder_name(text)
+    assert re.fullmatch(r"(?!\.)[^/\\$\n]+-[0-9a-f]{8}", safe) and folder_name(safe) == safe
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "gem-seed0",
+        "learning_rate-0.05",
+        "workers-10_policy-bounded_staleness(3)",
+        "byzantine-2_alie(z=1.5)_",
+        "failures-('crash(every=exponential(3600), lasts=exponential(120))',)",
+        "compute-[gamma(mean=1, cv=0.2)]*4 + [constant(2)]",
+        'krum(f=1, score="alie")-seed0',
+    ],
+)
+def test_names_of_ordinary_folders_stay(name):
+    assert folder_name(name) == name
+
+
+def test_a_cell_called_as_a_path_writes_inside_and_removes_nothing():
+    (cell,) = sweep(StudyConfig(workers=2, steps=2, seeds=1, problem="quadratic", methods=("downpour",)), [{}])
+    cell = cell._replace(name="alie()#/../../../victim")
+    Path("victim/downpour-seed0").mkdir(parents=True)
+    Path("victim/downpour-seed0/run.json").write_text("mine")
+    Path("victim/seed0.parquet").write_text("mine")
+    before = state(Path("victim"))
+    for where in ({"out": Path("s")}, {"resume": Path("s")}):
+        run_cells("toy", dataclasses.replace(cell.config, **where), [cell], lambda folder, summary: None)
+    assert sorted(path.name for path in Path().iterdir()) == ["s", "victim"] and state(Path("victim")) == before
+    assert len(list(Path("s").glob("runs/*/*/run.json"))) == len(list(Path("s").glob("traces/*/*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("column", ["run_folder", "trace_file"])
+@pytest.mark.parametrize("name", ["../other/runs/downpour-seed0", "/dev/stdin", "a\0b", "runs/../../other"])
+def test_a_summary_names_files_inside_only(column, name):
+    write_sealed(Path("config.json"), {"study": "staleness"})
+    finished = Finished(Path(), {"study": "staleness"}, None)
+    with pytest.raises(InputError, match="which is not inside; mistrust it"):
+        (finished.run if column == "run_folder" else finished.trace)(name)
 
 
 OPTIONS = (*TOY, "--methods", "downpour", "sgd")
