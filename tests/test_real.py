@@ -147,6 +147,31 @@ def test_broken_off_and_gone_on_with_is_the_replay_of_its_trace(tmp_path, protoc
     assert loaded.frame.equals(recorded.trace.frame) and loaded.summary() == recorded.trace.summary()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links of POSIX")
+@pytest.mark.parametrize(
+    "name", ["recording.json", LOG, "checkpoint.npz", "checkpoint.npz.broken", "trace.parquet", "states"]
+)
+def test_no_link_in_a_recording_is_followed(tmp_path, name):
+    task, method, processes = problem(), methods.downpour(learning_rate=0.01), Processes(WORKERS)
+    folder, victim = tmp_path / "recording", tmp_path / "victim"
+    in_threads(folder, method, processes, 60, task, until=40)
+    if "broken" in name:
+        (folder / "checkpoint.npz").write_bytes(b"")
+        (folder / name).write_bytes(b"mine")
+    (folder / name).rename(victim)
+    (folder / name).symlink_to(victim)
+    paths = [victim, *victim.rglob("*")]
+    before = [(path.lstat(), path.is_file() and path.read_bytes()) for path in paths]
+    with pytest.raises(InputError, match="is a link"):
+        _prepare(folder, header(method, processes, 60), resume=True)
+        server, trouble = in_threads(folder, method, processes, 60, task)
+        raise InputError(trouble)
+    after = [(path.lstat(), path.is_file() and path.read_bytes()) for path in [victim, *victim.rglob("*")]]
+    assert [one[1] for one in after] == [one[1] for one in before]
+    assert [one[0].st_mtime_ns for one in after] == [one[0].st_mtime_ns for one in before]
+    assert (folder / name).is_symlink()
+
+
 def test_damaged_recordings_are_not_gone_on_with_in_silence(tmp_path, capsys):
     task, method, processes = problem(), methods.downpour(learning_rate=0.01), Processes(WORKERS)
     whole = tmp_path / "whole"

@@ -18,7 +18,7 @@ import pandas as pd
 
 from asyncsim.drawing import look
 from asyncsim.drawing.paper import Drawing, Paper, Study
-from asyncsim.files import write_csv
+from asyncsim.files import open_file, write_csv
 from asyncsim.study.finished import Finished
 
 from . import energy, forensics, kappa, limits, losses, momentum, pace, published, queue, tensors
@@ -101,7 +101,8 @@ def _keep(deviations: Sequence[published.Deviation], out: Path) -> Path:
     shown = table.to_string(index=False, na_rep="-", float_format="{:.4g}".format)
     print(shown)
     if path.exists():
-        before = pd.read_csv(path, dtype={"figure": str})
+        with open_file(path) as file:
+            before = pd.read_csv(file, dtype={"figure": str})
         kept = before[~before["figure"].isin(table["figure"])]
         table = pd.concat([kept, table]).sort_values("figure", key=_place, kind="stable") if len(kept) else table
     return write_csv(path, table)
