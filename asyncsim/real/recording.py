@@ -42,7 +42,17 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.errors import InputError
-from asyncsim.files import RECORDING, files_below, lock, open_file, open_log, read_text, require_plain, write_json
+from asyncsim.files import (
+    RECORDING,
+    files_below,
+    lock,
+    open_file,
+    open_log,
+    read_text,
+    remove_partials,
+    require_plain,
+    write_json,
+)
 from asyncsim.real.processes import Processes
 from asyncsim.traces.columns import COLUMNS, GOSSIP, OUTCOMES, Source
 from asyncsim.traces.trace import Trace
@@ -108,6 +118,7 @@ class Log:
             raise InputError(
                 f"folder = {str(folder)!r}: another process records there; wait for its end, or give another folder"
             )
+        remove_partials(folder)
 
     def append(self, event: Event) -> None:
         """Hand one event to the operating system."""

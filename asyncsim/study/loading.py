@@ -260,7 +260,7 @@ def _source(file: str, namespace: Mapping[str, Any]) -> bytes:
             name = named.__name__ if isinstance(named, types.ModuleType) else getattr(named, "__module__", None)
             module = sys.modules.get(name) if isinstance(name, str) else None
             beside = getattr(module, "__file__", None)
-            if beside and Path(beside).parent == Path(file).parent:
+            if beside and Path(beside).resolve().parent == Path(file).resolve().parent:
                 open_files.append((beside, vars(module)))
     return b"".join(sorted(found.values()))
 
