@@ -100,25 +100,28 @@ def _is_results(folder: Path) -> bool:
     """Return whether a folder has a file that marks one of results, or is held by this process."""
     if any(folder == held.folder for held in _held):
         return True
-    for name in _MARKS:
-        with contextlib.suppress(OSError, ValueError):
-            mark = os.lstat(folder / name)
-            if not stat.S_ISREG(mark.st_mode) or _is_mark(folder / name, mark.st_ino, mark.st_mtime_ns, mark.st_size):
-                return True
+    for name, entry in _MARKS.items():
+        file = os.path.join(folder, name)  # this is asked for every folder above every file
+        try:
+            mark = os.lstat(file)
+        except (OSError, ValueError):
+            continue
+        if not stat.S_ISREG(mark.st_mode) or _has(entry, file, mark.st_ino, mark.st_mtime_ns, mark.st_size):
+            return True
     return False
 
 
 @functools.lru_cache(maxsize=1000)
-def _is_mark(file: Path, *_version: int) -> bool:
-    """Return whether a file marks a folder of results, or cannot be read; once for each version of the file.
+def _has(entry: str, file: str, *_version: int) -> bool:
+    """Return whether a JSON file has an entry, or cannot be read; once for each version of the file.
 
-    Other programs have files of these names, too.
+    Other programs have files of the names that mark folders of results, too.
     """
     try:
-        values = json.loads(file.read_bytes())
+        values = json.loads(Path(file).read_bytes())
     except (OSError, ValueError, RecursionError):
         return True
-    return isinstance(values, dict) and _MARKS[file.name] in values
+    return isinstance(values, dict) and entry in values
 
 
 class Held:

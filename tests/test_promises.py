@@ -218,6 +218,16 @@ def test_files_of_the_user_are_moved_aside_and_never_removed(capsys, name, anew,
         assert files("mine") == whole
 
 
+def test_a_trace_is_looked_at_also_where_its_run_is_missing(capsys):
+    study(out="mine")
+    whole = files("mine")
+    shutil.rmtree("mine/runs/downpour-seed0")
+    Path("mine/traces/seed0.parquet").write_text("mine")
+    study(resume=Path("mine"))
+    assert "moved to mine/aside/traces/seed0.parquet, and made again" in capsys.readouterr().err
+    assert files("mine") == whole
+
+
 def test_half_written_files_of_a_killed_process_are_removed_and_no_others():
     study(out="mine")
     for name in (

@@ -251,7 +251,7 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
 
     def read(folder: Path) -> Tables | None:
         where, file = require_plain(folder / run_folder), require_plain(folder / trace_file)
-        if not where.exists():
+        if not where.exists() and not file.exists():
             return None
         try:
             trace = Trace.load(file)
@@ -263,6 +263,8 @@ def _job(cell: Cell, method: Method, seed: int, cluster: Cluster, commits: int, 
             note(f"{error}: {moved}made again")
             trace = _trace(cluster, commits, seed)
             trace.save(file)
+        if not where.exists():
+            return None
         try:
             run = Run.load(where)
             hyperparameters = json.loads(json.dumps(plain(method.hyperparameters)))
