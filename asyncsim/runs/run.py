@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -154,18 +154,15 @@ class Run:
             )
         try:
             header = unsealed(folder / RUN, FORMAT)
-            files = (*_FILES, _REPLICAS) if _REPLICAS in header["files"] else _FILES
-            for name in files:
-                if header["files"][name] != _checksum(folder / name):
-                    raise ValueError(f"{name} is not as it was written")
-            tables = {}
-            for name in _TABLES:
-                with open_file(folder / f"{name}.parquet") as file:
-                    tables[name] = pd.read_parquet(file)
-            structure, ended, config = header["params"], header["diverged_at"], dict(header["config"])
-            params = _load_tree(folder / "params.npz", structure)
-            replicas = _load_tree(folder / _REPLICAS, structure) if _REPLICAS in files else None
-            return cls(**tables, params=params, diverged_at=ended, config=config, replicas=replicas)
+            contents: dict[str, Any] = {}
+            for name in (*_FILES, _REPLICAS) if _REPLICAS in header["files"] else _FILES:
+                with open_file(folder / name) as file:
+                    if header["files"][name] != hashlib.file_digest(file, "sha256").hexdigest():
+                        raise ValueError(f"{name} is not as it was written")
+                    file.seek(0)
+                    stem, is_table = Path(name).stem, name.endswith(".parquet")
+                    contents[stem] = pd.read_parquet(file) if is_table else _load_tree(file, header["params"])
+            return cls(**contents, diverged_at=header["diverged_at"], config=dict(header["config"]))
         except Exception as error:  # the files may hold anything
             raise InputError(
                 f"path = {str(folder)!r}: not a complete run ({error}); give a folder that Run.save wrote"
@@ -182,7 +179,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _checksum(file: Path) -> str:
-    with open_file(file) as opened:
+    with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
@@ -195,9 +192,9 @@ def _save_tree(file: Path, tree: Any) -> Any:
     return structure
 
 
-def _load_tree(file: Path, structure: Any) -> Any:
+def _load_tree(file: BinaryIO, structure: Any) -> Any:
     """Return the tree of this structure whose leaves `_save_tree` wrote."""
-    with open_file(file) as opened, np.load(opened) as arrays:
+    with np.load(file) as arrays:
         return _rebuild(structure, arrays)
 
 
