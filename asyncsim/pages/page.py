@@ -147,8 +147,7 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
     """
     config = results.config_of(folder)
     try:
-        with io.TextIOWrapper(open_file(folder / results.SUMMARY), encoding="utf-8", newline="") as opened:
-            rows = [row for row in csv.DictReader(opened) if row.get("run_folder") and row.get("trace_file")]
+        rows = [row for row in _rows(folder / results.SUMMARY) if row.get("run_folder") and row.get("trace_file")]
         best: dict[str, tuple[float, dict[str, str]]] = {}
         for row in rows:
             loss = float(row.get("train_loss") or "nan")
@@ -171,13 +170,17 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
         return []
 
 
+def _rows(file: Path) -> list[dict[str, str]]:
+    with io.TextIOWrapper(open_file(file), encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
 def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Return the first of some rows of a summary for each row of `results.RANKING`, the best method first."""
     runs: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         runs.setdefault((row["method"], row.get("method.learning_rate") or ""), row)
-    with (folder / results.RANKING).open(newline="", encoding="utf-8") as opened:
-        ranks = [(row["method"], row.get("learning_rate") or "") for row in csv.DictReader(opened)]
+    ranks = [(row["method"], row.get("learning_rate") or "") for row in _rows(folder / results.RANKING)]
     return [runs[rank] for rank in ranks if rank in runs]
 
 
