@@ -20,11 +20,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 2 for bad input, and for a command that there is not."""
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        from asyncsim import study
-        from asyncsim.errors import choices_like
-        from asyncsim.interruption import ignore_from_now_on
+        from asyncsim.wording import safe_output
+
+        with safe_output():
+            return _run(command, rest)
     except KeyboardInterrupt:  # before there is anything to tell
         return 130
+
+
+def _run(command: str, rest: Sequence[str]) -> int:
+    from asyncsim import study
+    from asyncsim.errors import choices_like
+    from asyncsim.interruption import ignore_from_now_on
+    from asyncsim.wording import tell
+
     if command == "study":
         code = study.main(rest)
         if code == study.INTERRUPTED:
@@ -47,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = ["study", "figures", *COMMANDS, "--version", "--help"]
     meant = f"did you mean 'study {command}'? " if command in study.studies() else ""
     told = f"takes nothing after it, as {rest[0]!r}" if command in known else f"unknown; {choices_like(command, known)}"
-    print(f"error: command = {command!r}: {meant}{told}", file=sys.stderr)
+    tell(f"error: command = {command!r}: {meant}{told}")
     return 2
 
 

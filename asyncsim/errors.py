@@ -1,10 +1,11 @@
 """InputError, the error of a user's input, and the checks that raise it."""
 
+import contextlib
 import difflib
 import math
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +22,30 @@ class InputError(ValueError):
 
     The command line prints it without a traceback and ends with exit code 2.
     """
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))  # it may quote what strangers wrote
+
+
+def printable(text: str) -> str:
+    """Replace the characters of a text that could control a terminal by question marks."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
+@contextlib.contextmanager
+def reading_results(folder: Path) -> Iterator[None]:
+    """Raise InputError for any failure to read or draw the results of a folder: its files may hold anything."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"folder = {str(folder)!r}: its results cannot be read ({type(error).__name__}: {shown(str(error))}); they "
+            "were damaged, or changed by hand; run the study again"
+        ) from error
 
 
 def require_number(argument: str, value: Any) -> float:

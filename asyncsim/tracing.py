@@ -64,6 +64,12 @@ def forget_other_precision() -> None:
         _precisions.add(present)
 
 
+def jax_settings() -> dict[str, Any]:
+    """Return the settings of JAX that change results and that no option sets, for the record of a run."""
+    names = ("jax_threefry_partitionable", "jax_default_matmul_precision")
+    return {name: getattr(jax.config, name) for name in names}
+
+
 @contextlib.contextmanager
 def naming_failures(call: str) -> Iterator[None]:
     """Raise InputError where a call of a user's function fails: the error, and the line of the user's file."""

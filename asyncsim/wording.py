@@ -12,6 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from asyncsim.errors import printable
+
 #: Between a number and its noun while lines are broken, which is done at plain spaces only.
 _GLUE = "\u2007"
 
@@ -106,26 +108,46 @@ def on_a_terminal() -> bool:
 def tell(text: str) -> None:
     """Print to standard error, above the progress bars; a closed standard error is ignored."""
     with contextlib.suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+#: Characters of reports that ASCII lacks, and their substitutes on terminals of few characters.
+_ASCII = str.maketrans({"\u00b1": "+-", "\u00d7": "x", "\u00b2": "^2"})
+
+
+class _Output:
+    """Standard output whose text cannot control a terminal, and that any encoding can hold; it may keep a copy."""
+
+    def __init__(self, stream: Any, copy: io.StringIO | None = None):
+        # A process may have no standard output.
+        self.stream, self._copy = io.StringIO() if stream is None else stream, copy
+
+    def write(self, text: str) -> int:
+        text = printable(text)
+        if self._copy is not None:
+            self._copy.write(text)
+        encoding = self.stream.encoding or "utf-8"
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            text = text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+        return int(self.stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def safe_output() -> contextlib.AbstractContextManager[Any]:
+    """Print control characters, and those that standard output cannot encode, as plain characters inside."""
+    return contextlib.redirect_stdout(_Output(sys.stdout))
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[io.StringIO]:
     """Yield the text that is printed on standard output inside, which is printed as well."""
-    found, printed = io.StringIO(), sys.stdout
-
-    class Both:
-        """Standard output that is written twice."""
-
-        def write(self, text: str) -> int:
-            found.write(text)
-            return printed.write(text) if printed is not None else len(text)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(printed, name)
-
-    with contextlib.redirect_stdout(Both()):
-        yield found
+    copy = io.StringIO()
+    with contextlib.redirect_stdout(_Output(sys.stdout, copy)):
+        yield copy
 
 
 def note(text: str) -> None:

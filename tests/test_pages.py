@@ -123,6 +123,12 @@ def test_animations_are_written(animated, tmp_path, monkeypatch, capsys):
     assert data_of(Path("compare-animation.html"))["animation"]["frames"] == 30
     assert main(["animate", str(animated), "--runs", "gem-seed0", "--out", "a.gif", "--frames", "4"]) == 0
     assert Image.open("a.gif").n_frames == 4
+    before = Path("a.gif").read_bytes()
+    assert main(["animate", str(animated), "--out", "a.gif", "--frames", "4"]) == 2
+    assert "exists already; give another name, or --force" in capsys.readouterr().err
+    assert Path("a.gif").read_bytes() == before
+    assert main(["animate", str(animated), "--out", "compare-animation.html", "--frames", "4", "--force"]) == 0
+    Path("compare-animation.html").unlink()
     for arguments, told in (
         (["--runs", "gem-seed7"], "did you mean 'gem-seed0'"),
         (["--frames", "1"], "must be from 2 to 1500"),
@@ -132,6 +138,43 @@ def test_animations_are_written(animated, tmp_path, monkeypatch, capsys):
         capsys.readouterr()
         assert main(["animate", str(animated), *arguments]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_the_caption_says_no_more_than_there_is(animated, tmp_path):
+    """Directions and distances with recorded positions only; and losses that are beyond the axis."""
+    about = data_of(animated / "report.html")["animation"]["about"]
+    assert "direction is that in the plane" in about and "--animate" not in about
+    trace = simulate(Cluster(3, 1.0), commits=30)
+    runs = [replay(trace, methods.downpour(rate), problems.quadratic([1.0, 2.0])) for rate in (0.1, 1.2)]
+    about = [page.animation([("x", run, trace)], 10)["about"] for run in runs]
+    assert all("plane" not in text and "staleness" in text and "--animate" in text for text in about)
+    assert "others at the edge" in about[1] and "others at the edge" not in about[0]
+
+
+def test_a_page_holds_no_infinity(animated, tmp_path):
+    shutil.copytree(animated, tmp_path / "mine")
+    config = json.loads((tmp_path / "mine" / "config.json").read_text()) | {"dirichlet": [0.1, float("inf")]}
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    text = page.write_page(tmp_path / "mine").read_text()
+    assert "Infinity]" not in text and data_of(tmp_path / "mine" / "report.html")["config"]["dirichlet"] == [0.1, "inf"]
+
+
+@browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_sentences_wrap_in_a_browser(dark, animated, tmp_path):
+    shutil.copytree(animated, tmp_path / "mine")
+    (tmp_path / "mine" / "report.txt").write_text("a  table  of\nmany  columns  here\n" + "A long sentence. " * 40)
+    path = page.write_page(tmp_path / "mine")
+    script = """
+      const said = document.querySelector("pre.sentences");
+      const rows = document.querySelector("#answer pre:not(.sentences)");
+      result.dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
+      result.wraps = getComputedStyle(said).whiteSpace === "pre-wrap" && said.scrollWidth <= said.clientWidth;
+      result.rows = getComputedStyle(rows).whiteSpace;
+    """
+    options = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    found, errors = in_a_browser(path, script, tmp_path, *options)
+    assert errors == "" and found == {"failed": [], "dark": dark, "wraps": True, "rows": "pre"}
 
 
 @browser

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import matplotlib.figure
+import numpy as np
 import pandas as pd
 import pytest
 from test_study import ROOT, TOY
@@ -19,6 +20,7 @@ import asyncsim
 from asyncsim import InputError, Run, plots, study
 from asyncsim.__main__ import main
 from asyncsim.drawing import look
+from asyncsim.files import write_sealed
 from asyncsim.runs import index
 from asyncsim.runs.difference import differences
 from asyncsim.study import results
@@ -101,8 +103,97 @@ def test_runs_are_listed_by_method_with_or_without_hyperparameters(there, capsys
 def test_the_page_is_opened(there, monkeypatch, capsys):
     shown = []
     monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
+    assert main(["figures", "results/compare"]) == 0  # as nobody knows where the copy comes from
     assert main(["show", "compare"]) == 0 and main(["warp", "compare", "--open"]) == 0
     assert shown == [(there / "compare" / "report.html").as_uri()] * 2
+
+
+@pytest.mark.parametrize("study", ["compare", "of my own"])
+def test_a_page_from_elsewhere_is_not_opened(study, there, place, monkeypatch, capsys):
+    folder, shown = there / "compare", []
+    (folder / "report.html").write_text("<script>window.evil = 1</script>")
+    config = json.loads((folder / "config.json").read_text()) | {"study": study}
+    (folder / "config.json").write_text(json.dumps(config))
+    before = {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
+    monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
+    for _ in range(2):  # nor is it trusted from then on
+        assert main(["show", "results/compare"]) == 0
+        assert "drawn anew" in capsys.readouterr().err
+    page = Path(shown[1].removeprefix("file://"))
+    assert shown[0] == shown[1] and page.is_relative_to(place / "index")
+    text = page.read_text()
+    assert "evil" not in text and "downpour" in text and ("data:image/svg" in text) == (study == "compare")
+    assert before == {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
+    (folder / "report.html").unlink()
+    assert main(["show", "results/compare"]) == 0 and shown[2] == shown[1]
+
+
+def test_no_text_of_a_stranger_controls_the_terminal(there, capsys):
+    config = json.loads((there / "compare" / "config.json").read_text())
+    evil = {**config, "study": "\x1b[2Jcompare", "\x1b]0;title\x07": 1, "\u202ename": 2}
+    (there / "evil").mkdir()
+    for name in ("summary.csv", "runs", "traces"):
+        (there / "evil" / name).symlink_to(there / "compare" / name)
+    commands = (
+        (["diff", "results/compare", "results/evil"], 0),
+        (["figures", "results/evil"], 2),
+        (["study", "compare", *TOY, "--resume", "results/evil"], 2),
+        (["runs", "--study", "compar"], 2),
+    )
+    write_sealed(there / "evil" / "config.json", evil)
+    config = json.loads((there / "compare" / "config.json").read_text())
+    write_sealed(there / "compare" / "config.json", {**config, "\x1b]0;title\x07": 3, "\u202ename": 4})
+    for arguments, code in commands:
+        assert main(arguments) == code
+        output = "".join(capsys.readouterr())
+        assert output and all(letter.isprintable() or letter == "\n" for letter in output), output
+    assert str(InputError("\x1b[31mred\n\u202e\udc80")) == "?[31mred\n??"
+
+
+@pytest.mark.parametrize("damage", ["cell", "workers"])
+def test_damaged_results_end_in_one_line(damage, there, capsys):
+    folder = there / ("staleness" if damage == "cell" else "compare")
+    if damage == "cell":
+        table = pd.read_csv(folder / "summary.csv").assign(note="x" * 200_000)
+        table.to_csv(folder / "summary.csv", index=False)
+        assert main(["figures", "results/staleness"]) == 0  # the page lacks that table only
+        assert main(["animate", "results/staleness"]) == 2
+    else:
+        config = json.loads((folder / "config.json").read_text()) | {"workers": "text"}
+        (folder / "config.json").write_text(json.dumps(config))
+        assert main(["figures", "results/compare"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_damaged_index_is_made_anew_or_removed(there, place):
+    known = index.entries()
+    file = place / "index" / "index.sqlite"
+    whole, random = file.read_bytes(), np.random.default_rng(1)
+    for turn in range(60):
+        damaged = bytearray(whole)
+        at = int(random.integers(16, len(whole)))
+        damaged[at : at + 300] = (
+            random.bytes(min(300, len(whole) - at)) if turn % 2 else bytes(len(damaged[at : at + 300]))
+        )
+        file.write_bytes(damaged)
+        try:
+            found = index.entries()
+        except InputError as error:
+            assert "give the command again" in str(error)
+            found = index.entries()
+        assert [entry.folder for entry in found] == [entry.folder for entry in known]
+
+
+def test_a_terminal_of_ascii_gets_the_report(place):
+    program = (
+        "from asyncsim.wording import heard\n"
+        "with heard() as said: print('1 \u00b1 2, n\u00b2, \u03bb')\n"
+        "assert '\u00b1' in said.getvalue()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.stderr) == ("1 +- 2, n^2, ?\n", "")
 
 
 def test_the_index_is_made_anew(there, place, capsys):
@@ -159,7 +250,6 @@ def test_folders_that_move_are_found_or_said(there, place, capsys):
         (("tag", "results/staleness", "Taken"), "is taken by"),
         (("tag", "results/compare"), "give a folder and a name"),
         (("warp", "takne"), "did you mean 'taken'"),
-        (("show", "taken"), "has no report.html"),
         (("runs", "--study", "compar"), "did you mean 'compare'"),
         (("runs", "--root", "nowhere"), "is no folder"),
         (("diff", "taken", "staleness"), "measure"),
@@ -168,7 +258,6 @@ def test_folders_that_move_are_found_or_said(there, place, capsys):
 )
 def test_bad_input(arguments, told, there, capsys):
     index.tag(there / "compare", "taken")
-    (there / "compare" / "report.html").unlink()
     if arguments[0] == "diff":
         arguments = (*arguments, "--measure", "no_measure")
     assert main(arguments) == 2
@@ -235,7 +324,7 @@ def test_the_runs_of_a_tuned_study_are_found(place, capsys):
     assert "learning_rate-0.2/gem-seed0" in opened.runs and len(opened.traces) == 1
     assert main(["diff", "first", "second"]) == 0 and Path("first-second.png").exists()
     assert main(["animate", "first", "--frames", "5"]) == 0
-    assert main(["animate", "first", "--frames", "5", "--runs", "learning_rate-0.01/gem-seed0"]) == 0
+    assert main(["animate", "first", "--frames", "5", "--runs", "learning_rate-0.01/gem-seed0", "--force"]) == 0
     assert main(["tag", "first", "place", "--run", "learning_rate-0.2/gem-seed0", "--commit", "3"]) == 0
     assert asyncsim.runs.open("place").place.rows(1)["commit"].tolist() == [2, 3, 4]
     titles = re.findall(r'"title": "((?:gem|downpour)[^"]*)"', Path("first", "report.html").read_text())

@@ -1,15 +1,15 @@
 """The command line of figures: draws those of a paper, or of a folder of results, and says which files it wrote."""
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from asyncsim.drawing.look import collecting
-from asyncsim.errors import InputError, choices_like
+from asyncsim.errors import InputError, choices_like, reading_results
 from asyncsim.pages.page import write_page
 from asyncsim.study import shipped
 from asyncsim.study.finished import figures, study_of
 from asyncsim.study.results import unfinished
+from asyncsim.wording import tell
 
 #: Papers, whose figures are of several studies, by the names of their modules in ``figures/``.
 PAPERS = {
@@ -34,30 +34,37 @@ def main(arguments: Sequence[str]) -> int:
     if name in PAPERS:
         return figures(name).main(options)
     if not Path(name).is_dir():
-        print(
-            f"error: {name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}", file=sys.stderr
-        )
+        tell(f"error: {name!r}: neither a folder of results nor a paper; {choices_like(name, PAPERS)}")
         return 2
     if options:
-        print(f"error: {options[0]!r}: the figures of a folder have no options; leave it out", file=sys.stderr)
+        tell(f"error: {options[0]!r}: the figures of a folder have no options; leave it out")
         return 2
     return report(lambda: draw_folder(Path(name)))
 
 
 def draw_folder(folder: Path) -> list[Path]:
-    """Draw the figures and the page of a study again, into its folder; return the files that were written.
-
-    What the folder says chooses among the figures that are shipped, and is never imported itself.
-    """
+    """Draw the figures and the page of a study again, into its folder; return the files that were written."""
     _, study = study_of(folder)
-    with collecting(unfinished(folder)) as drawn:
-        if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
-            written = figures(study).draw(folder)
-        else:
-            written = [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
-    if not written:
-        raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study!r}")
-    return [*written, write_page(folder, drawn)]
+    with reading_results(folder), collecting(unfinished(folder)) as drawn:
+        written = _draw(study, folder)
+        if not written:
+            raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study!r}")
+        return [*written, write_page(folder, drawn)]
+
+
+def draw_page(folder: Path, out: Path) -> Path:
+    """Draw the page of a study to a file elsewhere, with the figures that are shipped; leave its folder as it is."""
+    _, study = study_of(folder)
+    with reading_results(folder), collecting(unfinished(folder), files=False) as drawn:
+        _draw(study, folder)
+        return write_page(folder, drawn, out)
+
+
+def _draw(study: str, folder: Path) -> list[Path]:
+    """Draw the shipped figures of a study: the study's name chooses among them, and is never imported itself."""
+    if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
+        return list(figures(study).draw(folder))
+    return [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
 
 
 def report(draw: Callable[[], Iterable[Path]]) -> int:
@@ -66,6 +73,6 @@ def report(draw: Callable[[], Iterable[Path]]) -> int:
         for path in draw():
             print(path)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         return 2
     return 0

@@ -23,11 +23,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
+import matplotlib.figure
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.category import StrCategoryFormatter
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
+from matplotlib.mathtext import MathTextParser
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter
 
 from asyncsim.files import write_whole
 
@@ -202,6 +206,29 @@ def style() -> AbstractContextManager[Any]:
     return matplotlib.style.context(["default", _STYLE])
 
 
+class Figure(matplotlib.figure.Figure):
+    """A figure in which texts that are no mathematics, a method called ``x$_$y`` say, are drawn as they are."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure."""
+        for axis in (axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)):
+            if isinstance(axis.get_major_formatter(), FixedFormatter | StrCategoryFormatter):
+                axis.get_ticklabels()  # names beside an axis become texts only now
+        for text in self.findobj(Text):
+            if not _is_drawable(text.get_text()):
+                text.set_parse_math(False)
+        super().draw(renderer)
+
+
+@functools.cache
+def _is_drawable(text: str) -> bool:
+    """Return whether matplotlib can draw what stands between dollar signs in a text."""
+    try:
+        return "$" not in text or MathTextParser("path").parse(text) is not None
+    except ValueError:
+        return False
+
+
 def new_figure(
     width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
@@ -214,25 +241,31 @@ def new_figure(
 TITLE: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 8}
 #: The height of a line of a title (inches).
 TITLE_LINE_HEIGHT = 0.134
-#: What the title of each saved figure ends with: that its study is unfinished.
-_REMARK: ContextVar[str] = ContextVar("remark", default="")
-#: The names and the SVG of the figures that are saved, where they are collected.
-_COLLECTED: ContextVar[list[tuple[str, bytes]] | None] = ContextVar("collected", default=None)
+
+
+class _Collection(NamedTuple):
+    """The figures that are saved inside `collecting`."""
+
+    figures: list[tuple[str, bytes]]  #: their names and their SVG
+    remark: str  #: the end of each title: that the study is unfinished
+    files: bool  #: whether PNG and PDF are written
+
+
+_COLLECTION: ContextVar[_Collection | None] = ContextVar("collection", default=None)
 
 
 @contextlib.contextmanager
-def collecting(remark: str = "") -> Iterator[list[tuple[str, bytes]]]:
+def collecting(remark: str = "", files: bool = True) -> Iterator[list[tuple[str, bytes]]]:
     """Yield a list that gets the name and the SVG of each figure that is saved inside: for a page.
 
-    ``remark``: a line that is added to the title of each.
+    ``remark``: a line that is added to the title of each. ``files``: write the PNG and the PDF of each as well.
     """
-    figures: list[tuple[str, bytes]] = []
-    tokens = _COLLECTED.set(figures), _REMARK.set(remark)
+    collection = _Collection([], remark, files)
+    token = _COLLECTION.set(collection)
     try:
-        yield figures
+        yield collection.figures
     finally:
-        _COLLECTED.reset(tokens[0])
-        _REMARK.reset(tokens[1])
+        _COLLECTION.reset(token)
 
 
 def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
@@ -249,21 +282,21 @@ def save(figure: Figure, path: str | os.PathLike) -> list[Path]:
     }
     written = []
     _without_empty_logarithms(figure)
-    if remark := _REMARK.get():
+    collection = _COLLECTION.get() or _Collection([], "", files=True)
+    if collection.remark:
         figure.set_figheight(figure.get_figheight() + TITLE_LINE_HEIGHT)
-        figure.suptitle(f"{figure.get_suptitle()}\n{remark}".lstrip(), **TITLE)
-    for kind, metadata in nothing.items():
+        figure.suptitle(f"{figure.get_suptitle()}\n{collection.remark}".lstrip(), **TITLE)
+    for kind, metadata in nothing.items() if collection.files else ():
         target = Path(path).with_name(f"{Path(path).name}.{kind}")
         drawn = io.BytesIO()  # as matplotlib, of a disk that is full, raises whatever comes after
         with style():
             figure.savefig(drawn, format=kind, metadata=metadata)
         written.append(write_whole(target, functools.partial(Path.write_bytes, data=drawn.getvalue())))
-    collected = _COLLECTED.get()
-    if collected is not None:
+    if _COLLECTION.get() is not None:
         drawn, name = io.BytesIO(), Path(path).name
         with style(), matplotlib.rc_context({"svg.hashsalt": name}):
             figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
-        collected.append((name, drawn.getvalue()))
+        collection.figures.append((name, drawn.getvalue()))
     return written
 
 

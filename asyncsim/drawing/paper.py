@@ -7,7 +7,6 @@ A paper is a module or a package in ``figures/`` that says which figures it has;
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from asyncsim.drawing import look
 from asyncsim.drawing.command import report
 from asyncsim.errors import InputError, require_choice
 from asyncsim.study.finished import Finished, read
-from asyncsim.wording import note
+from asyncsim.wording import note, tell
 
 #: A column that every summary has.
 _NEEDED = "seed"
@@ -84,7 +83,7 @@ class Paper:
         if not written:
             raise InputError("\n".join(["nothing could be drawn", *missing]))
         for why in missing:
-            print(f"missing: {why}", file=sys.stderr)
+            tell(f"missing: {why}")
         return written
 
     def draw_study(self, study: str, folder: Path) -> list[Path]:

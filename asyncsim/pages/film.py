@@ -16,6 +16,8 @@ from asyncsim.traces.trace_summary import phases
 
 #: Most workers that are drawn; of more workers these are spread evenly from the first to the last.
 MOST_WORKERS = 128
+#: The measures of offsets: with recorded positions, and without.
+DISTANCE, STALENESS = "distance of the read from the central variable", "present staleness of the read (versions)"
 #: Most reads from which the plane of their largest spread is computed.
 _SAMPLE = 4000
 #: The radius at which the axis of distances changes from linear to logarithmic.
@@ -98,12 +100,12 @@ def film(run: Run, trace: Trace, times: np.ndarray, title: str) -> Film:
         made = np.searchsorted(accepted["version"].to_numpy(), np.maximum(read, 0), side="right")
         away = positions[made] - positions[commits][:, None]
         away[read < 0] = np.nan
-        offset, measure = _in_a_plane(away), "distance of the read from the central variable"
+        offset, measure = _in_a_plane(away), DISTANCE
     else:
         stale = np.where(read < 0, np.nan, versions[commits][:, None] - read)
         angle = 2 * np.pi * np.arange(len(workers)) / len(workers)
         offset = stale[..., None] * np.stack([np.cos(angle), np.sin(angle)], -1)
-        measure = "present staleness of the read (versions)"
+        measure = STALENESS
     if ended is not None:
         offset[times > ended] = np.nan
     known = run.evaluations[["commit_time", "train_loss"]].replace([np.inf, -np.inf], np.nan).dropna()

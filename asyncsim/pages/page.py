@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +17,14 @@ import numpy as np
 from asyncsim.drawing.look import PHASES, collecting
 from asyncsim.errors import InputError
 from asyncsim.files import open_file, read_text, within, write_whole
-from asyncsim.pages.film import MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
+from asyncsim.pages.film import DISTANCE, MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
+from asyncsim.runs import index
 from asyncsim.runs.run import Run
 from asyncsim.study import results
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import IN_WORDS
-from asyncsim.wording import counted, heard
+from asyncsim.wording import counted, heard, number_text
 
 #: The text that a study printed at its end.
 PRINTED = "report.txt"
@@ -43,8 +45,8 @@ def on_a_page(folder: Path) -> Iterator[None]:
     write_page(folder, drawn)
 
 
-def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = ()) -> Path:
-    """Write the self-contained page of a finished study into its folder; ``figures``: names and SVG.
+def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Path | None = None) -> Path:
+    """Write the self-contained page of a finished study; ``figures``: names and SVG; ``out``: by default in its folder.
 
     It holds no times of day and no paths: the same results give the same page.
     """
@@ -67,7 +69,11 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = ()) -> Path:
         "config": config,
         "animation": animation(chosen, _FRAMES) if chosen else None,
     }
-    return _write(folder / results.PAGE, page)
+    if out is not None:
+        return _write(out, page)
+    path = _write(folder / results.PAGE, page)
+    index.trust_page(path)
+    return path
 
 
 def write_animation(chosen: Sequence[tuple[str, Run, Trace]], path: Path, frames: int = MOST_FRAMES) -> Path:
@@ -95,20 +101,30 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
     gossips = films[0].messages is not None
     shown = counted(len(films[0].workers), "worker")
     of = "" if len(films[0].workers) == chosen[0][2].workers else f" of {chosen[0][2].workers}"
+    low = max(min(losses, default=0.1), 1e-6 * high)
     about = (
         f"{shown}{of} on their graph; a dot along an edge is a message under way."
         if gossips
-        else f"{shown}{of} around the central variable, the square: how far out one is shows the {films[0].measure}, "
-        "linear near the centre, logarithmic far out. The direction is that in the plane in which the reads spread "
-        "most. A gradient is computed where its worker is drawn, and is applied at the centre."
+        else f"{shown}{of} around the central variable, the square. The distance from the square is the "
+        f"{films[0].measure}, linear near the centre, logarithmic far out. "
     )
+    if not gossips:
+        about += (
+            "The direction is that in the plane in which the reads spread most. A gradient is computed where its "
+            "worker is drawn, and is applied at the centre."
+            if films[0].measure == DISTANCE
+            else "Each worker keeps a direction of its own, which means nothing: only a study with --animate records "
+            "where its reads are."
+        )
+    if any(not low <= loss <= high for one in films for _, loss in one.loss):
+        about += f" Training losses are drawn from {number_text(low)} to {number_text(high)}, others at the edge."
     return {
         "about": about,
         "frames": len(times),
         "duration": float(times[-1]),
         "rings": rings(bend, largest),
         "phases": [(IN_WORDS.get(name, name), PHASES.get(name, "#808080"), name) for name in films[0].names],
-        "limits": (max(min(losses, default=0.1), 1e-6 * high), high),
+        "limits": (low, high),
         "films": [
             {
                 "title": one.title,
@@ -166,7 +182,7 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
             run, trace = Run.load(within(folder, row["run_folder"])), Trace.load(within(folder, row["trace_file"]))
             found.append((f"{row['method']}{rate}, seed {row.get('seed')}", run, trace))
         return found
-    except (InputError, OSError, ValueError, KeyError):  # of a damaged folder: the page shows what there is
+    except (InputError, OSError, ValueError, KeyError, csv.Error):  # of a damaged folder: the page shows what there is
         return []
 
 
@@ -205,6 +221,15 @@ def _table(file: Path) -> dict[str, Any]:
     return {"name": file.name, "count": len(rows), "columns": columns, "rows": rows[:_MOST_ROWS]}
 
 
+def _finite(value: Any) -> Any:
+    """Replace infinities and NaN, which JSON lacks, by their texts."""
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _write(path: Path, page: dict[str, Any]) -> Path:
     """Write the template with the style, the script and a page's data in it."""
     here = Path(__file__).parent
@@ -213,7 +238,7 @@ def _write(path: Path, page: dict[str, Any]) -> Path:
         "/* style */": (here / "page.css").read_text(encoding="utf-8"),
         "/* script */": (here / "page.js").read_text(encoding="utf-8"),
         # No text in the data can end the element that holds them.
-        "/* data */": json.dumps(page).replace("<", "\\u003c"),
+        "/* data */": json.dumps(_finite(page), allow_nan=False).replace("<", "\\u003c"),
     }
     for place, part in parts.items():
         before, found, after = text.partition(place)

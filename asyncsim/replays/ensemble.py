@@ -27,7 +27,7 @@ from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.tuning import batches_members, default_devices
 from asyncsim.runs.run import Run
 from asyncsim.traces.trace import Trace
-from asyncsim.tracing import forget_other_precision
+from asyncsim.tracing import forget_other_precision, jax_settings
 
 
 def replay_ensemble(
@@ -91,7 +91,7 @@ def replay_ensemble(
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
     attack, learnt = parse_attack(attack), problem
-    config = {"precision": precision} | ({} if attack is None else {"attack": attack.text})
+    config = {"precision": precision} | ({} if attack is None else {"attack": attack.text}) | jax_settings()
     recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
     if batched is None:
         batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)

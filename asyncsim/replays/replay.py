@@ -27,7 +27,7 @@ from asyncsim.replays.tuning import Form, default_devices, form_of, require_devi
 from asyncsim.runs.run import Run
 from asyncsim.threads import has_one_core
 from asyncsim.traces.trace import Trace
-from asyncsim.tracing import forget_other_precision, require_threads
+from asyncsim.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.wording import on_a_terminal
 
 PRECISIONS = ("float32", "float64")
@@ -174,7 +174,7 @@ class Replay:
             )
         self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
-        self._config = {"seed": seed, "precision": precision}
+        self._config = {"seed": seed, "precision": precision, **jax_settings()}
         if (attack := parse_attack(attack)) is not None:
             self._config["attack"] = attack.text
             method, problem = under_attack(method, problem, attack, trace.workers)

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from asyncsim.tracing import jax_settings
+
 #: Starts a call from a thread; returns a function that returns the results, arrays that may still be computed.
 Start = Callable[..., Callable[[], Any]]
 
@@ -43,7 +45,7 @@ class SideBySide:
         of the function see whether 64 bits are enabled in it.
         """
         config: Any = jax.config
-        told = config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
+        told = config.jax_enable_x64, config.jax_numpy_dtype_promotion, *jax_settings().values()
         leaves, structure = jax.tree.flatten(arguments)
         kind = told, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if kind not in self._calls:

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from asyncsim.errors import InputError, choices_like
+from asyncsim.errors import InputError, choices_like, reading_results
 from asyncsim.runs import index
 from asyncsim.study.results import PAGE
-from asyncsim.wording import counted, note
+from asyncsim.wording import counted, note, tell
 
 #: Folders that a table shows unless all are asked for.
 _SHOWN = 40
@@ -32,7 +32,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         return COMMANDS[command](arguments)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         return 2
 
 
@@ -164,12 +164,16 @@ def animate(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--frames", type=int, help="at most 1500, which is the default; 300 for a GIF or MP4")
     parser.add_argument("--out", help="the file: .html, .gif or .mp4 (with ffmpeg); by default NAME-animation.html")
+    parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     given = parser.parse_args(arguments)
     from asyncsim.pages.movie import write_movie
     from asyncsim.pages.page import MOST_FRAMES, two_runs, write_animation
     from asyncsim.runs.opened import open
 
     found = open(given.name)
+    out = Path(given.out or f"{found.name}-animation.html")
+    if out.exists() and not given.force:
+        raise InputError(f"--out {out}: exists already; give another name, or --force to overwrite it")
     if given.frames is not None and not 2 <= given.frames <= MOST_FRAMES:
         raise InputError(f"--frames {given.frames}: must be from 2 to {MOST_FRAMES}")
     names = given.runs or ([found.place.run] if found.place else [])
@@ -190,19 +194,22 @@ def animate(arguments: Sequence[str]) -> int:
         raise InputError(f"name = {given.name!r}: {found.folder} has no run with a trace to animate")
     if not any(name.startswith("position_") for name in chosen[0][1].commits):
         note("the study was not run with --animate: what is drawn is the staleness, not the distance")
-    out = Path(given.out or f"{found.name}-animation.html")
-    if out.suffix == ".html":
-        print(write_animation(chosen, out, given.frames or MOST_FRAMES))
-    else:
-        print(write_movie(chosen, out, given.frames or 300))
+    with reading_results(found.folder):
+        if out.suffix == ".html":
+            print(write_animation(chosen, out, given.frames or MOST_FRAMES))
+        else:
+            print(write_movie(chosen, out, given.frames or 300))
     return 0
 
 
 def _show(folder: Path) -> None:
-    """Open the page of a folder of results in the browser."""
+    """Open the page of a folder of results in the browser; draw it anew if it was not written on this machine."""
     page = folder / PAGE
-    if not page.exists():
-        raise InputError(f"{str(folder)!r}: has no {PAGE}; make it with: asyncsim figures {folder}")
+    if not index.is_trusted(page):
+        from asyncsim.drawing.command import draw_page
+
+        note(f"{page} is not known to be this machine's, and could run anything: the page is drawn anew")
+        page = draw_page(folder, index.page_of(folder))
     print(page)
     if not webbrowser.open(page.absolute().as_uri()):
         note("no browser could be opened; open that file in one")

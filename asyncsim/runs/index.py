@@ -9,6 +9,7 @@ import contextlib
 import csv
 import difflib
 import io
+import hashlib
 import json
 import math
 import os
@@ -33,6 +34,8 @@ create table folders (path text primary key, stamp text, id text, study text, da
 create table tags (name text, path text, run text, commit_ integer, note text, date text, primary key (name, path));
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+#: The file of the checksums of pages, a line each.
+_PAGES = "pages"
 #: Levels of folders below a root that are searched for results.
 _DEPTH = 3
 #: The largest file (bytes) that is read for the index: a stranger's folder may hold anything.
@@ -177,6 +180,30 @@ def add_root(folder: str | os.PathLike) -> Path:
         raise InputError(f"root = {str(folder)!r}: is no folder; give one that holds results")
     results.remember(path, strict=True)
     return path
+
+
+def trust_page(page: Path) -> None:
+    """Remember the checksum of a page that was drawn here: only such pages are opened as they are."""
+    with contextlib.suppress(OSError):  # without a checksum the page is drawn anew
+        file = results.index_folder() / _PAGES
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(f"{hashlib.sha256(page.read_bytes()).hexdigest()}\n")
+
+
+def page_of(folder: Path) -> Path:
+    """Return the place of the page that is drawn here from the results of somebody else's folder."""
+    name = hashlib.sha256(str(folder.absolute()).encode(errors="replace")).hexdigest()[:16]
+    return results.index_folder() / "drawn" / f"{name}.html"
+
+
+def is_trusted(page: Path) -> bool:
+    """Return whether a page is one that was drawn here: a stranger's may run scripts of any kind."""
+    try:
+        known = (results.index_folder() / _PAGES).read_text(encoding="utf-8").split()
+        return hashlib.sha256(page.read_bytes()).hexdigest() in known
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def forget() -> int:
@@ -425,22 +452,40 @@ def _database() -> Iterator[sqlite3.Connection]:
         results.private_file(file)
         try:
             database = _opened(file)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # busy, or no place to write
+        except _OF_SQLITE as error:
+            if not _is_damage(error):
                 raise
             file.unlink(missing_ok=True)
             database = _opened(results.private_file(file))
         with contextlib.closing(database):
             yield database
-    except (OSError, sqlite3.OperationalError) as error:
+    except (OSError, *_OF_SQLITE) as error:
+        if isinstance(error, _OF_SQLITE) and _is_damage(error):  # met while in use
+            file.unlink(missing_ok=True)
+            raise InputError(f"index = {str(file)!r}: was damaged, and is removed; give the command again") from error
         raise InputError(
             f"index = {str(file)!r}: cannot be used: {error}; set ASYNCSIM_INDEX to a folder that can be written"
         ) from error
 
 
+#: Errors of SQLite, whose messages about a damaged file may be no text.
+_OF_SQLITE = (sqlite3.Error, UnicodeDecodeError)
+#: What SQLite reports of a place that cannot be used; whatever else it reports is wrong with the file.
+_OF_THE_PLACE = (
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
+)
+
+
+def _is_damage(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _OF_THE_PLACE
+
+
 def _opened(file: Path) -> sqlite3.Connection:
     database = sqlite3.connect(file, timeout=60, isolation_level=None)
     try:
+        if database.execute("pragma integrity_check(1)").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError("damaged")
         if database.execute("pragma user_version").fetchone()[0] != _VERSION:
             with _writing(database):
                 if database.execute("pragma user_version").fetchone()[0] != _VERSION:  # not by another meanwhile

@@ -5,6 +5,7 @@ defaults of all other options.
 """
 
 import ast
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -170,7 +171,9 @@ def _read(name: str, study: ModuleType, options: Sequence[str]) -> Any:
     # One that there is not is refused when the options are read.
     scale = getattr(study, "SCALES", {}).get(_value_of("scale", options))
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        # The help has colours; what it prints is the study's own, whose code has just run.
+        terminal = contextlib.redirect_stdout(getattr(sys.stdout, "stream", sys.stdout))
+        with warnings.catch_warnings(record=True) as caught, terminal:
             warnings.simplefilter("always")
             config = tyro.cli(
                 study.Config,

@@ -296,6 +296,7 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
         import optax
 
         from asyncsim.traces.columns import package_versions
+        from asyncsim.tracing import jax_settings
 
         elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
         elsewhere -= {"workers", "dirichlet"}  # the cluster's, too, and what cells differ in
@@ -313,6 +314,7 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
             **({} if typed is None else {results.COMMAND: list(typed)}),
             results.FILES: {**{path: found for path, (_, found) in files_of(own).items()}, **self.study_file},
             **{name: plain(value) for name, value in own.items() if name not in elsewhere},
+            **jax_settings(),
             "proxy_momentum": self.momentum,
             "methods": [method.name for method in methods],
             "hyperparameters": {method.name: plain(method.hyperparameters) for method in methods},

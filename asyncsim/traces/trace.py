@@ -140,6 +140,15 @@ class Trace:
             if not np.all(holds):
                 row = int(np.argmin(holds))
                 raise InputError(f"frame: {column} of row {row} is {self.frame[column].iloc[row]}; it {rule}")
+        for column, least, most in (
+            ("worker", -1, self.workers - 1),
+            ("from_row", 0, len(self)),
+            ("to_row", 0, len(self)),
+        ):
+            numbers = self.spells[column].dropna()
+            wrong = numbers[~numbers.between(least, most) | (numbers % 1 != 0)]
+            if len(wrong):
+                raise InputError(f"spells: {column} = {wrong.iloc[0]}: must be a whole number from {least} to {most}")
 
     def __len__(self) -> int:
         return len(self.frame)
