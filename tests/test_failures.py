@@ -309,6 +309,18 @@ def test_files_keep_the_failures(tmp_path):
     assert found.frame.equals(trace.frame) and found.spells.equals(trace.spells) and found.cluster == trace.cluster
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("from_row", 1e308), ("from_row", -1), ("to_row", np.inf), ("to_row", 0.5), ("to_row", 1e308), ("worker", 4)],
+)
+def test_spells_of_a_damaged_file_are_refused(column, value, tmp_path):
+    trace = simulate(Cluster(4, "exponential(1)", failures=["crash(exponential(5), 2)"]), 60)
+    trace.spells[column] = trace.spells[column].astype(type(value))
+    trace.spells.loc[0, column] = value
+    with pytest.raises(InputError, match=f"spells: {column} = .* must be a whole number from"):
+        Trace.load(trace.save(tmp_path / "trace.parquet"))
+
+
 def test_times_may_have_units():
     text = "crash(every=exponential(12 h), lasts=exponential(mean=10 min), detect=30 s)"
     (found,) = Cluster(4, 1.0, failures=text).failures

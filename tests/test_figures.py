@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate
 from asyncsim.drawing import command, look
@@ -409,3 +410,24 @@ def test_logarithmic_axes_without_a_value_above_zero_are_drawn(tmp_path, values)
     written = look.save(figure, tmp_path / "empty")
     assert all(path.stat().st_size for path in written)
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
+
+
+def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
+    def drawn(kind, name):
+        with look.style():
+            figure = kind(figsize=(3, 2), layout="constrained")
+            axes, logarithmic = figure.subplots(1, 2)
+            axes.barh([0, 1], [1, 2], label=name)
+            axes.set_yticks([0, 1], [name, "gem"])
+            axes.set_title(name)
+            axes.legend()
+            logarithmic.bar(["gem", name], [1, 1e4])
+            logarithmic.set_yscale("log")
+            return [path.read_bytes() for path in look.save(figure, tmp_path / "figure")]
+
+    for name in ("x$_$y", "$_$", "$\\nothing$"):
+        with pytest.raises(ValueError, match="Parse"):
+            drawn(Figure, name)
+        assert drawn(look.Figure, name) != drawn(look.Figure, "gem2")
+    for name in ("downpour", "$\\alpha$"):  # and all else is drawn as before
+        assert drawn(look.Figure, name) == drawn(Figure, name)

@@ -41,3 +41,14 @@ def test_closed_over_arrays_have_the_precision_of_the_run(lenient, loss, under_x
             params = replay(TRACE, method, problem, precision=precision).params
             assert params.dtype == precision
             np.testing.assert_allclose(params, expected(), rtol={"float32": 1e-5, "float64": 1e-14}[precision])
+
+
+def test_the_settings_of_jax_that_change_results_are_recorded():
+    problem = problems.quadratic(np.ones(4), noise=0.5)
+    runs = []
+    for partitionable in (True, False, True):
+        with jax.threefry_partitionable(partitionable):
+            runs.append(replay(TRACE, methods.downpour(RATE), problem))
+    assert [run.config["jax_threefry_partitionable"] for run in runs] == [True, False, True]
+    losses = [run.commits["loss"].to_numpy() for run in runs]
+    assert (losses[0] == losses[2]).all() and (losses[0] != losses[1]).any()
