@@ -195,7 +195,7 @@ def energy(results: Results) -> Figure:
 def queue(results: Results) -> Figure:
     """Draw the first visits and the visits at the server over time, of the first seed; a row for each timing."""
     timings = results.asynchronous
-    figure = look.Figure(figsize=(look.DOUBLE, 2.7 * len(timings)), layout="constrained")
+    figure = look.LiteralFigure(figsize=(look.DOUBLE, 2.7 * len(timings)), layout="constrained")
     for row, timing in zip(figure.subfigures(len(timings), 1, squeeze=False).flat, timings, strict=True):
         trace = timing.traces[0]
         left, right = row.subplots(1, 2)

@@ -358,6 +358,9 @@ def test_only_the_same_configuration_is_resumed(told):
     ]:
         code, err = told(*STUDY, *options)
         assert code == 2 and message in err[-1], err
+    with jax.threefry_partitionable(False):
+        code, err = told(*STUDY, "--resume=mine")
+    assert code == 2 and "(jax_threefry_partitionable = True, not False)" in err[-1]
     assert files("mine") == before and sorted(path.name for path in Path().iterdir()) == ["mine", "studies"]
 
 

@@ -428,6 +428,6 @@ def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
     for name in ("x$_$y", "$_$", "$\\nothing$"):
         with pytest.raises(ValueError, match="Parse"):
             drawn(Figure, name)
-        assert drawn(look.Figure, name) != drawn(look.Figure, "gem2")
+        assert drawn(look.LiteralFigure, name) != drawn(look.LiteralFigure, "gem2")
     for name in ("downpour", "$\\alpha$"):  # and all else is drawn as before
-        assert drawn(look.Figure, name) == drawn(Figure, name)
+        assert drawn(look.LiteralFigure, name) == drawn(Figure, name)

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
-import matplotlib.figure
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.category import StrCategoryFormatter
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter
@@ -206,7 +206,7 @@ def style() -> AbstractContextManager[Any]:
     return matplotlib.style.context(["default", _STYLE])
 
 
-class Figure(matplotlib.figure.Figure):
+class LiteralFigure(Figure):
     """A figure in which texts that are no mathematics, a method called ``x$_$y`` say, are drawn as they are."""
 
     def draw(self, renderer: Any) -> None:
@@ -233,7 +233,7 @@ def new_figure(
     width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure of this size (inches) and its axes row by row; ``options`` go to ``Figure.subplots``."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = LiteralFigure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 

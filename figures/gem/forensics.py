@@ -50,7 +50,7 @@ def fitted(results: Finished) -> Figure:
     names = {name: one for name, one in looks.items() if name in all_rates}
     maps = _maps(table, all_rates)
     hidden = _hidden(results, next(iter(maps.values())))
-    figure = look.Figure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")
+    figure = look.LiteralFigure(figsize=(look.DOUBLE, 2.5 * len(names) + 0.8), layout="constrained")
     shown: dict[str, Any] = {"width_ratios": [1, 1.25]}
     panels = figure.subplots(len(names), 2, squeeze=False, gridspec_kw=shown)
     most = max(float(np.nanmax(one)) for one in maps.values())

@@ -31,7 +31,7 @@ def discipline(results: Finished) -> Figure:
     ranks = results.table("ranks.csv", ["discipline", "workers", "seed", "worker", "share", "staleness_mean"])
     ranks = ranks[ranks["workers"] == n]
     names = [name for name in _LOOKS if name in values_of(results, "discipline")]
-    figure = look.Figure(figsize=(look.DOUBLE, 4.9), layout="constrained")
+    figure = look.LiteralFigure(figsize=(look.DOUBLE, 4.9), layout="constrained")
     halves: Any = figure.subfigures(2, 1)
     top, below = halves
     share, staleness = top.subplots(1, 2, sharex=True)
