@@ -125,6 +125,7 @@ def test_a_page_from_elsewhere_is_not_opened(study, there, place, monkeypatch, c
     assert "evil" not in text and "downpour" in text and ("data:image/svg" in text) == (study == "compare")
     assert before == {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
     (folder / "report.html").unlink()
+    os.mkfifo(folder / "report.html")
     assert main(["show", "results/compare"]) == 0 and shown[2] == shown[1]
 
 

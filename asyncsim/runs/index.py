@@ -200,6 +200,8 @@ def page_of(folder: Path) -> Path:
 def is_trusted(page: Path) -> bool:
     """Return whether a page is one that was drawn here: a stranger's may run scripts of any kind."""
     try:
+        if not page.is_file() or page.stat().st_size > _LARGEST:
+            return False
         known = (results.index_folder() / _PAGES).read_text(encoding="utf-8").split()
         return hashlib.sha256(page.read_bytes()).hexdigest() in known
     except (OSError, UnicodeDecodeError):
