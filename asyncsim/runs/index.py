@@ -8,8 +8,8 @@ that have changed. Neither pandas nor JAX is imported here: a shell waits for th
 import contextlib
 import csv
 import difflib
-import io
 import hashlib
+import io
 import json
 import math
 import os
