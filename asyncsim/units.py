@@ -1,7 +1,8 @@
 """Quantities with a unit, ``"40 ms"``, ``"100 Mbit/s"`` or ``"25 MB"``, as numbers of seconds, bytes/s and bytes."""
 
+import math
 import re
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation, Overflow
 from typing import Any, NamedTuple
 
 from asyncsim.errors import InputError, require_positive, shown
@@ -50,7 +51,7 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
     Raises
     ------
     InputError
-        The text is not a number, alone or with one of the units.
+        The text is not a number, alone or with one of the units, or is not finite.
     """
     if not isinstance(value, str):
         return value
@@ -60,7 +61,13 @@ def quantity(argument: str, value: Any, units: Units) -> Any:
         raise InputError(f"{given}: must be a number, or one with a unit such as {units.example!r}")
     number, unit = found.groups()
     if unit is None or unit in units.factors:
-        return float(Decimal(number) * (units.factors[unit] if unit else 1))
+        try:
+            amount = float(Decimal(number) * (units.factors[unit] if unit else 1))
+        except (InvalidOperation, Overflow):  # exponents beyond those of Decimal
+            amount = float(number.replace("_", ""))
+        if not math.isfinite(amount):
+            raise InputError(f"{given}: must be finite; give a number below 1e308 {units.base}")
+        return amount
     hint, per = "", "/s" if units is RATES else ""
     if (unclear := _BITS_OR_BYTES.fullmatch(unit)) and units is not SECONDS:
         prefix = {"K": "k", "m": "M", "g": "G", "t": "T"}.get(unclear[1], unclear[1])

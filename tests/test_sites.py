@@ -63,6 +63,7 @@ def columns(cluster, seed=3):
         ("25 MB", BYTES, 25e6),
         ("2 KiB", BYTES, 2048),
         ("9 bit", BYTES, 1.125),
+        ("1e-99999999999999999999999 ms", SECONDS, 0),
     ],
 )
 def test_quantities_are_the_nearest_floats(text, units, number):
@@ -80,9 +81,12 @@ def test_quantities_are_the_nearest_floats(text, units, number):
         ("3 kb", BYTES, r"write kbit or kB"),
         ("4 msec", SECONDS, r"unknown unit 'msec'; choose from ns, us, ms, s, min, h"),
         ("fast", SECONDS, r"x = 'fast': must be a number, or one with a unit such as '40 ms'"),
+        ("1e999999999999 ms", SECONDS, r"x = '1e999999999999 ms': must be finite; give a number below 1e308 sec"),
+        ("1__0e99999999999999999999999 B", BYTES, r"must be finite; give a number below 1e308 bytes"),
+        ("1e400", RATES, r"must be finite; give a number below 1e308 bytes/s"),
     ],
 )
-def test_unknown_units_name_those_that_are_known(text, units, told):
+def test_texts_that_are_no_quantities_are_refused(text, units, told):
     with pytest.raises(InputError, match=told):
         quantity("x", text, units)
 
