@@ -197,6 +197,7 @@ def require_memory(argument: str, what: str, needed: float) -> None:
     except (AttributeError, ValueError, OSError):  # not on every system
         return
     if needed > there > 0:
+        needed = min(needed, 1e300)  # an int may be too large for a float
         raise InputError(
             f"{argument}: {what} needs at least {needed / 2**30:.3g} GiB of memory and this machine has "
             f"{there / 2**30:.3g}; simulate fewer"

@@ -42,6 +42,8 @@ SPEED_UPS = (
 _FITTED, _PREDICTED = (64, 53.0), (128, 90.0)
 #: Numbers of nodes for which the overheads predict a speed-up.
 _SHOWN = (8, 16, 32, 64, 128, 256)
+#: Most nodes, whose divisors are found in a fraction of a second.
+_MOST_NODES = 10**12
 #: Passes of a gradient: forward, backward by inputs and backward by weights.
 _PASSES = 3
 
@@ -72,7 +74,8 @@ class Config:
         if not self.nodes:
             raise InputError("nodes: none given; give one or more")
         for count in self.nodes:
-            require_count("nodes", count)
+            if require_count("nodes", count) > _MOST_NODES:
+                raise InputError(f"nodes = {count}: must be at most {_MOST_NODES:,}")
         if len(set(self.nodes)) < len(self.nodes):
             raise InputError(f"nodes = {', '.join(map(str, self.nodes))}: one comes twice; give each once")
         require_count("examples", self.examples)

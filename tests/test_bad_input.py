@@ -140,6 +140,9 @@ policies --policy barrier(collective=tre) | collective = 'tre': unknown; did you
 policies --policy barrier(collective=halving_doubling) --workers 20 | nodes = 20: halving_doubling needs a power of two
 scaling --nodes 4 4 | nodes = 4, 4: one comes twice
 scaling --nodes 0 | nodes = 0: must be at least 1
+scaling --nodes 4 1000000000001 | nodes = 1000000000001: must be at most 1,000,000,000,000
+failures --workers 3000000000 | workers = 3000000000: a cluster of so many needs at least 2.79e+03 GiB of memory
+gossip --workers 3000000000 | workers = 3000000000: a cluster of so many needs at least 2.79e+03 GiB of memory
 scaling --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
 scaling --overlap 2 | overlap = 2: is a part; give at most 1
 plan --gradients 9 --hours 1 | gradients and hours: there is one horizon; give one of versions, gradients and hours

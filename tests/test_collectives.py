@@ -226,6 +226,7 @@ def test_hybrid_groups():
     assert best_groups(first, 128, 512) == 4 and volumes == pytest.approx([51.4, 822], rel=1e-3)
     convolution = NETWORKS["vgg_a"][3]
     assert best_groups(convolution, 64, 256) == 64  # data parallel
+    assert best_groups(first, 10**9, 10**9) == 15_625_000  # of 100 divisors
     # Operations over bytes with full overlap: 1.5 minibatch positions, whatever the maps and the kernel.
     for maps, kernel in ((64, 9), (256, 1)):
         layer = Layer("conv", maps * maps * kernel, 2.0 * maps * maps * kernel * 56**2)

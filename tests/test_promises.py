@@ -161,6 +161,7 @@ def test_a_flipped_byte_is_computed_again_or_refused_and_always_said(capsys, fli
         {"seed": "three"},
         {"workers": 1e300},
         {"workers": "2"},
+        {"workers": 10**10},
         {"versions": ["1.0"]},
         {"separate_reads": 1},
     ],

@@ -798,11 +798,17 @@ def test_a_simulation_shows_how_far_it_is(capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("workers", "commits"), [(2, 10**14), (10**11, 1)])
-def test_a_trace_that_memory_cannot_hold(workers, commits):
-    message = rf"commits = {commits}: a trace of so many by {workers} workers needs at least .* GiB of memory"
+def test_a_trace_that_memory_cannot_hold():
+    message = rf"commits = {10**14}: a trace of so many by 2 workers needs at least .* GiB of memory"
     with pytest.raises(InputError, match=message):
-        simulate(Cluster(workers, 1.0), commits)
+        simulate(Cluster(2, 1.0), 10**14)
+
+
+@pytest.mark.parametrize("workers", [10**11, 10**400])
+@pytest.mark.parametrize("options", [{}, {"topology": "ring()"}, {"bandwidth": 1.0, "message_bytes": 1.0}])
+def test_a_cluster_that_memory_cannot_hold(workers, options):
+    with pytest.raises(InputError, match=f"workers = {workers}: a cluster of so many needs at least .* GiB of memory"):
+        Cluster(workers, 1.0, **options)
 
 
 # What is left when it ends early

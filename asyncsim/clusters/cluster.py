@@ -31,6 +31,7 @@ from asyncsim.errors import (
     require_choice,
     require_count,
     require_list,
+    require_memory,
     require_number,
     require_switch,
 )
@@ -50,6 +51,8 @@ _WITHOUT_SERVER = (
 _LATER = ("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every")
 #: Computations that a message may take before it is asked whether its bandwidth is meant.
 _SLOW = 100
+#: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
+WORKER_BYTES = 1_000
 #: Most local steps between two visits.
 _LONGEST_WINDOW = 100_000
 
@@ -185,7 +188,7 @@ class Cluster:
         store = _setter(self)
         require_switch("shared_bandwidth", self.shared_bandwidth)
         require_switch("exclusive", self.exclusive)
-        store("workers", require_count("workers", self.workers))
+        store("workers", as_workers(self.workers))
         store("window", as_window(self.window, self.workers))
         store("compute", as_compute(self.compute, self.workers))
         store("service", with_mean("service", as_law("service", self.service)))
@@ -540,6 +543,13 @@ def _read(argument: str, value: Any) -> Any:
         return parse(value) if isinstance(value, str) else value
     except InputError as error:
         raise InputError(f"{argument}: {error}") from None
+
+
+def as_workers(value: Any) -> int:
+    """Check a number of workers: at least one, and no more than the memory holds."""
+    workers = require_count("workers", value)
+    require_memory(f"workers = {workers}", "a cluster of so many", workers * WORKER_BYTES)
+    return workers
 
 
 def as_compute(value: Any, workers: int) -> Law | tuple[Law, ...]:

@@ -301,7 +301,8 @@ def hybrid_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0
 
 def best_groups(layer: Layer, nodes: int, minibatch: int, overlap: float = 0.0) -> int:
     """Return the number of equal groups with the fewest bytes per node; the largest of equally good ones."""
-    counts = [count for count in range(nodes, 0, -1) if nodes % count == 0]
+    small = [count for count in range(1, math.isqrt(nodes) + 1) if nodes % count == 0]
+    counts = sorted({*small, *(nodes // count for count in small)}, reverse=True)
     return min(counts, key=lambda count: hybrid_bytes(layer, nodes, count, minibatch, overlap))
 
 

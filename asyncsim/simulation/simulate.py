@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.cluster import WORKER_BYTES, Cluster
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError, require_count, require_memory
 from asyncsim.simulation.engine import Simulation
@@ -26,8 +26,8 @@ from asyncsim.traces.columns import no_spells
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import on_a_terminal
 
-#: Memory (bytes) that a commit and a worker take at the least: the record and the columns; the durations drawn ahead.
-_BYTES = {"commit": 400, "worker": 1_000}
+#: Memory (bytes) that a commit takes at the least: the record and the columns.
+_COMMIT_BYTES = 400
 
 
 def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | None = None) -> Trace:
@@ -59,7 +59,7 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
         raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
     commits = require_count("commits", commits)
     seed = require_count("seed", seed, minimum=0)
-    needed = commits * _BYTES["commit"] + cluster.workers * _BYTES["worker"]
+    needed = commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES
     require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", needed)
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncsim.clusters.cluster import PROTOCOLS, Cluster
+from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
 from asyncsim.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
 from asyncsim.files import open_file, require_plain, write_whole
 
@@ -193,7 +193,8 @@ def _source(values: dict[str, Any]) -> Source:
     cluster = values["cluster"]
     source = Source(**{**values, "cluster": None if cluster is None else Cluster.from_dict(cluster)})
     require_choice("protocol", source.protocol, (*PROTOCOLS, "prescribed", GOSSIP))
-    for name, minimum in (("workers", 1), ("window", 1), ("seed", 0)):
+    as_workers(source.workers)
+    for name, minimum in (("window", 1), ("seed", 0)):
         require_count(name, getattr(source, name), minimum)
     require_switch("separate_reads", source.separate_reads)
     if not isinstance(source.versions, dict):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.clusters.cluster import as_workers
 from asyncsim.clusters.laws import Constant, Law, as_law
 from asyncsim.errors import InputError, require_count, require_memory
 from asyncsim.streams import Streams
@@ -60,7 +61,7 @@ def prescribed(
         With ``protocol`` ``"prescribed"``, without a cluster and without open reads.
     """
     commits = require_count("commits", commits)
-    workers = require_count("workers", workers)
+    workers = as_workers(workers)
     window = require_count("window", window)
     seed = require_count("seed", seed, minimum=0)
     require_memory(f"commits = {commits}", "a trace of so many", commits * _COMMIT_BYTES)
