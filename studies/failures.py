@@ -35,6 +35,8 @@ PARTS = {
     "lost_to_failed": "failed",
     "lost_to_restoring": "restoring",
 }
+#: The default policies, beside one that depends on the workers.
+_POLICIES = ("asynchronous", "bounded_staleness(3)", "barrier")
 _HOUR = 3600.0
 
 
@@ -53,8 +55,9 @@ class Config(SweepConfig):
     detect: float = 5.0
     """Seconds until the server knows of a death; until then whoever waits for the worker waits."""
     # Several values here, of which each cell has one.
-    policy: tuple[PolicyLike, ...] = ("asynchronous", "bounded_staleness(3)", "barrier", "first_of(10)")  # type: ignore[assignment]
-    """What the server takes up and when workers go on, one policy after the other; see above."""
+    policy: tuple[PolicyLike, ...] | None = None  # type: ignore[assignment]
+    """What the server takes up and when workers go on, one policy after the other; see above. None: asynchronous,
+    bounded_staleness(3), barrier, and first_of half of each cluster's workers."""
     methods: tuple[MethodLike, ...] = ("downpour", "gem")
     """Methods to compare that name no policy of their own; also yours as FILE.py:FUNCTION (see the README)."""
     target: float = 0.5
@@ -98,7 +101,7 @@ def run(config: Config) -> Result:
     grid = [
         {"deaths": deaths, "policy": str(policy), "workers": n}
         for n in config.workers
-        for policy in config.policy
+        for policy in config.policy or (*_POLICIES, f"first_of({max(1, n // 2)})")
         for deaths in config.deaths
     ]
     with config.computing_device():

@@ -11,7 +11,6 @@ their table and its figure.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.errors import InputError
 from asyncsim.files import write_csv
-from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
+from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import Known, beside, figures, trace_means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
@@ -40,7 +39,7 @@ _CLUSTER, _RUNS = ("workers", "window", "policy"), ("workers", "window", "policy
 class Config(TargetOptions, SweepConfig):
     """Options of the study of policies."""
 
-    varied: ClassVar[tuple[str, ...]] = ("workers", "window")
+    varied: ClassVar[tuple[str, ...]] = ("workers", "window", "policy")
 
     workers: tuple[int, ...] = (20,)
     """Workers of the clusters, one after the other."""
@@ -61,22 +60,11 @@ class Config(TargetOptions, SweepConfig):
         """Check the options; see `StudyOptions.check`."""
         super().check()
         self.check_target()
-        if self.policy is not None:
-            if isinstance(self.policy, str | Policy) or not isinstance(self.policy, Sequence):
-                raise InputError(
-                    f"policy = {self.policy!r}: must be a list of policies; write ({self.policy!r},) for one"
-                )
-            policies = [parse_policy(one) if isinstance(one, str) else one for one in self.policy]
-            if not policies:
-                raise InputError("policy: none given; give one or more")
-            if len(set(policies)) < len(policies):
-                raise InputError(f"policy = {', '.join(map(_text, self.policy))}: one comes twice; give each once")
+        policies = [parse_policy(policy) if isinstance(policy, str) else policy for policy in self.policy or ()]
+        if len(set(policies)) < len(policies):
+            raise InputError(f"policy = {', '.join(map(_text, self.policy or ()))}: one comes twice; give each once")
         for values in self.points():
             self.at(**values).check()
-
-    def at(self, **values: Any) -> StudyConfig:
-        """Return the options of one cluster; asynchronous, if the values have no policy."""
-        return super().at(**{"policy": "asynchronous", **values})
 
     def points(self) -> list[dict[str, Any]]:
         """Return policy, workers and window of each cluster."""

@@ -227,6 +227,14 @@ def test_options_that_change_nothing_are_said_aloud(told, monkeypatch, name, opt
     assert (code, err) == (0, [f"note: {note}" for note in notes])
 
 
+def test_default_policies_of_failures_fit_any_number_of_workers(monkeypatch):
+    module = study.load("failures")
+    monkeypatch.setattr(module, "run_cells", lambda name, config, cells, conclude: cells)
+    cells = module.run(module.Config(workers=(1, 8, 20), deaths=(0.0,), problem="quadratic"))
+    assert [cell.cluster.policy.count for cell in cells if cell.cluster.policy.name == "first_of"] == [1, 4, 10]
+    assert len(cells) == 3 * 4
+
+
 # Limits
 
 

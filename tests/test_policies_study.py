@@ -128,7 +128,7 @@ def test_runs_that_diverge_end_with_a_cross():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "barrier"}, "policy = 'barrier': must be a list of policies; write ('barrier',) for one"),
+        ({"policy": "barrier"}, "policy = 'barrier': must be a list; write ('barrier',) for one"),
         ({"policy": ("barrier(3)", barrier(3))}, "policy = barrier(3), barrier(count=3): one comes twice"),
         ({"workers": 4}, "workers = 4: must be a list; write (4,) for one"),
     ],

@@ -43,7 +43,8 @@ _LONGEST = 60
 class SweepConfig(StudyOptions):
     """Options of a study of several clusters."""
 
-    #: Options that hold several values, one for each cell, though a `StudyConfig` has only one of each.
+    #: Options that hold several values, one for each cell, though a `StudyConfig` has only one of each. None: the study
+    #: chooses them for each cell.
     varied: ClassVar[tuple[str, ...]] = ("workers",)
 
     workers: tuple[int, ...] = (5, 10, 20, 30)
@@ -56,6 +57,8 @@ class SweepConfig(StudyOptions):
         super().check()
         for name in self.varied:
             values = getattr(self, name)
+            if values is None:
+                continue
             if isinstance(values, str) or not isinstance(values, Sequence):
                 raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
             if not values:
@@ -64,7 +67,7 @@ class SweepConfig(StudyOptions):
                 raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
         # Only now, as the options of a cell have the first value of each.
         for name in self.varied:
-            for value in getattr(self, name):
+            for value in getattr(self, name) or ():
                 if name == "workers":
                     require_count("workers", value)
                 self.at(**{name: value}).check()
@@ -72,12 +75,17 @@ class SweepConfig(StudyOptions):
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one cluster: these, but for some values; the first, where there are several.
 
-        Where ``steps`` is 0 it is 1, until the study knows how many there are.
+        Where ``steps`` is 0 it is 1, until the study knows how many there are. Where the study chooses the values, it
+        is the default of a `StudyConfig`.
         """
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
+        options = {}
+        for field in dataclasses.fields(StudyConfig):
+            value = getattr(self, field.name)
+            if field.name in self.varied:
+                value = field.default if value is None else value[0]
+            options[field.name] = value
         options["steps"] = self.steps or 1
-        first = {name: getattr(self, name)[0] for name in self.varied if name in options}
-        return StudyConfig(**{**options, **first, **values})
+        return StudyConfig(**{**options, **values})
 
 
 @each_note_once()
