@@ -20,6 +20,8 @@ from asyncsim.traces.trace import Trace
 
 #: Quantities that a horizon may be given in.
 HORIZONS = ("versions", "gradients", "seconds")
+#: Rounds, commits of each worker on average, before which a replay's time to the target is no answer.
+FEWEST_ROUNDS = 10
 #: Commits per worker of the first simulation to a horizon in seconds, and the factor by which the next one is longer
 #: than estimated.
 _FIRST_LOOK, _MARGIN = 8, 1.05
@@ -36,7 +38,7 @@ class Horizon(NamedTuple):
     amount: float
 
     def __str__(self) -> str:
-        return f"{self.amount:,.10g} {self.of}"
+        return f"{self.amount / 3600:g} hours" if self.of == "seconds" else f"{self.amount:,.10g} {self.of}"
 
 
 def measure(

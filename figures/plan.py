@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from asyncsim.drawing import layout, look
+from asyncsim.planning import FEWEST_ROUNDS
 from asyncsim.study.finished import Finished, read
 from asyncsim.wording import over_seeds, wrapped
 
@@ -84,13 +85,13 @@ def plan(finished: Finished) -> Figure:
         right.set_yticks(range(len(rows)), [wrapped(name, _WIDTH) for name in rows["name"]], fontsize=6)
         right.set_ylim(len(rows) - 0.4, -0.6)
         for place, row in enumerate(rows.itertuples()):
-            if np.isfinite(row.time_to_target):
+            soon = getattr(row, "rounds_to_target", FEWEST_ROUNDS) < FEWEST_ROUNDS
+            if np.isfinite(row.time_to_target) and not soon:
                 right.plot([row.time_low, row.time_high], [place, place], color=look.BLUE, linewidth=1)
                 right.plot(row.time_to_target, place, "o", color=look.BLUE, markersize=4)
             else:
-                right.annotate(
-                    "not reached", (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6
-                )
+                text = f"too soon, within {FEWEST_ROUNDS} rounds" if soon else "not reached"
+                right.annotate(text, (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6)
         right.set_xlim(left=0)
         right.set_xlabel("simulated time to the target (s)")
         right.set_title(f"replayed on {config['problem']}")

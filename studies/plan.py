@@ -1,11 +1,11 @@
 """Which protocol, policy, window, collective and compression a cluster should have, by time alone.
 
 Every combination of the choices is simulated, without a gradient, with the same random numbers: how long until so many
-versions or gradients, or how much in so many hours; how stale, who waits, what is sent, and what it costs.
-Combinations that contradict themselves are left out, and it is said which. Prints a table, the fastest first, and one
-sentence that answers; writes these and a figure of time against staleness, on which the Pareto front is named. --replay
-5 then trains the best few on a stand-in problem whose messages have the real model's size, for the time to a loss or an
-accuracy.
+gradients or versions, or how much in so many hours; how stale, who waits, what is sent, and what it costs.
+Combinations that contradict themselves are left out, and with a horizon of versions those whose versions hold another
+number of gradients; notices say which. Prints the assumed cluster, a table, the fastest first, and one sentence that
+answers; writes these and a figure of time against staleness, on which the Pareto front is named. --replay 5 then trains
+the best few on a stand-in problem whose messages have the real model's size, for the time to a loss or an accuracy.
 
 A horizon beyond --simulate commits is reached at the rate after the start-up. Where a closed form is known, the table
 has what it gives.
@@ -24,19 +24,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
 from asyncsim.files import plain, read_table, write_csv
-from asyncsim.planning import Candidate, Horizon, measure_all, pareto
+from asyncsim.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, Processes
 from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
 from asyncsim.study.loading import sha256
-from asyncsim.study.target import TargetOptions, until_target
+from asyncsim.study.sweep import check_values
+from asyncsim.study.target import TargetOptions, say_at_start, until_target
 from asyncsim.traces.columns import package_versions
 from asyncsim.units import BYTES, positive
 from asyncsim.wording import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
@@ -55,6 +57,8 @@ _WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _JOB, _HOUR = 100_000, 3600.0
 #: Evaluations of a replay.
 _EVALUATIONS = 40
+#: Policies whose versions hold no fixed number of messages.
+_UNEVEN = ("rounds", "buckets")
 #: Times within this part of each other are the same, of replays of no noise say.
 _SAME = 1e-9
 
@@ -73,6 +77,9 @@ class Config(TargetOptions, StudyConfig):
     problem's."""
     message_type: Literal["float64", "float32", "bfloat16", "float16", "int8"] = "float32"
     """Type of the values of a message."""
+    shared_bandwidth: bool = True
+    """The workers share the server's link, and those of another site the link from there to it, one message at a time:
+    the links that an all-reduce has, too. --no-shared-bandwidth: each worker has its own link to the server."""
     # Several values here, of which each combination has one.
     protocol: tuple[Literal["exchange", "read_then_write", "write_then_read"], ...] = ("exchange",)  # type: ignore[assignment]
     """Protocols to try."""
@@ -86,7 +93,8 @@ class Config(TargetOptions, StudyConfig):
     """Compressed messages to try on the way up: none; a share of their bytes, 0.25 say; or a method that compresses,
     "qsgd(levels=7)" or "mem_sgd(fraction=0.01)", whose size is counted for values of 32 bits."""
     versions: float | None = None
-    """The horizon, in versions."""
+    """The horizon, in versions. Only combinations whose versions hold as many gradients as those of the first are then
+    compared."""
     gradients: float | None = None
     """The horizon, in gradients: local steps of all workers together. The default: 100,000."""
     hours: float | None = None
@@ -135,13 +143,7 @@ class Config(TargetOptions, StudyConfig):
         if self.price is not None:
             require_nonnegative("price", self.price)
         for name in CHOICES:
-            values = getattr(self, name)
-            if isinstance(values, str) or not isinstance(values, Sequence):
-                raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
-            if not values:
-                raise InputError(f"{name}: none given; give one or more")
-            if len(set(map(str, values))) < len(values):
-                raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
+            check_values(name, getattr(self, name))
         for one in self.policy:
             parse_policy(one) if isinstance(one, str) else one
         for collective in self.collective:
@@ -152,6 +154,8 @@ class Config(TargetOptions, StudyConfig):
     def at(self, **values: Any) -> StudyConfig:
         """Return the options of one combination, by default of the first values."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(StudyConfig)}
+        if self.bandwidth is None and self.far_bandwidth is None and not self.changed("shared_bandwidth"):
+            options["shared_bandwidth"] = False
         first = {name: getattr(self, name)[0] for name in ("protocol", "policy", "window")}
         return StudyConfig(**{**options, **first, **values})
 
@@ -206,13 +210,20 @@ def _executor(config: Config) -> Iterator[Executor]:
 def make_candidates(config: Config) -> list[Candidate]:
     """Return the clusters of all combinations that are possible; notices say which are not."""
     base, size = _calibrated(config), _message_bytes(config)
-    found, refused = [], Counter[str]()
+    found: list[Candidate] = []
+    refused = Counter[str]()
     for values in itertools.product(*(getattr(config, name) for name in CHOICES)):
         labels = dict(zip(CHOICES, map(_label, values), strict=True)) | {"window": values[2]}
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                found.append(_candidate(config, base, size, labels))
+                candidate = _candidate(config, base, size, labels)
+                if config.horizon.of == "versions" and found and _version(candidate) != _version(found[0]):
+                    raise InputError(
+                        f"versions: do not hold {_version(found[0])}, as those of {found[0].labels['policy']}, "
+                        f"window {found[0].labels['window']}; give gradients in their place to compare all"
+                    )
+                found.append(candidate)
             for warning in caught:
                 note(str(warning.message))
         except InputError as error:
@@ -223,6 +234,15 @@ def make_candidates(config: Config) -> list[Candidate]:
     if not found:
         raise InputError(f"no combination is possible: {next(iter(refused))}")
     return found
+
+
+def _version(candidate: Candidate) -> str:
+    """Return the gradients of a version, in words."""
+    labels, cluster, _ = candidate
+    if cluster.policy.name in _UNEVEN:
+        return f"a varying number of gradients by {labels['policy']}, window {labels['window']}"
+    count = cluster.policy.per_version(cluster.workers) * cluster.mean_window
+    return f"{count:g} gradient{'' if count == 1 else 's'}"
 
 
 def _label(value: Any) -> str:
@@ -262,9 +282,11 @@ def _candidate(config: Config, base: Cluster | None, size: float | None, labels:
             own["latency"] = sum(law.mean for law in laws) / 2
             note("an all-reduce takes the mean of the recorded latencies")
         bandwidth = own.pop("bandwidth", config.bandwidth)
-        network = {} if bandwidth is None else {"bandwidth": bandwidth, "message_bytes": sizes}
+        if bandwidth is not None:
+            shared = config.shared_bandwidth and policy.collective is None
+            own |= {"bandwidth": bandwidth, "message_bytes": sizes, "shared_bandwidth": shared}
         own.pop("far_bandwidth", None)
-        cluster = dataclasses.replace(base, exclusive=True, **own, **network)
+        cluster = dataclasses.replace(base, exclusive=True, **own)
     else:
         cluster = config.at(**own)._cluster(message_bytes=sizes)  # type: ignore[arg-type]
     up, down = sizes if isinstance(sizes, tuple) else (sizes or 0.0, sizes or 0.0)
@@ -316,7 +338,8 @@ def _calibrated(config: Config) -> Cluster | None:
     from asyncsim.calibration import calibrate
     from asyncsim.traces.trace import Trace
 
-    config.say_ignored(("compute", "service", "latency", "discipline", "sites"), "beside --recording")
+    ignored = ("compute", "service", "latency", "discipline", "sites", "far_latency", "far_bandwidth")
+    config.say_ignored(ignored, "beside --recording")
     more = config.changed("workers")
     cluster = calibrate(Trace.load(config.recording), per_worker=False if more else None)
     return dataclasses.replace(cluster, workers=config.workers) if more else cluster
@@ -330,10 +353,11 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.Dat
     ``cost_high``, the range of the seeds; ``behind``, ``behind_low`` and ``behind_high``, the ratio to the cost of the
     first in the same seed; what `asyncsim.planning.measure` returns; ``gigabytes``, ``worker_hours`` and ``money``
     until the horizon; ``theory`` (s), what a closed form gives for the cost, ``theory_name`` and ``exact``, else the
-    least possible cost; ``front``: whether nobody is better in both cost and staleness.
+    least possible cost; ``front``: whether nobody is better in both cost and staleness; ``round_gradients``, of one
+    commit of each worker.
     """
     horizon, by = config.horizon, list(CHOICES)
-    workers = {tuple(one.labels.values()): one.cluster.workers for one in candidates}
+    clusters = {tuple(one.labels.values()): one.cluster for one in candidates}
     differing = [name for name in CHOICES if len({one.labels[name] for one in candidates}) > 1] or ["policy"]
     summary = summary[summary["seconds"].notna()]
     cost = summary["seconds"] * (1000 / summary["gradients"] if horizon.of == "seconds" else 1.0)
@@ -346,11 +370,13 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.Dat
     table = groups[numbers].mean().join(groups[known].first()).reset_index()
     table["theory_name"] = table["theory_name"].fillna("")
     labels = list(table[by].itertuples(index=False, name=None))
+    workers = [clusters[values].workers for values in labels]
+    table["round_gradients"] = [clusters[values].workers * clusters[values].mean_window for values in labels]
     table.insert(0, "name", [_name(dict(zip(CHOICES, one, strict=True)), differing) for one in labels])
     table["seeds"] = groups.size().to_numpy()
     table["cost_low"], table["cost_high"] = groups["cost"].min().to_numpy(), groups["cost"].max().to_numpy()
     table["gigabytes"] = table["bytes_per_second"] * table["seconds"] / 1e9
-    table["worker_hours"] = table["seconds"] * [workers[one] for one in labels] / _HOUR
+    table["worker_hours"] = table["seconds"] * workers / _HOUR
     if config.price is not None:
         table["money"] = table["worker_hours"] * config.price
     first = table.loc[table.sort_values(["cost", "staleness_mean"], kind="stable").index[0], by]
@@ -425,13 +451,18 @@ def _apart(job: Job) -> Job:
 
 
 def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the table with the best rate of each combination that was replayed, and its time to the target (s)."""
+    """Add the best rate of each replayed combination, its time to the target (s), and the rounds until then.
+
+    ``rounds_to_target``: commits of each worker, on average; the fewest of a seed.
+    """
     import pandas as pd
 
     runs = read_table(folder / REPLAYS) if (folder / REPLAYS).exists() else pd.DataFrame(columns=["status"])
     runs = runs[runs["status"] != results.FAILED]
     if runs.empty:
         return table
+    if said := say_at_start(runs, config.goal):
+        note(said)
     rows = []
     for (name, method, rate), group in runs.groupby(["name", "method", "learning_rate"], sort=False):
         times = group["time_to_target"]
@@ -444,30 +475,52 @@ def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.Da
                 **until_target(times),
                 "time_low": times.min(),
                 "time_high": times.max(),
+                "rounds_to_target": group["gradients_to_target"].min(),
                 "final_loss": group["final_loss"].mean(),
             }
         )
     found = pd.DataFrame(rows).sort_values(["diverged", "time_to_target", "final_loss"], kind="stable")
-    return table.merge(found.groupby("name", sort=False).head(1), how="left", on="name")
+    table = table.merge(found.groupby("name", sort=False).head(1), how="left", on="name")
+    return table.assign(rounds_to_target=table["rounds_to_target"] / table["round_gradients"])
 
 
 def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: "pd.DataFrame") -> None:
     table = _with_replays(config, folder, plan_table(config, candidates, summary))
     write_csv(folder / PLAN, table)
     figures("plan").draw(folder)
-    print(_text(config, table))
-    print(f"\n{answer(config, table)}")
+    assumed, links = _assumptions(candidates)
+    print("\n".join(filter(None, [assumed, links, _text(config, table)])))
+    print(f"\n{answer(config, table, links)}")
+
+
+def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
+    """Describe the cluster that the combinations have in common, and who shares the links to its server."""
+    clusters = sorted((one.cluster for one in candidates), key=lambda cluster: cluster.policy.collective is not None)
+    first = clusters[0]  # with a server, if there is any
+    common = [part for part in parts(first) if part != str(first.policy) and not part.startswith("window ")]
+    text = f"assumed, but for the choices: {', '.join(common)}"
+    text += "\nan all-reduce has no server, and no service" if clusters[-1].policy.collective is not None else ""
+    if first.message_bytes is None or first.policy.collective is not None:
+        return text, ""
+    if not first.shared_bandwidth:
+        return text, "links: each worker has one of its own to the server, together more than an all-reduce has"
+    far = ", and each other site one to it" if first.far_bandwidth is not None else ""
+    return text, f"links: the server has one{far}; workers share them, as an all-reduce does"
 
 
 #: Units of times, the first of which there are two or more is taken.
 _UNITS = (("days", 86400.0), ("hours", _HOUR), ("min", 60.0), ("s", 1.0))
 
 
+def _unit(seconds: float) -> tuple[str, float]:
+    return next(unit for unit in _UNITS if seconds >= 2 * unit[1] or unit[1] == 1)
+
+
 def _text(config: Config, table: "pd.DataFrame") -> str:
     import pandas as pd
 
     horizon, shown = config.horizon, table.head(config.show)
-    unit, each = next(one for one in _UNITS if table["cost"].median() >= 2 * one[1] or one[1] == 1)
+    unit, each = _unit(table["cost"].median())
     times = zip(shown["cost"] / each, shown["cost_low"] / each, shown["cost_high"] / each, strict=True)
     known = zip(shown["theory"] / each, shown["theory_name"], shown["exact"], strict=True)
     columns = {
@@ -487,7 +540,11 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
     if horizon.of == "seconds":
         columns["gradients"] = shown["gradients"]
     if "time_to_target" in table:
-        columns |= {"to target (s)": shown["time_to_target"], "rate": shown["learning_rate"]}
+        columns |= {
+            "to target (s)": shown["time_to_target"],
+            "rounds": shown["rounds_to_target"],
+            "rate": shown["learning_rate"],
+        }
     frame = pd.DataFrame(columns)
     small = [name for name in ("sending", "waiting", "held", "away", "in vain") if not frame[name].max() >= LEAST_SHARE]
     small += ["computing"] if "in vain" in small else []  # which the goodput is then
@@ -502,28 +559,24 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
     more = f"\nand {len(table) - len(shown)} more in {PLAN}" if len(table) > len(shown) else ""
     over = over_seeds(int(table["seeds"].max()), "means over")
     return (
-        f"{_horizon(horizon)}, {counted(config.workers, 'worker')}, {over}{far}\n"
+        f"{horizon}, {counted(config.workers, 'worker')}, {over}{far}\n"
         "computing, sending, ...: parts of the workers' time; goodput: the part that went into gradients taken up\n"
         f"{table_text(frame.drop(columns=small))}{more}"
     )
 
 
-def _horizon(horizon: Horizon) -> str:
-    return f"{horizon.amount / _HOUR:g} hours" if horizon.of == "seconds" else str(horizon)
+def answer(config: Config, table: "pd.DataFrame", links: str) -> str:
+    """Return one sentence: which is the fastest, which cannot be told from it, and what less staleness costs.
 
-
-def answer(config: Config, table: "pd.DataFrame") -> str:
-    """Return one sentence: which is the fastest, which cannot be told from it, and what less staleness costs."""
+    With replays also which reaches the target first, and in a second line which best rates are at the edge.
+    """
     first, others, horizon = table.iloc[0], table.iloc[1:], config.horizon
     seeds = over_seeds(int(table["seeds"].max()), "")
     if horizon.of == "seconds":
-        done = f"{number_text(first['gradients'])} gradients in {_horizon(horizon)}"
+        done = f"{number_text(first['gradients'])} gradients in {horizon}"
     else:
-        unit, each = next(one for one in _UNITS if first["cost"] >= 2 * one[1] or one[1] == 1)
-        done = (
-            f"{_horizon(horizon)} in {_band(first['cost'] / each, first['cost_low'] / each, first['cost_high'] / each)}"
-        )
-        done += f" {unit}"
+        unit, each = _unit(first["cost"])
+        done = f"{horizon} in {_band(*(first[name] / each for name in ('cost', 'cost_low', 'cost_high')))} {unit}"
     text = f"Fastest: {first['name']}, {done}, at a mean staleness of {number_text(first['staleness_mean'])}"
     text += f", for {number_text(first['money'])}" if config.price is not None else ""
     alike = others[others["behind_low"] <= 1 + _SAME]
@@ -539,18 +592,35 @@ def answer(config: Config, table: "pd.DataFrame") -> str:
     if least["name"] != first["name"]:
         band = _band(least["behind"], least["behind_low"], least["behind_high"])
         text += f"; at a staleness of {number_text(least['staleness_mean'])} {least['name']} takes {band} times as long"
-    if "time_to_target" in table:
-        ended = table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
-        met = ended[ended["time_to_target"] < math.inf]
-        if met.empty:
-            return f"{text}; none of {len(ended)} replayed reaches {config.goal} on {config.problem} and holds it."
-        best = met.iloc[0]
-        band = _band(best["time_to_target"], best["time_low"], best["time_high"])
-        text += f"; of {len(ended)} replayed {best['name']} is the first to reach {config.goal} on {config.problem}, "
-        text += f"after {band} s"
-        close = met.iloc[1:][met.iloc[1:]["time_low"] <= best["time_high"]]["name"]
-        text += f", within whose range is also {'; '.join(close)}" if len(close) else ""
-    return f"{text}."
+    text += f"; {links}" if links else ""
+    if "time_to_target" not in table:
+        return f"{text}."
+    from asyncsim.study.ranking import at_the_edge
+
+    ended = table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
+    edge = at_the_edge(ended, config.tune, list(map(repr, ended["name"])))
+    return f"{text}; {_first(config, ended)}." + (f"\n{edge}" if edge else "")
+
+
+def _first(config: Config, ended: "pd.DataFrame") -> str:
+    """Say which of the replayed combinations reaches the target first; ``ended``: sorted by the time until then."""
+    met = ended[ended["time_to_target"] < math.inf]
+    goal, count = f"{config.goal} on {config.problem}", f"{len(ended)} replayed"
+    if met.empty:
+        return f"none of {count} reaches {goal} and holds it"
+    best, others = met.iloc[0], met.iloc[1:]
+    close = others[others["time_low"] <= best["time_high"]]
+    named = met.loc[[best.name, *close.index]]
+    soon = named[named["rounds_to_target"] < FEWEST_ROUNDS]["name"]
+    if len(soon):
+        harder = "higher" if config.goal.from_below else "lower"
+        return (
+            f"which of {count} is the first to reach {goal} is not said: {'; '.join(soon)} within {FEWEST_ROUNDS} "
+            f"rounds of the workers; give a {harder} --target"
+        )
+    band = _band(best["time_to_target"], best["time_low"], best["time_high"])
+    text = f"of {count} {best['name']} is the first to reach {goal}, after {band} s"
+    return text + (f", within whose range is also {'; '.join(close['name'])}" if len(close) else "")
 
 
 def _band(value: float, low: float, high: float) -> str:

@@ -147,6 +147,7 @@ scaling --bandwidth 0 | bandwidth = 0.0: must be above zero (bytes/s)
 scaling --overlap 2 | overlap = 2: is a part; give at most 1
 plan --gradients 9 --hours 1 | gradients and hours: there is one horizon; give one of versions, gradients and hours
 plan --versions 0 | versions = 0.0: must be above zero
+plan --shared-bandwidth | shared_bandwidth = True: there is no bandwidth to share; give bandwidth
 plan --policy asynchronous --collective ring | no combination is possible: collective: an all-reduce follows a barrier
 plan --collective rings | collective = 'rings': unknown; did you mean 'ring'?
 plan --compression 0.5 | compression = 0.5: the size of messages is not known; give model_parameters

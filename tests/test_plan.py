@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Trace, simulate, study, theory
-from asyncsim.planning import Candidate, Horizon, known_cost, measure, measure_all, pareto
+from asyncsim.planning import FEWEST_ROUNDS, Candidate, Horizon, known_cost, measure, measure_all, pareto
 from asyncsim.study.executor import Local, Processes
 from asyncsim.study.finished import figures, read
 
@@ -98,6 +98,68 @@ def test_combinations_contradict_themselves(capsys):
     assert [one.message_bytes[0] for one in plan.make_candidates(sizes)[:2]] == pytest.approx([8e4, 4e6 * 4.0625 / 32])
 
 
+def test_two_sites_by_hand(capsys):
+    """By default a server's workers share the links that an all-reduce has: one of the server, one between two sites.
+
+    Two workers near the server, eight far from it; a step takes 1 s, a message 1 ms within a site and 2 s between them.
+    """
+    config = plan.Config(
+        workers=10, sites=(2, 8), compute="1", service="0", bandwidth=1e9, far_bandwidth=5e5, message_bytes=1e6,
+        policy=("asynchronous", "barrier"), collective=("none", "two_level"), gradients=2e5, simulate=2000, seeds=1,
+    )  # fmt: skip
+
+    def rates(config):
+        folder, _ = plan.run(config)
+        table = read(folder, "plan").table(plan.PLAN).set_index("name")
+        return table["gradients_per_second"].to_dict()
+
+    # Two rings of a whole message, one within a site (two halves of 7/8) and one of two leaders, then three broadcasts.
+    all_reduce = 10 / (1 + (2 * 7 / 8 + 3) * 1e-3 + 2.0)
+    shared = rates(config)
+    assert shared == {
+        "asynchronous": pytest.approx(2 / 1.002 + 1 / 2.0, rel=0.01),  # the far link is never idle
+        "barrier": pytest.approx(10 / (8 * 2.0 + 1 + 2.0), rel=0.01),  # the last of eight reads, computes and sends
+        "barrier, two_level": pytest.approx(all_reduce, rel=1e-6),
+    }
+    printed = capsys.readouterr().out
+    links = "links: the server has one, and each other site one to it; workers share them, as an all-reduce does"
+    assert printed.count(links) == 2 and f"; {links}.\n" in printed and "Fastest: barrier, two_level," in printed
+    assert "assumed, but for the choices: 10 workers, compute 1 s, service 0 s, 1e+06 bytes at 1e+09 bytes/s" in printed
+    assert "an all-reduce has no server, and no service" in printed
+    private = rates(dataclasses.replace(config, shared_bandwidth=False))
+    assert private == {
+        "asynchronous": pytest.approx(2 / 1.002 + 8 / 5.0, rel=0.01),
+        "barrier": pytest.approx(10 / 5.0, rel=0.01),
+        "barrier, two_level": pytest.approx(all_reduce, rel=1e-6),
+    }
+    links = "links: each worker has one of its own to the server, together more than an all-reduce has"
+    assert capsys.readouterr().out.count(links) == 2
+
+
+def test_bandwidth_is_shared_where_there_is_any():
+    served = {"policy": ("asynchronous",)}
+    assert not plan.make_candidates(plan.Config(**served))[0].cluster.shared_bandwidth
+    simulate(Cluster(4, 1.0, 0.01, latency=0.1), 200).save("recorded.parquet")
+    for options in ({}, {"recording": "recorded.parquet", "workers": 4}):
+        config = plan.Config(**served, **options, bandwidth=1e6, message_bytes=1e5)
+        assert plan.make_candidates(config)[0].cluster.shared_bandwidth
+        alone = dataclasses.replace(config, shared_bandwidth=False)
+        assert not plan.make_candidates(alone)[0].cluster.shared_bandwidth
+
+
+def test_versions_are_compared_where_they_hold_as_many_gradients(capsys):
+    config = plan.Config(workers=8, policy=("asynchronous", "barrier", "buffered(2)", "rounds"), window=(1, 2))
+    assert config.horizon == Horizon("gradients", 1e5) and len(plan.make_candidates(config)) == 8
+    versions = dataclasses.replace(config, versions=100.0)
+    (candidate,) = plan.make_candidates(versions)
+    assert candidate.labels["policy"] == "asynchronous" and candidate.labels["window"] == 1
+    told = capsys.readouterr().err
+    assert "7 of 8 combinations left out: versions: do not hold 1 gradient, as those of asynchronous, window 1; " in told
+    versions = dataclasses.replace(versions, policy=("barrier", "buffered(8)", "buffered(4)"))
+    names = [(one.labels["policy"], one.labels["window"]) for one in plan.make_candidates(versions)]
+    assert names == [("barrier", 1), ("buffered(8)", 1), ("buffered(4)", 2)]
+
+
 def test_pareto_front():
     assert pareto(np.array([1.0, 2, 3, 2, 1]), np.array([5.0, 3, 3, 4, 5])).tolist() == [
         True,
@@ -111,7 +173,7 @@ def test_pareto_front():
 def test_the_plan_answers(capsys):
     config = plan.Config(
         workers=4, compute="gamma(mean=1, cv=0.3)", service=0.0,
-        policy=("asynchronous", "barrier", "bounded_staleness(1)"),
+        policy=("asynchronous", "barrier", "bounded_staleness(1)"), shared_bandwidth=False,
         window=(1, 4), collective=("none", "ring"), model_parameters=1e6, bandwidth=1e7, gradients=4000, simulate=400,
         price=3.0, seeds=2,
     )  # fmt: skip
@@ -172,6 +234,22 @@ def test_the_best_are_replayed(capsys):
     assert len(figures("plan").plan(finished).axes) == 2
     again, _ = plan.run(dataclasses.replace(config, resume=folder))
     pd.testing.assert_frame_equal(finished.table(plan.PLAN), read(again, "plan").table(plan.PLAN))
+
+
+def test_a_target_within_few_rounds_is_no_answer(capsys):
+    config = plan.Config(
+        workers=4, compute="exponential(1)", policy=("asynchronous", "barrier"), gradients=2000, simulate=200,
+        replay=2, steps=40, seeds=2, tune=(0.1, 0.3), problem="quadratic", target=1.5,
+    )  # fmt: skip
+    folder, _ = plan.run(config)
+    table = read(folder, "plan").table(plan.PLAN)
+    assert (table["time_to_target"] < np.inf).all() and (table["rounds_to_target"] < FEWEST_ROUNDS).any()
+    printed = capsys.readouterr().out
+    assert "which of 2 replayed is the first to reach a train loss of 1.5 on quadratic is not said: " in printed
+    assert f"within {FEWEST_ROUNDS} rounds of the workers; give a lower --target.\n" in printed
+    assert "best at the largest rate of --tune, 0.3: '" in printed
+    right = figures("plan").plan(read(folder, "plan")).axes[1]
+    assert any("too soon" in text.get_text() for text in right.texts)
 
 
 @pytest.mark.full

@@ -56,15 +56,8 @@ class SweepConfig(StudyOptions):
         """Check the options, and each value of those that have several; see `StudyOptions.check`."""
         super().check()
         for name in self.varied:
-            values = getattr(self, name)
-            if values is None:
-                continue
-            if isinstance(values, str) or not isinstance(values, Sequence):
-                raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
-            if not values:
-                raise InputError(f"{name}: none given; give one or more")
-            if len(set(values)) < len(values):
-                raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
+            if (values := getattr(self, name)) is not None:
+                check_values(name, values)
         # Only now, as the options of a cell have the first value of each.
         for name in self.varied:
             for value in getattr(self, name) or ():
@@ -86,6 +79,16 @@ class SweepConfig(StudyOptions):
             options[field.name] = value
         options["steps"] = self.steps or 1
         return StudyConfig(**{**options, **values})
+
+
+def check_values(name: str, values: Any) -> None:
+    """Raise InputError unless the values of an option are a list, with each value once."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
+    if not values:
+        raise InputError(f"{name}: none given; give one or more")
+    if len(set(map(str, values))) < len(values):
+        raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
 
 
 @each_note_once()
