@@ -153,8 +153,8 @@ def test_versions_are_compared_where_they_hold_as_many_gradients(capsys):
     versions = dataclasses.replace(config, versions=100.0)
     (candidate,) = plan.make_candidates(versions)
     assert candidate.labels["policy"] == "asynchronous" and candidate.labels["window"] == 1
-    told = capsys.readouterr().err
-    assert "7 of 8 combinations left out: versions: do not hold 1 gradient, as those of asynchronous, window 1; " in told
+    left_out = "7 of 8 combinations left out: versions: do not hold 1 gradient, as those of asynchronous, window 1; "
+    assert left_out in capsys.readouterr().err
     versions = dataclasses.replace(versions, policy=("barrier", "buffered(8)", "buffered(4)"))
     names = [(one.labels["policy"], one.labels["window"]) for one in plan.make_candidates(versions)]
     assert names == [("barrier", 1), ("buffered(8)", 1), ("buffered(4)", 2)]
