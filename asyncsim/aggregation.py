@@ -36,6 +36,8 @@ from asyncsim.errors import (
 
 #: From so many coordinates a rule that works on each tells how much each message counted.
 _SHARE_COORDINATES = 1000
+#: Of `geometric_median`: its smoothing and its last step, over the messages' scale; and its most steps.
+_SMOOTHING, _TOLERANCE, _MOST_STEPS = 1e-3, 1e-6, 50
 
 Array = jax.Array
 State = Any
@@ -170,8 +172,58 @@ def trimmed_mean(f: int) -> Rule:
     return Rule(_text("trimmed_mean", f=f), aggregate, lambda n: (n - 1) // 2, f)
 
 
-def geometric_median(iterations: int = 3, smoothing: float = 0.1) -> Rule:
-    """Return the geometric median, approximately: some iterations of Weiszfeld's algorithm, smoothed.
+def geometric_median(iterations: int | None = None, smoothing: float | None = None) -> Rule:
+    """Return the geometric median: the point with the least sum of distances to the messages.
+
+    Weiszfeld's algorithm, ``z <- sum of w_i g_i / sum of w_i`` with ``w_i = 1 / max(smoothing, |z - g_i|)``, starts at
+    the coordinate-wise median and ends when a step is at most a millionth of the scale, or after 50 steps. The scale is
+    the median distance of the messages to the start, and the smoothing is a thousandth of it, so that the rule moves
+    and grows with its messages.
+
+    Parameters
+    ----------
+    iterations, smoothing
+        If either is there, the rule is `rfa` with it.
+
+    References
+    ----------
+    Weiszfeld 1937; Vardi and Zhang 2000, "The multivariate L1-median and associated data depth", PNAS 97.
+    """
+    if iterations is not None or smoothing is not None:
+        rule = rfa(3 if iterations is None else iterations, 0.1 if smoothing is None else smoothing)
+        return rule._replace(text=rule.text.replace("rfa", "geometric_median"))
+
+    def aggregate(state, messages, there, key):
+        clean, usable = _clean(messages, there)
+        low, high = _middle(clean, usable)
+        start = jnp.where(jnp.any(usable), low / 2 + high / 2, 0)
+        distances = jnp.where(usable, jnp.sqrt(_squares(clean - start)), jnp.inf)
+        scale = jnp.sort(distances)[jnp.maximum(jnp.sum(usable, dtype=jnp.int32) - 1, 0) // 2]
+        tiny = jnp.finfo(clean.dtype).tiny
+        smoothing = jnp.maximum(_SMOOTHING * scale, tiny)
+
+        def iterate(carry):
+            z, _, _, steps = carry
+            # Times the smoothing, so that no weight overflows.
+            weight = usable.astype(z.dtype) * (smoothing / jnp.maximum(smoothing, jnp.sqrt(_squares(clean - z))))
+            weight = weight / jnp.maximum(jnp.sum(weight), tiny)
+            after = _combined(weight, clean)
+            return after, weight, jnp.linalg.norm(after - z), steps + 1
+
+        def moves(carry):
+            *_, step, steps = carry
+            return (step > _TOLERANCE * scale) & (steps < _MOST_STEPS)
+
+        begin = start, jnp.zeros_like(distances), jnp.asarray(jnp.inf, clean.dtype), jnp.int32(0)
+        # The first step in any case: of equal messages the scale is zero, and the shares are still to be computed.
+        vector, share, *_ = jax.lax.while_loop(moves, iterate, iterate(begin))
+        return Aggregated(vector, share)
+
+    return Rule("geometric_median()", aggregate, lambda n: (n - 1) // 2)
+
+
+def rfa(iterations: int = 3, smoothing: float = 0.1) -> Rule:
+    """Return RFA's aggregate: some iterations of Weiszfeld's algorithm, smoothed, from zero.
 
     With ``z`` zero at the start, ``z <- sum of w_i g_i / sum of w_i``, and ``w_i = 1 / max(smoothing, |z - g_i|)``.
 
@@ -180,7 +232,12 @@ def geometric_median(iterations: int = 3, smoothing: float = 0.1) -> Rule:
     iterations : int
         From zero, so that a few are bounded whatever comes in; from the mean they would not be.
     smoothing : float
-        In the units of the messages, which are gradients.
+        In the units of the messages, which are gradients. Of messages shorter than this the result is the mean.
+
+    Notes
+    -----
+    A few iterations from zero do not reach the geometric median: a majority that colludes far away does not capture
+    them.
 
     References
     ----------
@@ -201,7 +258,7 @@ def geometric_median(iterations: int = 3, smoothing: float = 0.1) -> Rule:
         begin = jnp.zeros_like(clean[0]), jnp.zeros_like(clean[:, 0])
         return Aggregated(*jax.lax.fori_loop(0, iterations, iterate, begin))
 
-    text = _text("geometric_median", iterations=iterations, smoothing=smoothing)
+    text = _text("rfa", iterations=iterations, smoothing=smoothing)
     return Rule(text, aggregate, lambda n: (n - 1) // 2)
 
 
@@ -220,7 +277,7 @@ def krum(f: int, score: str = "paper") -> Rule:
 
     ``score``: ``"paper"``, or what published programs have in its place: ``"byzfl"``, squared distances to ``n - f -
     1`` others; ``"byzantine_momentum"``, distances to as many; ``"epfml"``, fourth powers, ``n - f - 2``; ``"alie"``,
-    distances to ``n - f``.
+    distances to ``n - f``, or to all others where ``f`` is 0.
 
     Notes
     -----
@@ -263,7 +320,9 @@ def _krum(name: str, f: int, score: str, winners: Callable[[Number, Number], Num
         m = _number(messages, there)
         tolerated = _most(_least(f, largest(m)), 0)
         wanted = _most(_least(winners(m, tolerated), m), 1)
-        scores = _krum_scores(messages, there, _most(m - tolerated - less, 1), wanted, power)
+        # A message has m - 1 others; the authors of ALIE take a slice of n - f of them, which ends there.
+        neighbours = _most(_least(m - tolerated - less, m - 1), 1)
+        scores = _krum_scores(messages, there, neighbours, wanted, power)
         chosen = _least_of(scores, _mask(messages, there), wanted)
         share = _equal_shares(chosen, wanted, messages)
         return Aggregated(_combined(share, messages), share)
@@ -529,6 +588,7 @@ RULES: Mapping[str, Callable[..., Rule]] = {
         median,
         trimmed_mean,
         geometric_median,
+        rfa,
         krum,
         multi_krum,
         bulyan,

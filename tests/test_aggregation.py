@@ -18,7 +18,7 @@ RULE_TEXTS = [
     "median()",
     "median(lower=True)",
     "trimmed_mean(f=2)",
-    "geometric_median()",
+    "rfa()",
     "geometric_median(iterations=8, smoothing=0.5)",
     "krum(f=2)",
     "krum(f=2, score=byzfl)",
@@ -54,7 +54,7 @@ def reference(text, g):
         return np.sort(g, 0)[(n - 1) // 2] if args else np.median(g, 0)
     if name == "trimmed_mean":
         return np.sort(g, 0)[f : n - f].mean(0)
-    if name == "geometric_median":
+    if name in ("geometric_median", "rfa"):
         z, nu = np.zeros_like(g[0]), float(args.get("smoothing", 0.1))
         for _ in range(int(args.get("iterations", 3))):
             w = [1 / max(nu, np.linalg.norm(z - one)) for one in g]
@@ -147,7 +147,7 @@ def test_rules_move_with_their_messages(compiled, text, seed):
         found = compiled(text)(g)
         if text != "bulyan(f=2)":  # whose last choices are of pairs that tie: each is the other's only neighbour
             np.testing.assert_allclose(compiled(text)(draw.permutation(g)), found, atol=1e-10)
-        if text.partition("(")[0] not in ("geometric_median", "cge", "centred_clipping", "clipping"):
+        if text.partition("(")[0] not in ("geometric_median", "rfa", "cge", "centred_clipping", "clipping"):
             np.testing.assert_allclose(compiled(text)(g + shift), found + shift, atol=1e-10)
 
 
@@ -161,6 +161,7 @@ PROMISES = {
     "median()": 5,
     "trimmed_mean(f={f})": 5,
     "geometric_median()": 5,
+    "rfa()": 5,
     "krum(f={f})": 4,
     "multi_krum(f={f})": 4,
     "bulyan(f={f})": 2,
@@ -185,7 +186,7 @@ def test_colluding_attackers_break_a_rule_beyond_its_promise(compiled, text):
         most = PROMISES[text]
         assert parse_rule(text.format(f=most)).largest(11) == most
         assert all(under(f, f) < 20 for f in range(most + 1))
-        if text.startswith(("median", "trimmed", "krum", "multi", "nnm")):
+        if text.startswith(("median", "trimmed", "geometric", "krum", "multi", "nnm")):
             # Six of eleven agree; of Krum's also where it is made for four.
             assert under(6, most) > 1e3
 
@@ -243,7 +244,7 @@ BYZFL = {
     "mean()": [-0.436363636363636, 1.07363636363636, -1.90454545454545, -4.08909090909091],
     "median()": [-0.05, -0.24, -1.23, -0.11],
     "trimmed_mean(f=2)": [-0.27, -0.307142857142857, -0.925714285714286, -0.175714285714286],
-    "geometric_median()": [-0.360635456964702, -0.165641896009343, -0.858215415137797, -0.15111957440395],
+    "rfa()": [-0.360635456964702, -0.165641896009343, -0.858215415137797, -0.15111957440395],
     "krum(f=2, score=byzfl)": [0.11, 0.06, -1.23, 0.08],
     "multi_krum(f=2, m=9, score=byzfl)": [-0.424444444444444, -0.264444444444444, -0.945555555555555, 0.0366666666667],
     "centred_clipping(radius=2.0)": [-0.388591892753199, -0.216880268856396, -0.617177746465201, -0.170569716844711],
@@ -258,3 +259,66 @@ def test_rules_are_those_of_byzfl_where_its_form_is_the_same(text):
     messages[0] *= 50
     with jax.enable_x64(True):
         np.testing.assert_allclose(parse_rule(text)(messages), BYZFL[text], rtol=0, atol=2e-13)
+
+
+def distances_sum(point, messages):
+    return np.linalg.norm(messages - np.asarray(point), axis=1).sum()
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.01, 1.0, 1e4])
+@pytest.mark.parametrize("number", range(10))
+def test_the_geometric_median_has_the_least_sum_of_distances(compiled, number, scale):
+    """Gradients of any length; the least sum is that of 3,000 unsmoothed steps of Weiszfeld's algorithm."""
+    g = list(inputs())[3 * number] * scale
+    z = np.median(g, axis=0) + 1e-9 * scale
+    for _ in range(3_000):
+        w = 1 / np.maximum(np.linalg.norm(g - z, axis=1), 1e-12 * scale)
+        z = w @ g / w.sum()
+    with jax.enable_x64(True):
+        found = compiled("geometric_median()")(g)
+    assert distances_sum(found, g) <= distances_sum(z, g) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_geometric_median_is_captured_by_a_majority_alone(dtype):
+    """Six of eleven that agree have it, five do not; it moves and grows with its messages, however short they are."""
+    honest = np.random.default_rng(0).normal(size=(11, 5)).astype(dtype)
+    with jax.enable_x64(dtype == np.float64):
+        rule = jax.jit(lambda messages: parse_rule("geometric_median()")(messages))
+        expected = np.asarray(rule(honest))
+        for scale in (1e-3, 1.0, 1e3):
+            for colluding, captured in ((5, False), (6, True)):
+                g = dtype(scale) * honest
+                g[:colluding] = 100 * scale
+                distance = np.linalg.norm(np.asarray(rule(g)) - g[0])
+                assert (distance < 1e-3 * scale) if captured else (distance > 100 * scale), (scale, colluding)
+            np.testing.assert_allclose(rule(dtype(scale) * honest), scale * expected, rtol=1e-4, atol=1e-5 * scale)
+        np.testing.assert_allclose(rule(honest + 3), expected + 3, atol=1e-5)
+        np.testing.assert_array_equal(rule(np.ones((4, 3), dtype)), np.ones(3))
+        # A mean would be moved by 10 for one message of length 110.
+        short = (0.001 * honest).astype(dtype)
+        short[0] = 50
+        assert np.linalg.norm(np.asarray(rule(short))) < 0.01 < 1 < np.linalg.norm(short.mean(0))
+
+
+def test_rfa_is_the_geometric_median_with_its_arguments():
+    g = np.random.default_rng(0).normal(size=(11, 5)).astype(np.float32)
+    for text, same in (
+        ("rfa()", "geometric_median(iterations=3, smoothing=0.1)"),
+        ("rfa(iterations=8)", "geometric_median(iterations=8)"),
+        ("rfa(smoothing=0.5)", "geometric_median(smoothing=0.5)"),
+    ):
+        np.testing.assert_array_equal(parse_rule(text)(g), parse_rule(same)(g))
+    assert parse_rule("geometric_median(iterations=8)").text == "geometric_median(iterations=8, smoothing=0.1)"
+
+
+def test_krum_with_the_score_of_alie_and_no_byzantine_message_sums_over_all_others():
+    g = np.random.default_rng(0).normal(size=(9, 4))
+    sums = [np.linalg.norm(g - own, axis=1).sum() for own in g]
+    assert np.argmin(sums) != 0
+    np.testing.assert_array_equal(parse_rule("krum(f=0, score=alie)")(g), g[np.argmin(sums)].astype(np.float32))
+    # Of three messages the largest f is 0.
+    there = np.arange(9) < 3
+    found = parse_rule("krum(f=2, score=alie)").aggregate((), jax.numpy.asarray(g), jax.numpy.asarray(there), ())
+    few = [np.linalg.norm(g[:3] - own, axis=1).sum() for own in g[:3]]
+    np.testing.assert_array_equal(np.argmax(found.share), np.argmin(few))

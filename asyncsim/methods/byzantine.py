@@ -24,6 +24,10 @@ from asyncsim.methods.method import (
 )
 
 
+#: Equal updates differ by at most so many units of round-off, relative to their length.
+_ROUNDING = 100
+
+
 class KardamMemory(NamedTuple):
     """What the server keeps for a worker; vectors of shape ``[parameters]``."""
 
@@ -68,8 +72,8 @@ def kardam(
     Notes
     -----
     The quantile of ``m`` known coefficients is the ``ceil(m (n - f) / n)``-th smallest; a worker's first update passes.
-    Where two updates were computed at one point, as nothing was applied in between, the coefficient is infinite unless
-    they are equal; what is not finite is never applied. Every message counts as a version in the trace; the staleness
+    Where two updates were computed at one point, as nothing was applied in between, the coefficient is infinite, or 0
+    if they are equal up to round-off; what is not finite is never applied. Every message counts as a version in the trace; the staleness
     here counts applied updates only. Commits whose ``update_norm`` is 0 were dropped.
 
     The frequency filter's window is from memory. The authors' program has other ones: a coefficient passes up to the
@@ -90,7 +94,9 @@ def kardam(
         update, start = message, memory.sent
         largest = jnp.asarray(jnp.finfo(central.dtype).max, central.dtype)
         moved, changed = jnp.linalg.norm(start - memory.start), jnp.linalg.norm(update - memory.update)
-        k = jnp.where(moved > 0, changed / jnp.where(moved > 0, moved, 1), jnp.where(changed > 0, largest, 0))
+        # At one point equal updates may differ by the order of their sums.
+        rounding = _ROUNDING * jnp.finfo(central.dtype).eps * jnp.linalg.norm(update)
+        k = jnp.where(moved > 0, changed / jnp.where(moved > 0, moved, 1), jnp.where(changed > rounding, largest, 0))
         k = jnp.where(visit.worker_step == 0, -1, jnp.where(jnp.isfinite(k), k, largest))
         passes = jnp.isfinite(jnp.vdot(update, update))
         if f:

@@ -91,7 +91,7 @@ def replay_ensemble(
     _check_factory(factory, hyperparameters)
     grid = _grid(factory, list(seeds), hyperparameters)
     attack, learnt = parse_attack(attack), problem
-    config = {"precision": precision} | ({} if attack is None else {"attack": attack.text}) | jax_settings()
+    config = {"precision": precision, "attack": attack and attack.text, **jax_settings()}
     recorders, *_ = [check_replay(trace, method, problem, record) for method in grid.methods]
     if batched is None:
         batched = batches_members(problem.parameter_count) and grid.can_be_batched(problem)

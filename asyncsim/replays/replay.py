@@ -174,9 +174,9 @@ class Replay:
             )
         self.trace, self.method, self.problem = trace.accepted, method, problem
         trace = self.trace
-        self._config = {"seed": seed, "precision": precision, **jax_settings()}
-        if (attack := parse_attack(attack)) is not None:
-            self._config["attack"] = attack.text
+        attack = parse_attack(attack)
+        self._config = {"seed": seed, "precision": precision, "attack": attack and attack.text, **jax_settings()}
+        if attack is not None:
             method, problem = under_attack(method, problem, attack, trace.workers)
             recorders = check_replay(trace, method, problem, record)
         dtype = jnp.dtype(precision)
