@@ -126,7 +126,7 @@ def test_geometric_staleness_is_a_law_with_its_moments(workers):
         (lambda: theory.implicit_momentum_path(10, 0.2, 7)[4:], [0.23758, 0.07268, -0.07719, -0.21052], 5),
         (lambda: theory.implicit_momentum(10), 0.9, 12),
         (lambda: [theory.critical_step(10), theory.critical_step(20)], [0.0263, 0.0128], 4),
-        (lambda: theory.stable_step(1), 2, 12),
+        (lambda: theory.stable_step(1, "mean"), 2, 12),
     ],
 )
 def test_published_numbers(found, published, places):
@@ -436,15 +436,58 @@ def test_short_paths():
 
 
 @pytest.mark.parametrize("workers", [2, 10, 20, 100])
-def test_critical_and_stable_steps(workers):
+def test_critical_and_stable_steps_of_the_mean(workers):
     """The recursion's roots meet at the critical step and leave the unit circle at the stable one."""
     mu = theory.implicit_momentum(workers)
 
     def roots(step):
         return np.roots([1, -(1 + mu - step / workers), mu])
 
-    critical, stable = theory.critical_step(workers), theory.stable_step(workers)
+    critical, stable = theory.critical_step(workers), theory.stable_step(workers, "mean")
     assert np.all(np.isreal(roots(0.99 * critical)))
     assert not np.any(np.isreal(roots(1.01 * critical)))
     np.testing.assert_allclose(np.abs(roots(1.01 * critical)), math.sqrt(mu))
     assert np.max(np.abs(roots(0.999 * stable))) < 1 < np.max(np.abs(roots(1.001 * stable)))
+
+
+def visits(workers, step):
+    """The map of each worker's commit, on the central variable and all reads."""
+    for worker in range(1, workers + 1):
+        visit = np.eye(workers + 1)
+        visit[0, worker] = -step
+        visit[worker] = visit[0]
+        yield visit
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 7])
+def test_the_mean_square_is_stable_up_to_its_step(workers):
+    """The spectral radius of the map of all second moments, 64 by 64 for seven workers, is one at the limit."""
+    limit = theory.stable_step(workers, "mean_square")
+    for step, stable in ((0.98 * limit, True), (1.02 * limit, False)):
+        moments = sum(np.kron(visit, visit) for visit in visits(workers, step)) / workers
+        assert (np.abs(np.linalg.eigvals(moments)).max() < 1) == stable
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 10, 30])
+def test_a_run_is_stable_up_to_the_almost_sure_step(workers):
+    """The growth of one long run, of matrices multiplied one by one, changes its sign within 4 % of the limit."""
+    limit = theory.stable_step(workers)
+    assert limit == theory.stable_step(workers, "almost_sure")
+    assert theory.stable_step(workers, "mean_square") <= limit <= theory.stable_step(workers, "mean")
+    for step, stable in ((0.96 * limit, True), (1.04 * limit, False)):
+        draw = np.random.default_rng(workers)
+        state, growth = draw.normal(size=workers + 1), 0.0
+        for count, worker in enumerate(draw.integers(1, workers + 1, size=100_000)):
+            state[0] -= step * state[worker]
+            state[worker] = state[0]
+            if count % 100 == 0:
+                scale = np.abs(state).max()
+                growth, state = growth + math.log(scale), state / scale
+        assert (growth < 0) == stable
+
+
+def test_the_limits_of_the_step_by_name():
+    found = [[theory.stable_step(n, sense) for sense in ("mean_square", "almost_sure", "mean")] for n in (2, 10)]
+    np.testing.assert_allclose(found, [[1.28, 1.52, 6], [0.5, 0.61, 38]], rtol=0.01)
+    with pytest.raises(InputError, match="sense = 'median': unknown; .*choose from almost_sure, mean_square, mean"):
+        theory.stable_step(2, "median")
