@@ -46,6 +46,14 @@ from asyncsim.errors import (
 from asyncsim.methods.method import Array
 
 
+class WeakAttackWarning(UserWarning):
+    """An attack that is none on this cluster."""
+
+
+def _no_weakness(workers: int) -> str:
+    return ""
+
+
 class Attack(NamedTuple):
     """What Byzantine workers do.
 
@@ -63,6 +71,8 @@ class Attack(NamedTuple):
         of the honest and the Byzantine workers whose messages are there: all of them are known.
     labels : bool
         Whether Byzantine workers compute with the labels of the data in reverse order.
+    weakness : function, optional
+        ``weakness(workers) -> str``: why it is no attack on a cluster of so many workers; empty if it is one.
     """
 
     text: str
@@ -70,6 +80,7 @@ class Attack(NamedTuple):
     own: Callable[[Array, Any], Array] | None = None
     change: Callable[[Array, Array, Array, Any], Array] | None = None
     labels: bool = False
+    weakness: Callable[[int], str] = _no_weakness
 
     def byzantine(self, workers: int) -> np.ndarray:
         """Return the mask of the Byzantine workers; raise InputError unless some of a cluster's are, and not all."""
@@ -161,8 +172,9 @@ def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
     ----------
     z : float, optional
         Else the largest with which enough honest workers are still further from the mean: with ``n`` workers, ``f`` of
-        them Byzantine, the standard normal quantile of ``(n - f - s) / (n - f)``, and ``s = n // 2 + 1 - f``. It may be
-        zero (10 workers, 2 Byzantine), which is no attack.
+        them Byzantine, the standard normal quantile of ``(n - f - s) / (n - f)``, and ``s = n // 2 + 1 - f``. It is
+        zero, which is no attack, of an even number of workers with 2 Byzantine ones and of an odd number with 1; a
+        replay warns of that.
     knows : {"all", "own"}
         Mean and standard deviation (over all, not one less) are of the honest messages, or, as in the authors' program,
         of what the Byzantine workers would have sent.
@@ -176,14 +188,21 @@ def alie(workers: Any, z: float | None = None, knows: str = "all") -> Attack:
         require_number("z", z)
     f = len(_chosen(workers))
 
+    def strength(n: int) -> float:
+        return alie_z(n, f) if z is None else z
+
     def change(messages: Array, honest: Array, byzantine: Array, key: Any) -> Array:
         known = honest if knows == "all" else byzantine
         mean, deviation = _moments(messages, known)
-        strength = alie_z(len(messages), f) if z is None else z
-        return _in_place(messages, byzantine, mean - strength * deviation)
+        return _in_place(messages, byzantine, mean - strength(len(messages)) * deviation)
+
+    def weakness(n: int) -> str:
+        if strength(n) != 0:
+            return ""
+        return f"with {f} of {n} workers z is 0, so that they send the mean, which is no attack; give another z"
 
     given = {"z": z, "knows": None if knows == "all" else knows}
-    return _attack("alie", workers, given, change=change)
+    return _attack("alie", workers, given, change=change, weakness=weakness)
 
 
 def alie_z(n: int, f: int) -> float:

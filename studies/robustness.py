@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncsim.calls import Call, read
 from asyncsim.errors import InputError, require_count, require_fraction, require_list, require_positive
 from asyncsim.files import write_csv
@@ -22,6 +24,7 @@ from asyncsim.wording import counted, table_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from asyncsim.attacks import Attack
     from asyncsim.methods import Method
     from asyncsim.study.cell import Cell
 
@@ -78,6 +81,7 @@ def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
     config.say_ignored(("learning_rate", "attack"), "beside --tune and --attacks")
+    _require_attacks(config)
     with config.computing_device():
         cells = []
         for base in sweep(config, [{"learning_rate": rate} for rate in config.tune]):
@@ -129,21 +133,34 @@ def _with(text: str, option: str, value: Any) -> str:
 
 def _cell(base: "Cell", count: int, attack: str, methods: "list[Method]") -> "Cell":
     """Return a cell of a number of Byzantine workers that make an attack."""
-    from asyncsim.attacks import parse_attack
-
     values = {"byzantine": count, "attack": attack, **base.values}
     config = base.config
     if count:
-        call = read(attack, "an attack", "alie")
-        if not isinstance(call, Call):
-            raise InputError(f"attacks = {attack!r}: must be an attack without its workers, alie say")
-        if "workers" in dict(call.named) or call.positional:
-            raise InputError(f"attacks = {attack!r}: its workers are those of --byzantine; leave them out")
-        text = str(call._replace(named=(("workers", count), *call.named), brackets=True))
-        parse_attack(text)
-        config = config.at(attack=text)
+        config = config.at(attack=_attack(attack, count).text)
     name = f"byzantine-{count}_{attack}_{base.name}"
     return base._replace(name=name, values=values, config=config, methods=methods)
+
+
+def _attack(text: str, count: int) -> "Attack":
+    """Return an attack by so many workers from its text without them."""
+    from asyncsim.attacks import parse_attack
+
+    call = read(text, "an attack", "alie")
+    if not isinstance(call, Call):
+        raise InputError(f"attacks = {text!r}: must be an attack without its workers, alie say")
+    if "workers" in dict(call.named) or call.positional:
+        raise InputError(f"attacks = {text!r}: its workers are those of --byzantine; leave them out")
+    attack = parse_attack(str(call._replace(named=(("workers", count), *call.named), brackets=True)))
+    assert attack is not None
+    return attack
+
+
+def _require_attacks(config: Config) -> None:
+    """Raise InputError for a number of Byzantine workers of which no attack is one."""
+    for count in config.byzantine:
+        reasons = [_attack(text, count).weakness(config.workers) for text in config.attacks]
+        if all(reasons):
+            raise InputError(f"attacks = {', '.join(config.attacks)}: {reasons[0]}, or another attack")
 
 
 def accuracy_table(summary: "pd.DataFrame") -> "pd.DataFrame":
@@ -192,7 +209,9 @@ def _conclude(config: Config, folder: Path, summary: "pd.DataFrame") -> None:
     if "test_accuracy" not in summary:
         raise InputError("problem: has no test accuracy to compare rules by; choose digits or mnist")
     accuracy = accuracy_table(summary)
-    worst = worst_table(accuracy)
+    attacks = zip(accuracy["attack"], accuracy["byzantine"], strict=True)
+    weak = [attack != NONE and bool(_attack(attack, count).weakness(config.workers)) for attack, count in attacks]
+    worst = worst_table(accuracy[~np.array(weak)])
     worst["chosen"] = _chosen(folder, summary, worst)
     write_csv(folder / ACCURACY, accuracy)
     write_csv(folder / WORST, worst)

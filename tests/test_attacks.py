@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
-from asyncsim.attacks import Attack, alie_z, parse_attack
+from asyncsim.attacks import Attack, WeakAttackWarning, alie_z, parse_attack
 
 WORKERS = 8
 
@@ -37,6 +38,26 @@ def central(run):
 )
 def test_z_of_a_little_is_enough(n, f, z):
     assert round(alie_z(n, f), 4) == z
+    assert bool(parse_attack(f"alie(workers={f})").weakness(n)) == (z == 0)
+
+
+def test_an_attack_that_sends_the_mean_is_warned_of():
+    method, problem = methods.robust("median()", 0.1), quadratic()
+    with pytest.warns(WeakAttackWarning, match=r"attack = 'alie\(workers=2\)': with 2 of 8 workers z is 0"):
+        replay(trace(commits=16), method, problem, attack="alie(workers=2)")
+    with pytest.warns(WeakAttackWarning, match="z is 0"):
+        rates = [0.1, 0.2]
+        given = dict(seeds=[0], learning_rate=rates, attack="alie(workers=3, z=0)", batched=True)
+        replay_ensemble(trace(commits=16), methods.batch_sgd, problem, **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replay(trace(commits=16), method, problem, attack="alie(workers=2, z=0.5)")
+
+
+def test_a_run_says_that_there_was_no_attack():
+    assert replay(trace(commits=16), methods.batch_sgd(0.1), quadratic()).config["attack"] is None
+    runs = replay_ensemble(trace(commits=16), methods.batch_sgd, quadratic(), seeds=[0], learning_rate=[0.1])
+    assert runs[0].config["attack"] is None
 
 
 def test_attacks_by_hand():

@@ -1,6 +1,7 @@
 """Replays under attack: a method, and a problem, some of whose workers are Byzantine; see `asyncsim.attacks`."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.attacks import Attack
+from asyncsim.attacks import Attack, WeakAttackWarning
 from asyncsim.errors import InputError
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.problems.problem import BatchIndices, Problem
@@ -60,6 +61,12 @@ def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Metho
 
 #: Folded into a visit's key for what attacks draw: none of the method's own draws.
 _OWN = 2**30
+
+
+def warn_of_weakness(attack: Attack | None, workers: int) -> None:
+    """Warn the caller of the caller of an attack that is none on so many workers."""
+    if attack is not None and (reason := attack.weakness(workers)):
+        warnings.warn(f"attack = {attack.text!r}: {reason}", WeakAttackWarning, stacklevel=3)
 
 
 class LastMemory(NamedTuple):

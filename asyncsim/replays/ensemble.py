@@ -16,7 +16,7 @@ from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.recorders import Recorder
-from asyncsim.replays.attacked import under_attack
+from asyncsim.replays.attacked import under_attack, warn_of_weakness
 from asyncsim.replays.commit import columns
 from asyncsim.replays.members import Members
 from asyncsim.replays.plan import Plan
@@ -117,6 +117,7 @@ def replay_ensemble(
         raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
     if attack is not None:
         own, workers = grid.factory, trace.workers
+        warn_of_weakness(attack, workers)
         _, problem = under_attack(grid.methods[0], problem, attack, workers)
         # Members are made from values that are traced: each time a method of its own.
         grid = grid._replace(factory=lambda **values: under_attack(own(**values), learnt, attack, workers)[0])

@@ -16,7 +16,7 @@ from asyncsim.methods.check import check_method, require_server, require_timing
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.recorders import Recorder, show_diagnostics
-from asyncsim.replays.attacked import under_attack
+from asyncsim.replays.attacked import under_attack, warn_of_weakness
 from asyncsim.replays.commit import columns, require_recorders
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
@@ -113,6 +113,7 @@ def replay(
     with jax.enable_x64(require_choice("precision", precision, PRECISIONS) == "float64"):
         stops = evaluation_stops(trace.accepted, evaluate_every)
         _warn_of_evaluations(trace, problem, len(stops) + 1)
+        warn_of_weakness(parse_attack(attack), trace.workers)
         running = Replay(
             trace,
             method,

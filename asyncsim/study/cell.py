@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asyncsim import recorders
-from asyncsim.attacks import parse_attack
+from asyncsim.attacks import WeakAttackWarning, parse_attack
 from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
@@ -176,6 +176,8 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     method.rounds.require(cluster.workers, cluster.policy)
                 if (attack := parse_attack(cell.config.attack)) is not None:
                     attack.byzantine(cluster.workers)
+                    if reason := attack.weakness(cluster.workers):
+                        note(f"attack = {attack.text!r}: {reason}")
                 if method.reply and seed == 0:
                     require_replies(method, find_waves(_trace(cluster, commits, seed).accepted).reads)
                 jobs.append(_job(cell, method, seed, cluster, commits, file))
@@ -326,7 +328,8 @@ def _replayed(
         record.append(recorders.positions())
     if method.rounds is not None:
         record.append(recorders.chosen())
-    with computing_device(device):
+    with computing_device(device), warnings.catch_warnings():
+        warnings.simplefilter("ignore", WeakAttackWarning)  # said before the first run
         trace = _trace(cluster, commits, seed)
         return replay(trace, method, problem, seed=seed, record=record, **options), trace
 
