@@ -144,7 +144,7 @@ def results_tables(config: Config, cell: "Cell", finished: Finished) -> "tuple[p
     rate = summary.get("method.learning_rate", float("nan"))
     summary = summary.assign(learning_rate=rate).drop_duplicates([*_BY, "seed"])
     vector = config.vector_bytes(cell.problem)
-    sizes = {method.name: method.timing.message_size or 1.0 for method in cell.methods}
+    sizes = {method.name: method.timing.size_of_message(config.bits) or 1.0 for method in cell.methods}
     of_trace = {file: _costs(finished.trace(file)) for file in summary["trace_file"].unique()}
     costs = pd.DataFrame([of_trace[file] for file in summary["trace_file"]], summary.index)
     # A worker sends a message and reads a vector of parameters.
@@ -198,7 +198,7 @@ def report(config: Config, cell: "Cell", table: "pd.DataFrame", every: "pd.DataF
     costs = ["first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages", "gigabytes"]
     shown = shown.assign(**{name: table[name] for name in costs})
     shown = shown.rename(columns={name: _TITLES.get(name, name.replace("_", " ")) for name in shown})
-    clusters = timings(cell.cluster, cell.methods)
+    clusters = timings(cell.cluster, cell.methods, config.bits)
     whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
     described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
     length = "as many gradients taken up" if config.time_budget is None else f"{config.time_budget:g} s"

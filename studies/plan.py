@@ -326,9 +326,10 @@ def _compressed(compression: str, size: float, config: Config) -> float:
             raise InputError(f"compression = {compression}: a share of the bytes must be above zero and at most one")
         return share * size
     (method,) = config.at(methods=(compression,)).make_methods(changed=lambda name: name == "learning_rate")
-    if method.timing.message_size is None:
+    share_of_type = method.timing.size_of_message(8 * _WIDTHS[config.message_type])
+    if share_of_type is None:
         raise InputError(f"compression = {compression}: compresses no messages; give none, 0.25 or qsgd(levels=7) say")
-    return min(size, method.timing.message_size * size / _WIDTHS[config.message_type] * 4)
+    return min(size, share_of_type * size)
 
 
 def _calibrated(config: Config) -> Cluster | None:

@@ -499,6 +499,11 @@ def test_messages_that_are_all_of_an_update_make_downpour():
     ]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))
     assert methods.mem_sgd().timing.message_size == 0.02 and methods.mem_sgd(fraction=0.7).timing.message_size == 1
+    # A value in the type of the parameters, and a place of 32 bits.
+    sizes = [methods.mem_sgd(fraction=0.1).timing.size_of_message(bits) * bits / 8 for bits in (64, 32, 16, 8)]
+    np.testing.assert_allclose(sizes, [1.2, 0.8, 0.6, 0.5])
+    # Quantized messages have the same bits whatever the parameters have, and at most those of all parameters.
+    assert [methods.qsgd(bucket=None).timing.size_of_message(bits) for bits in (64, 16, 4)] == [4 / 64, 4 / 16, 1]
     for options, message in [
         ({"fraction": 1.5}, r"fraction = 1\.5: must be at most one"),
         ({"memory": 1}, "memory = 1: must"),

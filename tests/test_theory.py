@@ -489,5 +489,5 @@ def test_a_run_is_stable_up_to_the_almost_sure_step(workers):
 def test_the_limits_of_the_step_by_name():
     found = [[theory.stable_step(n, sense) for sense in ("mean_square", "almost_sure", "mean")] for n in (2, 10)]
     np.testing.assert_allclose(found, [[1.28, 1.52, 6], [0.5, 0.61, 38]], rtol=0.01)
-    with pytest.raises(InputError, match="sense = 'median': unknown; .*choose from almost_sure, mean_square, mean"):
+    with pytest.raises(InputError, match=r"sense = 'median': unknown; .*choose from almost_sure, mean_square, mean"):
         theory.stable_step(2, "median")

@@ -23,7 +23,6 @@ from asyncsim.methods.method import (
     require_rate,
 )
 
-
 #: Equal updates differ by at most so many units of round-off, relative to their length.
 _ROUNDING = 100
 
@@ -73,8 +72,8 @@ def kardam(
     -----
     The quantile of ``m`` known coefficients is the ``ceil(m (n - f) / n)``-th smallest; a worker's first update passes.
     Where two updates were computed at one point, as nothing was applied in between, the coefficient is infinite, or 0
-    if they are equal up to round-off; what is not finite is never applied. Every message counts as a version in the trace; the staleness
-    here counts applied updates only. Commits whose ``update_norm`` is 0 were dropped.
+    if they are equal up to round-off; what is not finite is never applied. Every message counts as a version in the
+    trace; the staleness here counts applied updates only. Commits whose ``update_norm`` is 0 were dropped.
 
     The frequency filter's window is from memory. The authors' program has other ones: a coefficient passes up to the
     2/3 quantile of each worker's largest of 25, whatever ``f`` is, and a message is let through after as many

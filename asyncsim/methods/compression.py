@@ -13,7 +13,7 @@ from jax import lax
 from asyncsim.errors import require_count, require_share, require_switch
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps
 
-#: Of a number that is sent as it is.
+#: Of a number of single precision, and of an element's place.
 _BITS = 32
 
 
@@ -80,10 +80,6 @@ def quantized(key: Array, vector: Array, levels: int, bucket: int | None) -> Arr
     return (norm * jnp.sign(buckets) * level / levels).reshape(-1)[: vector.size]
 
 
-#: Numbers for each element that is sent: its value and its place.
-_SENT = 2
-
-
 def mem_sgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     fraction: float = 0.01,
@@ -116,8 +112,9 @@ def mem_sgd(
     is that); here they may as well send to a server, which answers with the central variable as it is. Its stepsizes
     shrink and its averaged iterate is weighted; here the rate is constant unless it is a schedule, and nothing is
     averaged. A window's steps are summed before they are compressed. Of elements of one size the first are sent. Each
-    is taken to be sent as two numbers of a parameter's size, its value and its place, or all as they are where that is
-    less (`Timing.message_size`; with fewer parameters than ``1 / fraction`` messages are longer than that).
+    is taken to be sent as its value, in the bits of a parameter, and its place in 32 bits, or all elements as they are
+    where that is less (`Timing.message_size`; with fewer parameters than ``1 / fraction`` messages are longer than
+    that).
 
     With updates of norms up to ``G`` a worker's memory stays within ``2 G sqrt(1 - q) / q``, ``q`` being the share that
     is sent: Karimireddy et al.'s lemma 3, of squares and in the mean there.
@@ -137,13 +134,16 @@ def mem_sgd(
         sent = largest(whole, max(1, round(fraction * whole.size)))
         return sent, whole - sent if memory else worker, {}
 
+    def message_share(bits: int) -> float:
+        return min(1.0, fraction * (bits + _BITS) / bits)
+
     return Method(
         name="mem_sgd",
         hyperparameters={**named, "fraction": fraction, "memory": memory},
         optimizer=local,
         message=message,
         init_worker=lambda central: jnp.zeros_like(central) if memory else (),
-        timing=Timing(message_size=min(1.0, _SENT * fraction)),
+        timing=Timing(message_size=message_share(_BITS), message_share=message_share),
     )
 
 

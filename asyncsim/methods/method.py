@@ -151,6 +151,10 @@ class Memories(NamedTuple):
         return rows.at[self.worker].set(newer, mode="drop")
 
 
+#: Of a parameter, unless a study has another type.
+_BITS = 32
+
+
 @dataclass(frozen=True)
 class Timing:
     """The timing that a method needs; None means that any will do.
@@ -163,6 +167,9 @@ class Timing:
         Of the message, in vectors of parameters as they are sent down: 1/16 for two bits in the place of a number of
         32. Studies with a bandwidth give the method traces whose messages take so long on their way up; a replay takes
         any.
+    message_share : function
+        ``message_share(bits) -> float``: the ``message_size`` where a parameter has so many bits. By default the
+        message has as many bits as with 32, and at most those of all parameters.
     far_every, groups : int
         On a cluster with sites, of each worker's visits only every so many-th goes beyond its site, if each of so many
         groups of neighbours, worker ``i`` of ``n`` being in ``i * groups // n``, is at one site. Given together. A
@@ -178,6 +185,7 @@ class Timing:
     read_blocks: int | None = None
     policy: Policy | None = None
     message_size: float | None = None
+    message_share: Callable[[int], float] | None = None
     far_every: int | None = None
     groups: int | None = None
     fewest_workers: int | None = None
@@ -193,6 +201,7 @@ class Timing:
             read_blocks: int | None = None,
             policy: Policy | str | None = None,
             message_size: float | None = None,
+            message_share: Callable[[int], float] | None = None,
             far_every: int | None = None,
             groups: int | None = None,
             fewest_workers: int | None = None,
@@ -201,9 +210,15 @@ class Timing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", require_policy(self.policy))
 
+    def size_of_message(self, bits: int) -> float | None:
+        """Return the size of the message, in vectors of parameters of so many bits; None for any."""
+        if self.message_size is None or bits == _BITS:
+            return self.message_size
+        return min(1.0, self.message_size * _BITS / bits) if self.message_share is None else self.message_share(bits)
+
 
 #: Of a method's timing, what only says how long messages travel: any trace will do.
-OF_JOURNEYS = ("message_size", "far_every", "groups")
+OF_JOURNEYS = ("message_size", "message_share", "far_every", "groups")
 
 
 class Applied(NamedTuple):

@@ -47,7 +47,9 @@ class Run:
         One row per commit: ``commit``, ``commit_time`` (s), ``worker``, ``worker_step``, ``staleness``, ``loss`` (of
         the worker's minibatches), ``update_norm`` (of the central variable's step; where the server adds a worker's
         update as it is, of that, before the sum is rounded), and the columns of the recorders that the replay was asked
-        for. A run that diverged ends with the commit at which it did.
+        for. The step of a version that a death makes is at the last message that went into it, as in
+        `Trace.accepted`; a restore is no step: the ``update_norm`` of the commit after it is the step from what was
+        restored. A run that diverged ends with the commit at which it did.
     evaluations : pandas.DataFrame
         One row per evaluation, at the start and after commits that complete a version: ``commit`` (commits applied),
         ``commit_time`` (s), ``worker_step`` (commits per worker), ``gradients`` (in what was taken up so far, without

@@ -63,7 +63,7 @@ class Cell(NamedTuple):
 
         Where the cell has ``seconds``, the commits are those of that time with this seed.
         """
-        cluster = meet(self.cluster, method.timing)
+        cluster = meet(self.cluster, method.timing, self.config.bits)
         return cluster, self.length(cluster, seed)
 
     def length(self, cluster: Cluster, seed: int) -> int:
@@ -86,19 +86,22 @@ def _values(cell: Cell) -> str:
     return "".join(f"{name} {'none' if (name, value) in alike else value}, " for name, value in cell.values.items())
 
 
-def timings(cluster: Cluster, methods: list[Method]) -> dict[Cluster, list[str]]:
+def timings(cluster: Cluster, methods: list[Method], bits: int = 32) -> dict[Cluster, list[str]]:
     """Return the clusters that the methods are run on, each with the names of its methods.
 
     First the one with the most workers; of several, the one of the most methods, then of the first method.
     """
     found: dict[Cluster, list[str]] = {}
     for method in methods:
-        found.setdefault(meet(cluster, method.timing), []).append(method.name)
+        found.setdefault(meet(cluster, method.timing, bits), []).append(method.name)
     return dict(sorted(found.items(), key=lambda item: (item[0].workers, len(item[1])), reverse=True))
 
 
-def meet(cluster: Cluster, timing: Timing) -> Cluster:
-    """Return the cluster with what a method's timing needs, all else and all random numbers being equal."""
+def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
+    """Return the cluster with what a method's timing needs, all else and all random numbers being equal.
+
+    ``bits``: of a parameter in a message.
+    """
     needs: dict[str, Any] = {name: value for name, value in vars(timing).items() if value is not None}
     if needs.get("workers", cluster.workers) != cluster.workers:
         laws, windows = cluster.compute, cluster.window
@@ -114,7 +117,9 @@ def meet(cluster: Cluster, timing: Timing) -> Cluster:
         needs["exclusive"] = True
         needs.setdefault("read_blocks", 1)
     needs.pop("fewest_workers", None)  # which the cluster has or not: jobs_of says so
-    size, held = needs.pop("message_size", None), cluster.message_bytes
+    needs.pop("message_size", None)
+    needs.pop("message_share", None)
+    size, held = timing.size_of_message(bits), cluster.message_bytes
     if size is not None and held is not None:
         down = held[1] if isinstance(held, tuple) else held
         needs["message_bytes"] = (size * down, down)
@@ -165,7 +170,9 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                     needs = [
                         f"{need} = {value}"
                         for need, value in vars(method.timing).items()
-                        if value is not None and (need not in ("far_every", "groups") or cluster.far_every > 1)
+                        if value is not None
+                        and need != "message_share"
+                        and (need not in ("far_every", "groups") or cluster.far_every > 1)
                     ]
                     same = cell.seconds is not None or commits == cell.config.commits
                     length = "" if same else f", of {commits:,} commits for as many gradients"

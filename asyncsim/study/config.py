@@ -212,9 +212,14 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
         """``"float64"`` or ``"float32"``."""
         return "float64" if self.x64 else "float32"
 
+    @property
+    def bits(self) -> int:
+        """Of a parameter."""
+        return 64 if self.x64 else 32
+
     def vector_bytes(self, problem: "Problem") -> float:
         """Return the size of a message with all parameters."""
-        own = problem.parameter_count * (8 if self.x64 else 4)
+        own = problem.parameter_count * self.bits // 8
         return own if self.message_bytes is None else positive("message_bytes", self.message_bytes, BYTES)
 
     def check(self) -> None:
