@@ -158,7 +158,10 @@ def _attack(text: str, count: int) -> "Attack":
 def _require_attacks(config: Config) -> None:
     """Raise InputError for a number of Byzantine workers of which no attack is one."""
     for count in config.byzantine:
-        reasons = [_attack(text, count).weakness(config.workers) for text in config.attacks]
+        attacks = [_attack(text, count) for text in config.attacks]
+        for attack in attacks:
+            attack.byzantine(config.workers)
+        reasons = [attack.weakness(config.workers) for attack in attacks]
         if all(reasons):
             raise InputError(f"attacks = {', '.join(config.attacks)}: {reasons[0]}, or another attack")
 

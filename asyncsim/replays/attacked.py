@@ -65,7 +65,10 @@ _OWN = 2**30
 
 def warn_of_weakness(attack: Attack | None, workers: int) -> None:
     """Warn the caller of the caller of an attack that is none on so many workers."""
-    if attack is not None and (reason := attack.weakness(workers)):
+    if attack is None:
+        return
+    attack.byzantine(workers)  # whose error says more
+    if reason := attack.weakness(workers):
         warnings.warn(f"attack = {attack.text!r}: {reason}", WeakAttackWarning, stacklevel=3)
 
 
