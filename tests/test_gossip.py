@@ -66,7 +66,7 @@ def loop(trace, method):
 
 def replicas(running):
     own = running.state.workers.method
-    return {"adpsgd": lambda: own, "dpsgd": lambda: own.own}.get(running.method.name, lambda: own.biased)()
+    return {"adpsgd": lambda: own, "dpsgd": lambda: own.own}.get(running.method.name, lambda: own.biased + own.update)()
 
 
 @pytest.fixture(autouse=True)

@@ -34,9 +34,10 @@ _CALLS = {
     "proxy": "proxy(worker)",
     "mix": "mix(worker, inbox, visit)",
     "meet": "meet(own, other, visit)",
+    "replica": "replica(message)",
 }
 _STATES = ("init_worker", "init_server", "init_memory")
-_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet")
+_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica")
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
@@ -236,6 +237,29 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
         _call(method, "mix", worker, message, visit),
         worker,
     )
+    _check_replica(method, message, central)
+
+
+def _check_replica(method: Method, message: Any, central: Any) -> None:
+    """Check that a message carries a replica."""
+    if method.replica is not None:
+        result = _call(method, "replica", message)
+        vector, weight = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        _require_vector(method, "replica", vector, central, "the replica, ")
+        if weight is not None and (weight.shape, weight.dtype) != ((), central.dtype):
+            raise InputError(
+                f"{_named(method, 'replica')} returned the weight {tree_text(weight)}: must be a number of type "
+                f"{central.dtype}"
+            )
+        return
+    # Of a dict the order of entries says nothing.
+    leaves = message if isinstance(message, tuple) else jax.tree.leaves(message)
+    if not (isinstance(message, tuple) or len(leaves) == 1) or getattr(leaves[0], "shape", None) != central.shape:
+        raise InputError(
+            f"{_named(method, 'message')} returned the message, {tree_text(message)}: without a server it carries the "
+            f"worker's replica, a vector like the central variable, {tree_text(central)}; say which part that is with "
+            "replica=lambda message: ..."
+        )
 
 
 def check_fields(method: Method) -> None:

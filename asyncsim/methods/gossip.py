@@ -11,17 +11,28 @@ from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timi
 
 
 class Mixed(NamedTuple):
-    """A worker's state and message, vectors of shape ``[parameters]``: a replica as it was and as it is mixed."""
+    """A worker's state, vectors of shape ``[parameters]``: its replica before and after mixing."""
 
     own: Array
     mixed: Array
 
 
 class Pushed(NamedTuple):
-    """A worker's state and message: a biased replica ``[parameters]`` and its weight, a number."""
+    """A message: a biased replica, of shape ``[parameters]``, and its weight, a number."""
 
     biased: Array
     weight: Array
+
+
+class Pushing(NamedTuple):
+    """A worker's state: the mixed biased replica, its weight, and the update that the next mixing adds.
+
+    Between two commits the update stays apart: the quotient is then the replica at which the gradient was computed.
+    """
+
+    biased: Array
+    weight: Array
+    update: Array
 
 
 def dpsgd(
@@ -63,11 +74,11 @@ def dpsgd(
     needed = require_policy(policy)
 
     def mix(worker, inbox, visit):
-        return Mixed(worker.own, visit.kept * worker.own + inbox.own)
+        return Mixed(worker.own, visit.kept * worker.own + inbox)
 
     def message(worker, update, start, central, visit):
         x = worker.mixed + update
-        return Mixed(x, x), Mixed(x, x), {}
+        return x, Mixed(x, x), {}
 
     return Method(
         name="dpsgd",
@@ -123,20 +134,21 @@ def sgp(
 
     def mix(worker, inbox, visit):
         kept = visit.kept.astype(worker.weight.dtype)
-        return Pushed(kept * worker.biased + inbox.biased, kept * worker.weight + inbox.weight)
+        biased = kept * (worker.biased + worker.update) + inbox.biased
+        return Pushing(biased, kept * worker.weight + inbox.weight, jnp.zeros_like(biased))
 
     def message(worker, update, start, central, visit):
-        after = Pushed(worker.biased + update, worker.weight)
-        return after, after, {}
+        return Pushed(worker.biased + update, worker.weight), worker._replace(update=update), {}
 
     return Method(
         name="sgp",
         hyperparameters={**named, "policy": None if needed is None else str(needed)},
         optimizer=local,
         message=message,
-        init_worker=lambda central: Pushed(central, jnp.ones((), central.dtype)),
+        init_worker=lambda central: Pushing(central, jnp.ones((), central.dtype), jnp.zeros_like(central)),
         resume=lambda worker, read: worker.biased / worker.weight,
         mix=mix,
+        replica=lambda sent: (sent.biased, sent.weight),
         timing=Timing(policy=needed),
     )
 

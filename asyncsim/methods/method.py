@@ -272,8 +272,8 @@ class Method(NamedTuple):
         read = reply(server, central, memory, visit)  # else the central variable, for the worker's next commit
 
     Without a server (`asyncsim.topologies`) ``mix`` comes first, or ``meet`` in the place of ``apply`` before
-    ``message``. The central variable is then the mean of all replicas and of what is under way between them: it moves
-    by the update over the number of workers.
+    ``message``. The central variable is then the mean of the workers' replicas and of the messages in flight
+    (`asyncsim.replays.central`); ``apply`` and the memory are not used.
 
     Attributes
     ----------
@@ -314,6 +314,10 @@ class Method(NamedTuple):
         ``mix(worker, inbox, visit) -> worker``, for workers that send each other messages: the worker's state before
         its gradient. ``inbox`` is the sum of the messages that it takes up, each times its weight; ``visit.kept`` its
         share of its own state. ``message`` is what it sends to its neighbours, a tree of floating-point arrays.
+    replica : function, optional
+        ``replica(message)``: with ``mix``, the worker's replica in its message, a vector; or for push-sum the biased
+        replica and its weight. A selection, as it is also called with sums of messages. By default the message, or the
+        first entry of a message that is a tuple.
     meet : function, optional
         ``meet(own, other, visit) -> (own, other)``, for workers that meet in pairs: the states of both, which are their
         replicas, vectors, at once, when the first commits, before its ``message``. What it reads for its next gradient
@@ -328,6 +332,9 @@ class Method(NamedTuple):
         Whether visits have a key, for methods that draw random numbers.
     rounds : Rounds, optional
         Of methods that combine a version's messages at once.
+    honest : tuple of bool, optional
+        Without a server and under attack, the workers whose replicas and messages count for the central variable; set
+        by the replay.
     """
 
     name: str
@@ -345,11 +352,13 @@ class Method(NamedTuple):
     proxy: Callable[[State], Array] | None = None
     mix: Callable[[State, State, Visit], State] | None = None
     meet: Callable[[State, State, Visit], tuple[State, State]] | None = None
+    replica: Callable[[State], Any] | None = None
     timing: Timing = Timing()
     sees_loss: bool = False
     sees_memories: bool = False
     needs_key: bool = False
     rounds: Rounds | None = None
+    honest: tuple[bool, ...] | None = None
 
     def __repr__(self) -> str:
         """Return the name with the hyper-parameters, not the functions."""

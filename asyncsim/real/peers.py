@@ -26,6 +26,7 @@ from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import Computing, Job, OwnVisit, State, save_state
 from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
 from asyncsim.real.server import Keyed, clock_zero
+from asyncsim.replays.central import Sent, initial_memory, meet, take_up
 from asyncsim.replays.commit import build_commit
 from asyncsim.replays.programs import Same
 from asyncsim.replays.state import WorkerRow
@@ -82,14 +83,18 @@ class Peer:
         self._computing = Computing(method, problem, header)
         central, _, (row, *_), *_ = first_state(method, workers, self._computing)
         self._replica, self._learner, self._snapshot = row.method, row.learner, central
+        self._memory = initial_memory(method, central)
         self._moved = np.zeros(central.shape)
         self._functions = _compiled(Same(method), workers, processes.window)
         self._dtype = np.dtype(header.precision)
         with jax.enable_x64(self._computing.x64):
             known = self._known(0, 1.0)
-            _, message, *_ = jax.eval_shape(self._functions.make, self._replica, central, central, known)
-            mixes = self._functions.meet if self._meets else self._functions.mix
-            jax.eval_shape(mixes, self._replica, message, known)
+            row = self._row()
+            if self._meets:
+                row, _ = jax.eval_shape(self._functions.meet, row, central, np.int32(0), known)
+            _, _, message, *_ = jax.eval_shape(self._functions.make, row, central, central, known)
+            if not self._meets:
+                jax.eval_shape(self._functions.mix, row, message, known)
         self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
         self._delay = delays(processes.delay_laws, header.seed, "delay", processes.window)
         # Workers that wait for their neighbours all compute equally many gradients; others share a total.
@@ -109,14 +114,14 @@ class Peer:
         job, known, functions = self._computing.first_job(), self._known(0, 1.0), self._functions
         result = self._computing.run(self._index, job)
         with jax.enable_x64(self._computing.x64):
-            own, start = self._replica, self._snapshot
+            row, start = self._row(), self._snapshot
             if self._meets:
-                own, _ = functions.meet(own, own, known)
+                row, _ = functions.meet(row, row.method, np.int32(0), known)
             else:
                 inbox = functions.add(self._nothing, self._nothing, self._number(0.0))
-                own, start = functions.mix(own, inbox, known)
-                functions.resume(own)
-            functions.make(own, start, result.update, known)
+                row, start = functions.mix(row, inbox, known)
+                functions.resume(row.method)
+            functions.make(row, start, result.update, known)
 
     def begin(self) -> None:
         """Start the clock of all workers, which is this worker's."""
@@ -177,23 +182,23 @@ class Peer:
         beside, functions = self._policy.mix == "beside", self._functions
         kept = self._kept[(step - 1) % len(self._kept)] if step and not self._meets else 1.0
         known, found = self._known(step, kept), [] if beside or self._meets else self._take_up(step)
-        start_time, start, own = max(0.0, self.clock()), self._snapshot, self._replica
+        start_time, start, row = max(0.0, self.clock()), self._snapshot, self._row()
         if beside:
-            start = functions.resume(own)
+            start = functions.resume(row.method)
         elif not self._meets:
-            own, start = functions.mix(own, self._sum(found), known)
+            row, start = functions.mix(row, self._sum(found), known)
         time.sleep(self._delay(self._index))
         job = Job(step, step, np.asarray(start), self._learner)
         result = self._computing.run(self._index, job)
         send_time = max(start_time, self.clock())
         if beside:
             found = self._take_up(step)
-            own, _ = functions.mix(own, self._sum(found), known)
+            row, _ = functions.mix(row, self._sum(found), known)
         partner, other, met = -1, None, 0.0
         if self._meets:
             partner = self._partner(self._index, step)
-            own, other, met = self._meet(call, partner, known)
-        own, message, moved, norm = functions.make(own, start, result.update, known)
+            row, other, met = self._meet(call, partner, known)
+        own, self._memory, message, moved, norm = functions.make(row, start, result.update, known)
         message, self._learner = jax.tree.map(np.asarray, message), result.learner
         self._moved += np.asarray(moved)
         commit_time = max(send_time, self.clock())
@@ -243,21 +248,26 @@ class Peer:
             total = self._functions.add(total, one.content, self._number(one.share))
         return total
 
-    def _meet(self, call: Call, partner: int, known: tuple[Any, ...]) -> tuple[Any, Any, float]:
-        """Return the replica and the partner's after an exchange, and the time (s) of the partner's last exchange.
+    def _row(self) -> WorkerRow:
+        return WorkerRow(self._replica, self._memory, (), ())
+
+    def _meet(self, call: Call, partner: int, known: tuple[Any, ...]) -> tuple[WorkerRow, Any, float]:
+        """Return the row and the partner's replica after an exchange, and the time (s) of the partner's last exchange.
 
         Both replicas stay locked. They are locked in the order of the workers, so that there is no deadlock.
         """
         if partner < 0:
-            return self.lend()[0], None, 0.0
-        if self._index < partner:
             own, _ = self.lend()
+            row, _ = self._functions.meet(self._row(), own, np.int32(partner), known)
+            return row, None, 0.0
+        if self._index < partner:
+            self.lend()
             other, met = call(partner, "lend")()
         else:
             other, met = call(partner, "lend")()
-            own, _ = self.lend()
-        own, other = self._functions.meet(own, other, known)
-        return own, np.asarray(other), met
+            self.lend()
+        row, other = self._functions.meet(self._row(), other, np.int32(partner), known)
+        return row, np.asarray(other), met
 
     def _known(self, step: int, kept: float) -> tuple[Any, ...]:
         """Return the arguments of an `OwnVisit`: worker, step, key and kept weight."""
@@ -288,21 +298,20 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
     def add(total, message, weight):
         return jax.tree.map(lambda own, leaf: own + weight.astype(leaf.dtype) * leaf, total, message)
 
-    def mix(own, inbox, known):
-        own = method.mix(own, inbox, visit_of(*known))
-        return own, method.resume(own, None)
+    def mix(row, inbox, known):
+        row = take_up(method, row, Sent(inbox, ()), visit_of(*known))
+        return row, method.resume(row.method, None)
 
-    def meet(own, other, known):
-        return method.meet(own, other, visit_of(*known))
+    def exchange(row, other, partner, known):
+        return meet(method, row, other, partner, visit_of(*known))
 
-    def make(own, start, update, known):
-        row, nowhere = WorkerRow(own, (), (), ()), jnp.zeros_like(update)
-        loss = jnp.zeros((), update.dtype)
+    def make(row, start, update, known):
+        nowhere, loss = jnp.zeros_like(update), jnp.zeros((), update.dtype)
         made, _ = commit(nowhere, (), row, start, start, update, loss, None, visit_of(*known))
-        return made.worker, made.message, made.step, jnp.sqrt(jnp.vdot(made.step, made.step))
+        return made.worker, made.memory, made.message, made.step, jnp.sqrt(jnp.vdot(made.step, made.step))
 
     resume = (lambda own: method.resume(own, None)) if method.mix else None
-    return _Functions(*(one and jax.jit(whole_products()(one)) for one in (resume, add, mix, meet, make)))
+    return _Functions(*(one and jax.jit(whole_products()(one)) for one in (resume, add, mix, exchange, make)))
 
 
 def check(method: Method, problem: Problem, header: Header) -> None:

@@ -30,6 +30,9 @@ def under_attack(method: Method, problem: Problem, attack: Attack | None, worker
 @cached(maxsize=64)
 def _attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
     method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
+    if method.mix is not None or method.meet is not None:
+        honest = tuple((~byzantine).tolist())
+        method = method._replace(honest=honest, init_server=lambda central: jnp.asarray(sum(honest), central.dtype))
     if attack.own is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.errors import InputError
-from asyncsim.methods.method import Applied, Array, Method, State, add, send_update
+from asyncsim.methods.method import Array, Method, State, add, send_update
 from asyncsim.recorders import Commit, Recorder
+from asyncsim.replays.central import commit_mean
 from asyncsim.replays.state import WorkerRow
 from asyncsim.tracing import naming_failures, tree_text
 
@@ -33,9 +34,7 @@ def build_commit(method: Method, reads: str) -> Callable[..., tuple[Commit, Any]
             visit = visit._replace(loss=loss.astype(visit.time.dtype))
         message, worker, diagnostics = method.message(row.method, update, start, pulled, visit)
         if gossips:
-            # The mean of all replicas and of what is under way between them: what mixes and meetings preserve.
-            moved = update / jnp.asarray(visit.workers, update.dtype)
-            applied = Applied(central + moved, server, row.memory)
+            applied = commit_mean(method, server, central, message, worker, row.memory, visit)
         else:
             applied = method.apply(server, central, message, row.memory, visit, *memories)
         seen: Any = ()

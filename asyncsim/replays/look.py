@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.recorders import Recorder
+from asyncsim.replays.central import meet, take_up
 from asyncsim.replays.commit import build_commit, looked
 from asyncsim.replays.local import Flat, LocalResult, start_anew
 from asyncsim.replays.members import over_members
@@ -25,7 +26,7 @@ class Met(NamedTuple):
     read: Any
     pulled: Array  #: the central variable that its message is formed with
     memories: tuple[Memories, ...]  #: of all workers, for methods that see them
-    other: Any = ()  #: without a server the messages that it takes up, added up, or the state of its partner
+    other: Any = ()  #: without a server the messages that it takes up, added up, or the replica of its partner
 
 
 def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces], Met]:
@@ -77,16 +78,13 @@ def build_look(
         visit, job, rows = jax.tree.map(lambda leaf: leaf[0, 0], (pieces.visit, pieces.job, pieces.rows))
         row, read = met.row, met.read
         if method.mix is not None:
-            row, read = row._replace(method=method.mix(row.method, met.other, visit)), None
+            row, read = take_up(method, row, met.other, visit), None
         if anew is not None:
             row = start_anew(anew, row, read, pieces.fresh[0, 0])
         start = read if method.resume is None else method.resume(row.method, read)
         result = local(data, key, start, row.learner, visit, job, rows)
         if method.meet is not None:
-            own, _ = method.meet(row.method, met.other, visit)
-            alone = pieces.gossip.partner[0, 0] < 0
-            own = jax.tree.map(lambda new, old: jnp.where(alone, old, new), own, row.method)
-            row = row._replace(method=own)
+            row, _ = meet(method, row, met.other, pieces.gossip.partner[0, 0], visit)
         brought = start if read is None else read, start, result.update, result.loss, met.pulled, visit
         made, _ = commit(met.central, met.server, row, *brought, *met.memories)
         shown: list[dict[str, list[Array]]] = []

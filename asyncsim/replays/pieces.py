@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.methods.method import Array, Memories, Method
 from asyncsim.recorders import Commit, Recorder
+from asyncsim.replays.central import Sent, meet, take_up
 from asyncsim.replays.commit import build_commit, columns, observe, row_after
 from asyncsim.replays.local import LocalResult, start_anew
 from asyncsim.replays.members import over_members
@@ -190,7 +191,7 @@ def _build_piece(
         index = worker, slot, push_slot, piece.gossip
         rows, read, pulled, other = divided.by_commit(_apart(single, piece.size, take, index))
         if method.mix is not None:
-            rows = rows._replace(method=each(method.mix, rows.method, other, piece.visit))
+            rows = each(functools.partial(take_up, method), rows, other, piece.visit)
             resume: Any = method.resume
             read = each(lambda own: resume(own, None), rows.method)
         if anew is not None:
@@ -221,7 +222,7 @@ def _build_piece(
     def commit_and_write(state, piece, rows, read, start, update, loss, learner, pulled, other):
         visit, there = piece.visit, jnp.arange(size, dtype=piece.size.dtype) < piece.size
         if method.meet is not None:
-            rows, other = meet(rows, other, piece)
+            rows, other = each(functools.partial(meet, method), rows, other, piece.gossip.partner, visit)
 
         def step(before: _Carried, of_commit: Any) -> tuple[_Carried, tuple[Commit, Any]]:
             place, is_there, visit, row, pulled, offset, *brought = of_commit
@@ -286,17 +287,10 @@ def _build_piece(
             last = jax.tree.leaves(messages)[0].shape[0] - 1
             taken = piece.gossip.message_slot >= 0
             message_slot = jnp.where(taken, piece.gossip.message_slot, last)
-            messages = _put(messages, made.message, message_slot, there & taken, single)
+            sent = Sent(made.message, () if method.honest is None else made.memory)
+            messages = _put(messages, sent, message_slot, there & taken, single)
         workers = _put(workers, left, visit.worker, there, single)
         return ReplayState(end.central, end.server, recorder_states, read, push_read, workers, messages), numbers
-
-    def meet(rows: WorkerRow, other: Any, piece: Pieces) -> tuple[WorkerRow, Any]:
-        """Return the rows of a commit's worker and its partner's state after they have met; pieces have one commit."""
-        assert method.meet is not None
-        own, met = each(method.meet, rows.method, other, piece.visit)
-        alone = piece.gossip.partner[0] < 0
-        own, met = jax.tree.map(lambda new, old: jnp.where(alone, old, new), (own, met), (rows.method, other))
-        return rows._replace(method=own), met
 
     return run_piece
 

@@ -36,7 +36,9 @@ class Program(NamedTuple):
         From the central variable, the problem's state, training and test data to a dict of numbers.
     replicas, spread : function or None
         Without a server, from the state to the replicas, ``[workers, parameters]``, in an ensemble ``[workers, members,
-        parameters]``, and to their mean squared distance from the central variable.
+        parameters]``, and to the mean squared distance of those that count from the central variable.
+    honest : bool array or slice
+        Without a server, the workers that count in ``spread`` and in evaluations of replicas: all, or the honest ones.
     each : function
         From replicas, the problem's states of their workers and data to what each is evaluated at, ``[workers]``.
     flat : Flat
@@ -49,6 +51,7 @@ class Program(NamedTuple):
     evaluate: Callable[..., Any]
     replicas: Callable[[ReplayState], Any] | None
     spread: Callable[[ReplayState], Any] | None
+    honest: Any
     each: Callable[..., Any]
     flat: Flat
     devices: tuple[Any, ...]
@@ -169,10 +172,11 @@ def _build(
     return Program(engine, first, look, evaluate, *_build_replicas(method, layout), each, flat, devices)
 
 
-def _build_replicas(method: Method, layout: Layout) -> tuple[Any, Any]:
-    """Return `Program.replicas` and `Program.spread`."""
+def _build_replicas(method: Method, layout: Layout) -> tuple[Any, Any, Any]:
+    """Return `Program.replicas`, `Program.spread` and `Program.honest`."""
+    honest = slice(None) if method.honest is None else np.array(method.honest)
     if not layout.gossip:
-        return None, None
+        return None, None, honest
 
     def replicas(state: ReplayState) -> Any:
         found, resume = state.workers.method, method.resume
@@ -181,9 +185,9 @@ def _build_replicas(method: Method, layout: Layout) -> tuple[Any, Any]:
         return of_workers(found, layout.workers)
 
     def spread(state: ReplayState) -> Any:
-        return jnp.mean(jnp.sum((replicas(state) - state.central) ** 2, -1), 0)
+        return jnp.mean(jnp.sum((replicas(state)[honest] - state.central) ** 2, -1), 0)
 
-    return jax.jit(replicas), jax.jit(spread)
+    return jax.jit(replicas), jax.jit(spread), honest
 
 
 def _require_held(what: str, numbers: np.ndarray) -> None:

@@ -173,9 +173,9 @@ class Running:
         part, data = ("train", self._train) if self._test is None else ("test", self._test)
         states = None if self._problem.init_state is None else self._program.engine.problem_states(self._held)
         assert self._program.replicas is not None
-        given = jax.device_put((self._program.replicas(self._held), states, data), device)
+        rows = jax.tree.map(lambda leaf: leaf[self._program.honest], (self._program.replicas(self._held), states))
         values: dict[str, Any] = {}
-        for name, each in self._program.each(*given).items():
+        for name, each in self._program.each(*jax.device_put((*rows, data), device)).items():
             if name.endswith(("loss", "accuracy")):  # of others nobody knows which values are best
                 ends = (each.min(), each.max())
                 best, worst = ends[::-1] if name.endswith("accuracy") else ends

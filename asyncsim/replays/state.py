@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from asyncsim.methods.check import visit_kinds
 from asyncsim.methods.method import Array, Method, State, Visit
 from asyncsim.recorders import Recorder
+from asyncsim.replays.central import Sent, initial_memory
 from asyncsim.replays.local import Flat, Learner
 from asyncsim.tracing import naming_failures
 
@@ -94,8 +95,8 @@ class ReplayState(NamedTuple):
         Leaves with leading axis ``workers``. On several devices the rows beyond the trace's workers are padding: cut
         them before any mean (`of_workers`).
     messages : tree
-        Those that wait to be taken up by other workers, with at least one row more than slots: there the form "single"
-        writes what nobody takes up.
+        `asyncsim.replays.central.Sent` that wait to be taken up by other workers, with at least one row more than
+        slots: there the form "single" writes what nobody takes up.
     """
 
     central: Array
@@ -166,7 +167,7 @@ def initial_state(
         )
     row = WorkerRow(
         method=method.init_worker(central),
-        memory=method.init_memory(central),
+        memory=initial_memory(method, central),
         recorders=own,
         learner=Learner(method.optimizer.init(params), problem_state),
     )
@@ -179,7 +180,8 @@ def initial_state(
     if method.mix is not None:
         visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
         kinds, *_ = jax.eval_shape(method.message, row.method, central, central, central, visit)
-        messages = jax.tree.map(lambda leaf: jnp.zeros((message_slots, *leaf.shape), leaf.dtype), kinds)
+        sent = Sent(kinds, () if method.honest is None else row.memory)
+        messages = jax.tree.map(lambda leaf: jnp.zeros((message_slots, *leaf.shape), leaf.dtype), sent)
     return ReplayState(
         # Copies: the state is donated, and neither its parts nor the user's own arrays may share memory with it.
         central=jnp.array(central),

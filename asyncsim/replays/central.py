@@ -1,0 +1,115 @@
+"""The central variable without a server: the mean of the workers' replicas and of the messages in flight.
+
+A worker's last message counts by the share that the worker keeps of it and by the shares in flight to its neighbours;
+before its first message, its initial replica counts whole. So each commit replaces the shares that its worker mixes by
+its new message::
+
+    central <- central + (message - kept * last message - sum of share * message taken up) / workers
+
+Where workers meet in pairs, the replicas of both change. Under attack only honest workers' replicas and messages
+count. Their shares and the weights that they carry need not sum to the number of workers, so the sum is part of the
+state: the server's, as the last message is the worker's memory.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from asyncsim.methods.method import Applied, Array, Method, State, Visit
+
+
+class Mass(NamedTuple):
+    """Replicas times their shares, and the sum of their weights times their shares; ``()`` without an attack."""
+
+    vector: Array
+    weight: Any
+
+
+class Sent(NamedTuple):
+    """A message, and under attack the `Mass` that it moves, which is zero from a Byzantine worker; else ``()``."""
+
+    message: State
+    mass: Any
+
+
+def initial_memory(method: Method, central: Array) -> State:
+    """Return a worker's memory before its first commit."""
+    if method.meet is not None:
+        return ()
+    if method.mix is not None:
+        return Mass(central, _ones(method, central))
+    return method.init_memory(central)
+
+
+def take_up(method: Method, row: Any, inbox: Sent, visit: Visit) -> Any:
+    """Mix an inbox into a worker's row; its memory becomes the `Mass` that the worker's next message replaces."""
+    assert method.mix is not None
+    arrived = _mass(method, inbox.message) if method.honest is None else inbox.mass
+    last = _honest_part(method, row.memory, visit.worker)
+    mixed = jax.tree.map(lambda old, new: visit.kept.astype(old.dtype) * old + new, last, arrived)
+    return row._replace(method=method.mix(row.method, inbox.message, visit), memory=mixed)
+
+
+def meet(method: Method, row: Any, other: Array, partner: Array, visit: Visit) -> tuple[Any, Array]:
+    """Average a worker's row with its partner's replica; return the row and the replica.
+
+    The memory becomes the `Mass` that the worker's replica after its commit replaces: of both, less the partner's new
+    one.
+    """
+    assert method.meet is not None
+    own, met = method.meet(row.method, other, visit)
+    alone = partner < 0
+    own, met = jnp.where(alone, row.method, own), jnp.where(alone, other, met)
+    before, gone, left = (
+        _honest_part(method, Mass(replica, _ones(method, replica)), worker)
+        for replica, worker in ((row.method, visit.worker), (other, partner), (met, partner))
+    )
+    return row._replace(method=own, memory=jax.tree.map(lambda a, b, c: a + (b - c), before, gone, left)), met
+
+
+def commit_mean(
+    method: Method, server: State, central: Array, message: State, worker: State, mixed: Mass, visit: Visit
+) -> Applied:
+    """Move the central variable by a commit.
+
+    Parameters
+    ----------
+    server : Array
+        Under attack the sum of all weights that count.
+    message, worker : tree
+        The new message, and the state of its worker.
+    mixed : Mass
+        The memory after `take_up` or `meet`.
+    """
+    new = _mass(method, message) if method.mix is not None else Mass(worker, _ones(method, worker))
+    new = _honest_part(method, new, visit.worker)
+    memory = new if method.mix is not None else ()
+    step = new.vector - mixed.vector
+    if method.honest is None:
+        return Applied(central + step / jnp.asarray(visit.workers, step.dtype), server, memory)
+    gained = new.weight - mixed.weight
+    total = server + gained
+    return Applied(central + (step - gained[..., None] * central) / total[..., None], total, memory)
+
+
+def _mass(method: Method, message: State) -> Mass:
+    """Return the replica that a message carries, and under attack its weight."""
+    replica = jax.tree.leaves(message)[0] if method.replica is None else method.replica(message)
+    if not isinstance(replica, tuple):
+        return Mass(replica, _ones(method, replica))
+    vector, weight = replica
+    return Mass(vector, () if method.honest is None else weight)
+
+
+def _ones(method: Method, replica: Array) -> Any:
+    """Return the weight of a replica that has none of its own: one, for each member of an ensemble."""
+    return () if method.honest is None else jnp.ones(replica.shape[:-1], replica.dtype)
+
+
+def _honest_part(method: Method, mass: Mass, worker: Array) -> Mass:
+    """Return a worker's mass, or zeros if the worker is Byzantine."""
+    if method.honest is None:
+        return mass
+    honest = jnp.asarray(method.honest)[worker]
+    return jax.tree.map(lambda leaf: jnp.where(honest, leaf, jnp.zeros_like(leaf)), mass)
