@@ -225,13 +225,8 @@ def float64():
         yield
 
 
-@pytest.mark.parametrize(
-    ("name", "attack", "form"),
-    [
-        *(pytest.param(*case, "single") for case in CASES),
-        *(pytest.param(*one.values, "batch", marks=one.marks) for one in some(CASES)),
-    ],
-)
+@pytest.mark.parametrize("form", ["single", pytest.param("batch", marks=pytest.mark.full)])
+@pytest.mark.parametrize(("name", "attack"), some(CASES))
 def test_the_central_variable_is_the_mean_of_replicas_and_messages(name, attack, form):
     method, *where = METHODS[name]
     trace = trace_of(*where)

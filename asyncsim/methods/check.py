@@ -35,9 +35,10 @@ _CALLS = {
     "mix": "mix(worker, inbox, visit)",
     "meet": "meet(own, other, visit)",
     "replica": "replica(message)",
+    "last": "last(worker)",
 }
 _STATES = ("init_worker", "init_server", "init_memory")
-_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica")
+_OPTIONAL = ("resume", "look_ahead", "reply", "origin", "proxy", "mix", "meet", "replica", "last")
 
 
 def check_method(method: Method, params: Any, workers: int = 3) -> tuple[str, ...]:
@@ -238,6 +239,8 @@ def _check_gossip(method: Method, worker: Any, message: Any, central: Any, visit
         worker,
     )
     _check_replica(method, message, central)
+    if method.last is not None:
+        _require_alike(_named(method, "last"), "the last message", _call(method, "last", worker), message)
 
 
 def _check_replica(method: Method, message: Any, central: Any) -> None:

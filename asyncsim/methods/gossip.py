@@ -88,6 +88,7 @@ def dpsgd(
         init_worker=lambda central: Mixed(central, central),
         resume=lambda worker, read: worker.own,
         mix=mix,
+        last=lambda worker: worker.own,
         timing=Timing(policy=needed),
     )
 
@@ -135,7 +136,7 @@ def sgp(
     def mix(worker, inbox, visit):
         kept = visit.kept.astype(worker.weight.dtype)
         biased = kept * (worker.biased + worker.update) + inbox.biased
-        return Pushing(biased, kept * worker.weight + inbox.weight, jnp.zeros_like(biased))
+        return worker._replace(biased=biased, weight=kept * worker.weight + inbox.weight)
 
     def message(worker, update, start, central, visit):
         return Pushed(worker.biased + update, worker.weight), worker._replace(update=update), {}
@@ -149,6 +150,7 @@ def sgp(
         resume=lambda worker, read: worker.biased / worker.weight,
         mix=mix,
         replica=lambda sent: (sent.biased, sent.weight),
+        last=lambda worker: Pushed(worker.biased + worker.update, worker.weight),
         timing=Timing(policy=needed),
     )
 

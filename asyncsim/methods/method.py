@@ -318,6 +318,9 @@ class Method(NamedTuple):
         ``replica(message)``: with ``mix``, the worker's replica in its message, a vector; or for push-sum the biased
         replica and its weight. A selection, as it is also called with sums of messages. By default the message, or the
         first entry of a message that is a tuple.
+    last : function, optional
+        ``last(worker)``: with ``mix``, the worker's last message, or its initial one, from the worker's state. By
+        default the replay keeps it, which costs a vector of each worker.
     meet : function, optional
         ``meet(own, other, visit) -> (own, other)``, for workers that meet in pairs: the states of both, which are their
         replicas, vectors, at once, when the first commits, before its ``message``. What it reads for its next gradient
@@ -353,6 +356,7 @@ class Method(NamedTuple):
     mix: Callable[[State, State, Visit], State] | None = None
     meet: Callable[[State, State, Visit], tuple[State, State]] | None = None
     replica: Callable[[State], Any] | None = None
+    last: Callable[[State], State] | None = None
     timing: Timing = Timing()
     sees_loss: bool = False
     sees_memories: bool = False

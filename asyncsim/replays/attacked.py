@@ -32,7 +32,10 @@ def _attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> M
     method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
     if method.mix is not None or method.meet is not None:
         honest = tuple((~byzantine).tolist())
-        method = method._replace(honest=honest, init_server=lambda central: jnp.asarray(sum(honest), central.dtype))
+        # A message then differs from what it counts for, which the replay sends along: its memory of the last one.
+        method = method._replace(
+            honest=honest, last=None, init_server=lambda central: jnp.asarray(sum(honest), central.dtype)
+        )
     if attack.own is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:

@@ -7,8 +7,8 @@ its new message::
     central <- central + (message - kept * last message - sum of share * message taken up) / workers
 
 Where workers meet in pairs, the replicas of both change. Under attack only honest workers' replicas and messages
-count. Their shares and the weights that they carry need not sum to the number of workers, so the sum is part of the
-state: the server's, as the last message is the worker's memory.
+count. Their shares and the weights that they carry need not sum to the number of workers, so the sum is the server's
+state. The last message is the worker's memory, unless the method finds it in the worker's own state (``last``).
 """
 
 from typing import Any, NamedTuple
@@ -35,18 +35,17 @@ class Sent(NamedTuple):
 
 def initial_memory(method: Method, central: Array) -> State:
     """Return a worker's memory before its first commit."""
-    if method.meet is not None:
-        return ()
-    if method.mix is not None:
+    if method.mix is not None and method.last is None:
         return Mass(central, _ones(method, central))
-    return method.init_memory(central)
+    return () if method.mix is not None or method.meet is not None else method.init_memory(central)
 
 
 def take_up(method: Method, row: Any, inbox: Sent, visit: Visit) -> Any:
     """Mix an inbox into a worker's row; its memory becomes the `Mass` that the worker's next message replaces."""
     assert method.mix is not None
     arrived = _mass(method, inbox.message) if method.honest is None else inbox.mass
-    last = _honest_part(method, row.memory, visit.worker)
+    last = row.memory if method.last is None else _mass(method, method.last(row.method))
+    last = _honest_part(method, last, visit.worker)
     mixed = jax.tree.map(lambda old, new: visit.kept.astype(old.dtype) * old + new, last, arrived)
     return row._replace(method=method.mix(row.method, inbox.message, visit), memory=mixed)
 
@@ -84,7 +83,7 @@ def commit_mean(
     """
     new = _mass(method, message) if method.mix is not None else Mass(worker, _ones(method, worker))
     new = _honest_part(method, new, visit.worker)
-    memory = new if method.mix is not None else ()
+    memory = new if method.mix is not None and method.last is None else ()
     step = new.vector - mixed.vector
     if method.honest is None:
         return Applied(central + step / jnp.asarray(visit.workers, step.dtype), server, memory)

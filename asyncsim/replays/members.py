@@ -27,7 +27,7 @@ class Members(NamedTuple):
     differing: Mapping[str, Array]
 
 
-_FUNCTIONS = ("message", "apply", "reply", "resume", "origin", "proxy", "mix", "meet", "replica")
+_FUNCTIONS = ("message", "apply", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last")
 
 
 def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
