@@ -119,7 +119,11 @@ def form_of(target: Any) -> str:
     if dataclasses.is_dataclass(target):
         return f"{name_of(target)}({', '.join(f'{parameter}=...' for parameter in parameters_of(target))})"
     shown_defaults = (
-        f"{name}={write(one.default)}" if isinstance(one.default, int | float | str) else name
+        f'{name}="{one.default}"'
+        if isinstance(one.default, str)
+        else f"{name}={write(one.default)}"
+        if isinstance(one.default, int | float)
+        else name
         for name, one in parameters_of(target).items()
     )
     target = target.func if isinstance(target, functools.partial) else target

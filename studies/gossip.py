@@ -182,8 +182,13 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
 
     Second, in words, the methods that are left out on a topology.
     """
+    from asyncsim.attacks import parse_attack
+    from asyncsim.replays.attacked import require_attackable
     from asyncsim.study.cell import meet
 
+    attack = parse_attack(config.attack)
+    if attack is not None:
+        attack.byzantine(config.workers)
     grid: list[dict[str, Any]] = [{"topology": place} for place in (*config.topologies, SERVER)]
     if set(config.dirichlet) - {"none", None}:
         # A number in every row: infinite where the data are alike.
@@ -202,7 +207,9 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
             if gossips != (cell.cluster.topology is not None):
                 continue
             try:
-                meet(cell.cluster, method.timing)
+                cluster = meet(cell.cluster, method.timing)
+                if attack is not None:
+                    require_attackable(method, cell.problem, attack, cluster.workers)
             except InputError as error:
                 note(f"{method.name} is left out: {error}")
                 left_out[f"{method.name} on {cell.values['topology']}"] = str(error)
@@ -211,6 +218,11 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
         if methods:
             cells.append(cell._replace(methods=methods))
     if not cells or cells[0].cluster.topology is None:
+        if attack is not None and left_out:
+            raise InputError(
+                f"attack = {attack.text!r}: no method without a server can be run under it; "
+                + "; ".join(f"{which}: {why}" for which, why in left_out.items())
+            )
         raise InputError(
             f"methods = {', '.join(map(str, config.methods))}: none can be run on topology = "
             f"{', '.join(config.topologies)}; give dpsgd, sgp, osgp or adpsgd, or run the study compare"

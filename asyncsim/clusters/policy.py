@@ -11,6 +11,7 @@ On a cluster without a server, one with a topology, the policies are `asynchrono
 `handshake`: when a worker takes up what the others sent it.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,12 @@ class Policy:
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{parameter}={value}' for parameter, value in self._given().items())})"
+
+    @property
+    def call(self) -> str:
+        """The call in Python that returns it: as the text, with quotes."""
+        arguments = (f"{parameter}={json.dumps(value)}" for parameter, value in self._given().items())
+        return f"asyncsim.{self.name}({', '.join(arguments)})"
 
     @property
     def waits_for_version(self) -> bool:

@@ -5,6 +5,7 @@ terms of `asyncsim.methods.Method`, not in those of the compiled loop that would
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
-from asyncsim.clusters.policy import Policy
+from asyncsim.clusters.policy import Policy, handshake
 from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import OF_JOURNEYS, Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.traces.trace import Trace
@@ -103,10 +104,10 @@ def require_server(method: Method, trace: Trace) -> None:
     if gossips == (trace.protocol == "gossip"):
         meets = gossips and bool((trace.frame["partner"] >= 0).any())
         if meets != (method.meet is not None) and trace.workers > 1:
-            do, needed = ("meet in pairs", "handshake()") if method.meet else ("send messages", method.timing.policy)
+            do, needed = ("meet in pairs", handshake()) if method.meet else ("send messages", method.timing.policy)
             raise InputError(
                 f"method = {method.name!r}: its workers {do}, and this trace's policy is {trace.policy}; simulate one "
-                f"with Cluster(topology=..., policy=asyncsim.{needed or 'neighbours()'})"
+                f"with Cluster(topology=..., policy={needed.call if needed else 'asyncsim.neighbours()'})"
             )
         return
     remedy = "Cluster(topology=asyncsim.topologies.ring()), say" if gossips else "a Cluster without topology"
@@ -115,6 +116,40 @@ def require_server(method: Method, trace: Trace) -> None:
         f"method = {method.name!r}: needs a trace of a cluster with {has}, this one is of a cluster with "
         f"{'a server' if gossips else 'none'}; simulate {remedy}"
     )
+
+
+def require_arrived(method: Method, trace: Trace, params: Any) -> None:
+    """Raise InputError if gradients depend on messages, and messages of the trace arrive while they are computed."""
+    mix, resume = method.mix, method.resume
+    if mix is None or resume is None or trace.takes_up != "commit":
+        return
+    kind = jnp.result_type(float)
+    size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
+    central = jax.ShapeDtypeStruct((size,), kind)
+    visit = visit_kinds(method.sees_loss, method.needs_key, gossips=True)
+    worker = jax.eval_shape(method.init_worker, central)
+    inbox, *_ = jax.eval_shape(method.message, worker, central, central, central, visit)
+    traced = jax.make_jaxpr(lambda inbox, worker, visit: resume(mix(worker, inbox, visit), None))(inbox, worker, visit)
+    messages = len(jax.tree.leaves(inbox))
+    if any(_depends(traced.jaxpr, [place < messages for place in range(len(traced.jaxpr.invars))])):
+        raise InputError(
+            f"method = {method.name!r}: computes gradients of replicas that have mixed their messages, and in this "
+            f"trace, with {trace.policy}, messages arrive while gradients are computed; simulate one with "
+            'Cluster(topology=..., policy=asyncsim.neighbours(mix="before")), or choose dpsgd'
+        )
+
+
+def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
+    """Return which outputs of a traced function depend on some of its inputs."""
+    reached = {variable for variable, is_input in zip(jaxpr.invars, inputs, strict=True) if is_input}
+    for equation in jaxpr.eqns:
+        given = [not hasattr(variable, "val") and variable in reached for variable in equation.invars]
+        if equation.primitive.name in ("jit", "pjit"):
+            outputs = _depends(equation.params["jaxpr"].jaxpr, given)
+        else:
+            outputs = [any(given)] * len(equation.outvars)
+        reached |= {variable for variable, is_reached in zip(equation.outvars, outputs, strict=True) if is_reached}
+    return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
 
 
 def require_timing(method: Method, trace: Trace) -> None:
@@ -137,7 +172,7 @@ def require_timing(method: Method, trace: Trace) -> None:
                 f"method = {method.name!r}: with {needed} messages are taken up at the {mixed}, and in this recorded "
                 f"trace they were at the {trace.takes_up}; choose another method, or correct takes_up"
             )
-        how = f"asyncsim.{needed}" if name == "policy" else repr(needed)
+        how = needed.call if isinstance(needed, Policy) else repr(needed)
         raise InputError(
             f"method = {method.name!r}: needs a trace with {name} = {_said(needed)}, this one has {_said(has)}; "
             f"simulate one with Cluster({name}={how})"

@@ -11,6 +11,7 @@ import numpy as np
 
 from asyncsim.attacks import Attack, WeakAttackWarning
 from asyncsim.errors import InputError
+from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.programs import Same
@@ -25,6 +26,12 @@ def under_attack(method: Method, problem: Problem, attack: Attack | None, worker
     if attack.labels:
         problem = _flipped(Same(problem), attack.text, byzantine)
     return _attacked(Same(method), Same(attack), byzantine), problem
+
+
+def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
+    """Raise InputError unless a method can be replayed under an attack."""
+    attacked, problem = under_attack(method, problem, attack, workers)
+    check_method(attacked, jax.eval_shape(problem.init, jax.random.key(0)), workers)
 
 
 @cached(maxsize=64)
@@ -47,7 +54,9 @@ def _attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> M
 def _own_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method whose Byzantine workers change their own messages."""
     if method.meet is not None:
-        raise InputError(f"attack = {attack.text!r}: workers of {method.name} meet in pairs and send no messages")
+        raise InputError(
+            f"attack = {attack.text!r}: workers of {method.name} meet in pairs and send no messages; choose label_flip"
+        )
     assert attack.own is not None
     change = attack.own
 

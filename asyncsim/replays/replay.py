@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from asyncsim.attacks import Attack, parse_attack
 from asyncsim.errors import InputError, require_choice, require_count, require_switch
-from asyncsim.methods.check import check_method, require_server, require_timing
+from asyncsim.methods.check import check_method, require_arrived, require_server, require_timing
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.recorders import Recorder, show_diagnostics
@@ -293,9 +293,11 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     """
     require_kinds(trace, method, problem)
     recorders = require_recorders(record)
-    shown = check_method(method, jax.eval_shape(problem.init, jax.random.key(0)), trace.workers)
+    params = jax.eval_shape(problem.init, jax.random.key(0))
+    shown = check_method(method, params, trace.workers)
     require_server(method, trace)
     require_timing(method, trace)
+    require_arrived(method, trace, params)
     if method.rounds is not None:
         method.rounds.require(trace.workers, trace.policy)
     _check_outcomes(trace)

@@ -24,6 +24,7 @@ from asyncsim.files import folder_name, plain, require_plain, set_aside
 from asyncsim.methods import Method, Timing
 from asyncsim.methods.check import require_enough, require_replies
 from asyncsim.problems import Problem
+from asyncsim.replays.attacked import require_attackable
 from asyncsim.replays.replay import replay
 from asyncsim.replays.waves import find_waves
 from asyncsim.runs.run import Run
@@ -182,7 +183,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                 if method.rounds is not None:
                     method.rounds.require(cluster.workers, cluster.policy)
                 if (attack := parse_attack(cell.config.attack)) is not None:
-                    attack.byzantine(cluster.workers)
+                    require_attackable(method, cell.problem, attack, cluster.workers)
                     if reason := attack.weakness(cluster.workers):
                         note(f"attack = {attack.text!r}: {reason}")
                 if method.reply and seed == 0:

@@ -126,6 +126,19 @@ def flights(trace: Any) -> tuple[np.ndarray, np.ndarray]:
     return times[np.r_[messages["source"], trace.in_flight["row"]].astype(np.int64)], taken
 
 
+def push_weights(trace: Any) -> np.ndarray:
+    """Return the weight of each row in push-sum, ``[rows]``: its shares of the weights of all that it mixes.
+
+    What workers keep of their last rows' weights and what is in flight of all rows' weights sum to the workers.
+    """
+    frame, weights = trace.frame, np.ones(len(trace.frame))
+    kept, before = frame["kept"].to_numpy(), previous_rows(frame["worker"].to_numpy())
+    for row, (sources, shares) in enumerate(zip(frame["sources"], frame["weights"], strict=True)):
+        last = weights[before[row]] if before[row] >= 0 else 1.0
+        weights[row] = kept[row] * last + sum(share * weights[i] for i, share in zip(sources, shares, strict=True))
+    return weights
+
+
 def waited(frame: pd.DataFrame) -> pd.Series:
     """Return for how long each row's worker waited for others, before its computation and after it (s)."""
     done = frame["send_time"].fillna(frame["commit_time"])
@@ -172,7 +185,8 @@ def summary(trace: Any, computing: pd.DataFrame, warm_up: int) -> dict[str, floa
           partner, and for the exchange with it.
         - ``messages_mean``: messages taken up, or exchanges, per gradient. ``message_age_mean``: rows between the one
           that a message is of and the one that took it up. ``in_flight_mean``: messages sent and not yet taken up, over
-          time. ``in_flight_end``, ``in_flight_mass``: those at the end of the trace, and the sum of their shares.
+          time. ``in_flight_end``, ``in_flight_mass``: those at the end of the trace, and the sum of their shares of
+          their rows' weights in push-sum (`push_weights`).
     """
     measured = trace.frame.iloc[warm_up:]
     staleness, times = measured["staleness"].to_numpy(), trace.frame["commit_time"].to_numpy()
@@ -207,5 +221,5 @@ def summary(trace: Any, computing: pd.DataFrame, warm_up: int) -> dict[str, floa
         "message_age_mean": float((row - sent)[late].mean()) if late.any() else np.nan,
         "in_flight_mean": float(flying * per_second),
         "in_flight_end": len(trace.in_flight),
-        "in_flight_mass": float(trace.in_flight["weight"].sum()),
+        "in_flight_mass": float(push_weights(trace)[trace.in_flight["row"]] @ trace.in_flight["weight"]),
     }
