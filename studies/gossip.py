@@ -220,8 +220,8 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
     if not cells or cells[0].cluster.topology is None:
         if attack is not None and left_out:
             raise InputError(
-                f"attack = {attack.text!r}: no method without a server can be run under it; "
-                + "; ".join(f"{which}: {why}" for which, why in left_out.items())
+                f"attack = {attack.text!r}: no method without a server can be run under it; choose label_flip, or for "
+                "methods whose workers send messages sign_flip, gaussian, disturbance, zero or infinite"
             )
         raise InputError(
             f"methods = {', '.join(map(str, config.methods))}: none can be run on topology = "

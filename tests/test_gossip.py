@@ -347,13 +347,43 @@ def test_what_is_looked_at_is_what_is_committed():
         (methods.downpour(), "AD-PSGD", "'downpour': needs a trace of a cluster with a server"),
         (methods.sgp(policy=None), "AD-PSGD", r"'sgp': its workers send messages, .* policy=asyncsim\.neighbours"),
         (methods.adpsgd(), "SGP, one peer", r"'adpsgd': its workers meet in pairs, .* policy=asyncsim\.handshake"),
-        (methods.dpsgd(), "AD-PSGD", r"'dpsgd': .* policy=asyncsim\.neighbours\(mix=beside\)"),
+        (methods.dpsgd(), "AD-PSGD", r"'dpsgd': .* policy=asyncsim\.neighbours\(mix=\"beside\"\)"),
         (methods.dpsgd(), "SGP, one peer", r"needs a trace with policy = neighbours\(mix=beside\)"),
+        (methods.sgp(policy=None), "D-PSGD on a ring", "messages arrive while gradients are computed; simulate one"),
     ],
 )
 def test_a_method_and_a_trace_that_do_not_go_together(method, name, message):
     with pytest.raises(InputError, match=message):
         replay(case_of(name)[1], method, problems.quadratic(CURVATURE))
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        (methods.dpsgd(), "AD-PSGD"),
+        (methods.dpsgd(), "SGP, one peer"),
+        (methods.sgp(), "overlap SGP"),
+        (methods.sgp(policy=None), "D-PSGD on a ring"),
+    ],
+)
+def test_the_policy_that_an_error_names_is_python(method, name):
+    import asyncsim
+
+    with pytest.raises(InputError) as raised:
+        replay(case_of(name)[1], method, problems.quadratic(CURVATURE))
+    text = str(raised.value)
+    policy = eval(text[text.index("policy=asyncsim.") + 7 :].split(")")[0] + ")", {"asyncsim": asyncsim})
+    beside = method.name == "dpsgd"
+    assert policy == asyncsim.neighbours(mix="beside" if beside else "before")
+
+
+def test_gradients_of_replicas_that_are_not_mixed_may_have_messages_beside():
+    """Of a method of one's own whose functions are compiled, too."""
+    method, trace = case_of("D-PSGD on a ring", commits=40)
+    own = method._replace(mix=jax.jit(method.mix), timing=methods.Timing())
+    problem, options = problems.quadratic(CURVATURE, start=START), {"precision": "float64", "progress": False}
+    runs = [replay(trace, one, problem, **options) for one in (method, own)]
+    np.testing.assert_array_equal(*(ravel_pytree(run.params)[0] for run in runs))
 
 
 def test_a_method_without_a_server_needs_a_topology():

@@ -31,7 +31,10 @@ def conserved(cluster, commits, seed):
     sent = []
     for worker, stop in zip(trace.frame["worker"], rows, strict=True):
         running.advance(int(stop))
-        sent.append(jax.tree.map(lambda leaf, i=worker: np.array(leaf[i]), running.state.workers.method))
+        state = jax.tree.map(lambda leaf, i=worker: np.array(leaf[i]), running.state.workers.method)
+        sent.append(
+            state if make is methods.adpsgd else methods.gossip.Pushed(state.biased + state.update, state.weight)
+        )
     own, central = jax.tree.map(np.array, running.state.workers.method), np.array(running.state.central)
     if make is methods.adpsgd:
         np.testing.assert_allclose(central, own.mean(axis=0), rtol=0, atol=1e-12)
@@ -40,10 +43,12 @@ def conserved(cluster, commits, seed):
     last[trace.frame["worker"]] = np.arange(commits)
     kept = np.where(last >= 0, trace.kept_after[last], 1.0)
     flying = [(one.weight, sent[one.row]) for one in trace.in_flight.itertuples()]
-    total = kept @ own.biased + sum((share * one.biased for share, one in flying), np.zeros(4))
+    total = kept @ (own.biased + own.update) + sum((share * one.biased for share, one in flying), np.zeros(4))
     weight = kept @ own.weight + sum(share * one.weight for share, one in flying)
     np.testing.assert_allclose(n * central, total, rtol=0, atol=1e-12)
     assert weight == pytest.approx(n, abs=1e-12)
+    mass = trace.summary()["in_flight_mass"]
+    assert mass == pytest.approx(sum(share * one.weight for share, one in flying), abs=1e-12)
 
 
 @settings(max_examples=5, deadline=None)

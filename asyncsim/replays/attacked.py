@@ -98,9 +98,10 @@ class LastMemory(NamedTuple):
 def _last_changed(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     """Return the method whose Byzantine workers change their messages, knowing all workers' last ones."""
     if method.mix is not None or method.meet is not None:
+        usable = "label_flip" if method.meet else "sign_flip, gaussian, disturbance, zero, infinite or label_flip"
         raise InputError(
             f"attack = {attack.text!r}: knows the messages of all, and {method.name} has no server where they meet; "
-            "choose one of the own message: sign_flip, gaussian, disturbance, zero, infinite"
+            f"choose {usable}"
         )
     assert attack.change is not None
     change = attack.change
