@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from asyncsim import InputError, Trace, methods, problems, replay, study
+from asyncsim.methods.gossip import Pushed
 from asyncsim.real import Processes, load, peers, record
 from asyncsim.real.agreement import agreement
 from asyncsim.real.computing import Computing
@@ -148,7 +149,7 @@ def test_a_worker_that_fails_ends_the_recording(tmp_path):
 
 
 def centred(own, update, start, central, visit):
-    return own._replace(biased=own.biased + 0 * central), own, {}
+    return Pushed(own.biased + 0 * central, own.weight), own, {}
 
 
 @needs_ray

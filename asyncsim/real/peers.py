@@ -26,7 +26,7 @@ from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import Computing, Job, OwnVisit, State, save_state
 from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
 from asyncsim.real.server import Keyed, clock_zero
-from asyncsim.replays.central import Sent, initial_memory, meet, take_up
+from asyncsim.replays.central import Mass, Sent, initial_memory, meet, take_up
 from asyncsim.replays.commit import build_commit
 from asyncsim.replays.programs import Same
 from asyncsim.replays.state import WorkerRow
@@ -90,9 +90,10 @@ class Peer:
         with jax.enable_x64(self._computing.x64):
             known = self._known(0, 1.0)
             row = self._row()
+            ready = row._replace(memory=Mass(central, ()))  # as after mixing
             if self._meets:
-                row, _ = jax.eval_shape(self._functions.meet, row, central, np.int32(0), known)
-            _, _, message, *_ = jax.eval_shape(self._functions.make, row, central, central, known)
+                ready, _ = jax.eval_shape(self._functions.meet, row, central, np.int32(0), known)
+            _, _, message, *_ = jax.eval_shape(self._functions.make, ready, central, central, known)
             if not self._meets:
                 jax.eval_shape(self._functions.mix, row, message, known)
         self._nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), message)
