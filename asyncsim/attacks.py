@@ -1,7 +1,8 @@
 """Attacks: what Byzantine workers send in the place of their messages.
 
-An attack is part of a replay, of any method on any trace: ``replay(..., attack=attacks.alie(workers=3))``, and
-``--attack "alie(workers=3)"`` in studies. ``workers`` are the Byzantine ones: so many, from worker 0 on, or a list.
+An attack is part of a replay: ``replay(..., attack=attacks.alie(workers=3))``, and ``--attack "alie(workers=3)"`` in
+studies. Without a server only attacks of the own message and `label_flip` are possible, and where workers meet in pairs
+`label_flip` alone. ``workers`` are the Byzantine ones: so many, from worker 0 on, or a list.
 They compute as the others do, and what they send is changed:
 
 ============================================  ==================================================================

@@ -124,6 +124,7 @@ def sgp(
     -----
     Overlap SGP is the same method on the trace of another policy, `osgp`. The authors' program does not send the weight
     where it is always one, on their regular graphs; here it is always sent. Messages that are lost take mass with them.
+    An attack changes all that is sent, the weight too.
 
     References
     ----------
