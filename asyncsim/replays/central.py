@@ -46,7 +46,7 @@ def take_up(method: Method, row: Any, inbox: Sent, visit: Visit) -> Any:
     arrived = _mass(method, inbox.message) if method.honest is None else inbox.mass
     last = row.memory if method.last is None else _mass(method, method.last(row.method))
     last = _honest_part(method, last, visit.worker)
-    mixed = jax.tree.map(lambda old, new: visit.kept.astype(old.dtype) * old + new, last, arrived)
+    mixed = jax.tree.map(lambda old, new: jnp.asarray(visit.kept, old.dtype) * old + new, last, arrived)
     return row._replace(method=method.mix(row.method, inbox.message, visit), memory=mixed)
 
 

@@ -182,7 +182,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
                 file = traces.setdefault((cluster, commits, seed), file)
                 if method.rounds is not None:
                     method.rounds.require(cluster.workers, cluster.policy)
-                if (attack := parse_attack(cell.config.attack)) is not None:
+                if seed == 0 and (attack := parse_attack(cell.config.attack)) is not None:
                     require_attackable(method, cell.problem, attack, cluster.workers)
                     if reason := attack.weakness(cluster.workers):
                         note(f"attack = {attack.text!r}: {reason}")
