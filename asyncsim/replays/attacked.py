@@ -31,7 +31,7 @@ def under_attack(method: Method, problem: Problem, attack: Attack | None, worker
 def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
     """Raise InputError unless a method can be replayed under an attack."""
     attacked, problem = under_attack(method, problem, attack, workers)
-    check_method(attacked, jax.eval_shape(problem.init, jax.random.key(0)), workers)
+    check_method(attacked, jax.eval_shape(lambda: problem.init(jax.random.key(0))), workers)
 
 
 @cached(maxsize=64)
