@@ -227,7 +227,7 @@ def test_buckets_are_of_all_that_are_there():
         ("bulyan(f=3)", 11, "the largest for 11 messages is f = 2"),
         ("krum(f=0)", 2, "2 messages are too few"),
         ("nnm(median())", 11, "nnm: f is missing, and median() has none"),
-        ("krum", 11, "f missing; write krum(f, score=paper)"),
+        ("krum", 11, 'f missing; write krum(f, score="paper")'),
         ("krun(f=2)", 11, "did you mean 'krum(f"),
         ("krum(f=2, score=mine)", 11, "score = 'mine': unknown; did you mean"),
     ],
