@@ -20,7 +20,7 @@ from asyncsim import (
     theory,
 )
 from asyncsim.failures import Failure
-from asyncsim.simulation.failing import Counted, FailingSimulation
+from asyncsim.simulation.world import World
 from asyncsim.traces.columns import ACCEPTED, COLUMNS
 from asyncsim.traces.trace_summary import phases
 
@@ -59,32 +59,31 @@ def audited(cluster, commits, seed):
     """Simulate; return the trace and how many other reads were open when each version was made."""
     others = []
 
-    class Audited(Counted):
-        simulation = None
+    class Audit:
+        between = False  # a version is made by a death or a restore, and not by a message
 
         def __setattr__(self, name, value):
-            if name == "version" and value:
-                run = self.simulation
-                # That of the message that makes it is not consumed yet.
-                others.append(sum(run._reads_made) - sum(run.jobs) - self.__dict__.get("taking", False))
+            if name == "version":
+                absences = world.absences
+                # The read of the message that makes a version is not consumed yet.
+                others.append(sum(absences.reads_made) - sum(absences.jobs) - (not self.between))
             super().__setattr__(name, value)
 
-        def take(self, *given):
-            self.taking = True
-            outcome = super().take(*given)
-            self.taking = False
-            return outcome
+        def dismiss(self, index):
+            self.between = True
+            released = super().dismiss(index)
+            self.between = False
+            return released
 
-    begin = FailingSimulation.__init__
+        def restore(self):
+            self.between = True
+            released = super().restore()
+            self.between = False
+            return released
 
-    def init(self, *given):
-        begin(self, *given)
-        self.admission.simulation = self
-
-    with (
-        mock.patch("asyncsim.simulation.failing.Counted", Audited),
-        mock.patch.object(FailingSimulation, "__init__", init),
-    ):
+    world = World(cluster, seed)
+    world.gate.__class__ = type("Audited", (Audit, type(world.gate)), {})
+    with mock.patch("asyncsim.simulation.simulate.World", lambda *_: world):
         return simulate(cluster, commits, seed), others
 
 

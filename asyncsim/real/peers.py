@@ -31,7 +31,7 @@ from asyncsim.replays.commit import build_commit
 from asyncsim.replays.programs import Same
 from asyncsim.replays.state import WorkerRow
 from asyncsim.simulation.delays import delays
-from asyncsim.simulation.gossip import partners
+from asyncsim.simulation.peers import partners
 from asyncsim.traces.columns import write_trace
 from asyncsim.tracing import whole_products
 

@@ -1,4 +1,6 @@
-"""The event engine: from a cluster to a trace, with SimPy and without JAX.
+"""The event engine: from a cluster to a trace, on SimPy's clock.
 
-`simulate` starts the `engine`, or under a timing policy the `policy_engine`; in both, workers wait at a `station`.
+`simulate` runs a `world` with a server, or `peers` without one. In a world workers make `journeys` to a
+`station`, whose `gates` decide what becomes of their messages; the `weather` draws failures, and
+`absences` are their consequences.
 """

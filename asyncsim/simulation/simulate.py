@@ -1,8 +1,7 @@
 """Simulate a cluster: when every worker visits the server, and how stale its message is by then.
 
-The events are `asyncsim.simulation.engine`'s, under a timing policy `asyncsim.simulation.policy_engine`'s;
-`asyncsim.traces.bookkeeping` makes the rows of the trace from their record. Without a server they are
-`asyncsim.simulation.gossip`'s.
+The events are those of `asyncsim.simulation.world`, or without a server of `asyncsim.simulation.peers`;
+`asyncsim.traces.bookkeeping` builds the rows of the trace from their record.
 """
 
 import gc
@@ -14,14 +13,11 @@ import numpy as np
 from tqdm import tqdm
 
 from asyncsim.clusters.cluster import WORKER_BYTES, Cluster
-from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import InputError, require_count, require_memory
-from asyncsim.simulation.engine import Simulation
-from asyncsim.simulation.failing import FailingSimulation
-from asyncsim.simulation.gossip import simulate_without_server
-from asyncsim.simulation.policy_engine import PolicySimulation
+from asyncsim.simulation.peers import simulate_without_server
+from asyncsim.simulation.world import World
 from asyncsim.threads import require_wanted
-from asyncsim.traces.bookkeeping import READ_RECORD, trace_of
+from asyncsim.traces.bookkeeping import reads_of_commits, trace_of
 from asyncsim.traces.columns import no_spells
 from asyncsim.traces.trace import Trace
 from asyncsim.wording import on_a_terminal
@@ -64,24 +60,19 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:
             return simulate_without_server(cluster, commits, seed, report)
-        kind = Simulation if cluster.policy == asynchronous() else PolicySimulation
-        simulation = FailingSimulation(cluster, seed) if cluster.failures else kind(cluster, seed)
-        simulation.run(commits, report)
-    of_failures: dict[str, Any] = {}
-    if isinstance(simulation, FailingSimulation):
+        world = World(cluster, seed)
+        world.run(commits, report)
+    commits_made, of_failures = world.steps.table(), dict[str, Any]()
+    if world.absences is not None:
+        commits_made |= world.causes.table()
+        spells = np.array(world.absences.spells).reshape(-1, len(no_spells().columns))
         of_failures = {
-            "first": np.flatnonzero(simulation.first).tolist(),
-            "consumed": simulation.jobs,
-            "spells": _columns(tuple(no_spells()), simulation.spells),
+            "first": world.first,
+            "consumed": world.absences.jobs,
+            "spells": dict(zip(no_spells(), spells.T, strict=True)),
         }
-    return trace_of(
-        cluster,
-        seed,
-        commits=_columns(simulation.commit_record, simulation.commits),
-        reads=_columns(READ_RECORD, simulation.reads),
-        present=simulation.present(),
-        **of_failures,
-    )
+    reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
+    return trace_of(cluster, seed, commits_made, reads, world.present(), **of_failures)
 
 
 @contextmanager
@@ -109,8 +100,3 @@ def _progress(commits: int, show: bool | None) -> Iterator[Callable[[int], None]
 
     with tqdm(total=commits, desc="simulate", unit="commit", leave=False) as bar:
         yield report
-
-
-def _columns(names: tuple[str, ...], record: list[float]) -> dict[str, np.ndarray]:
-    table = np.fromiter(record, np.float64, len(record)).reshape(-1, len(names))
-    return {name: table[:, i] for i, name in enumerate(names)}

@@ -55,10 +55,8 @@ class Station:
         Who has the place.
     waiting : container
         Who waits for it, with ``append`` and, for whoever is next, ``popleft``.
-    serve_time : float
-        Begin of the service that is under way or was the last, seconds.
-    arrive_time : array of float
-        Each worker's last arrival here, seconds.
+    arrive_time, serve_time : array of float
+        Each worker's last arrival here, and the begin of its last service, seconds.
     """
 
     def __init__(self, env: simpy.Environment, workers: int, busy: Callable[[int], float], waiting: Any):
@@ -66,8 +64,8 @@ class Station:
         self.busy = busy
         self.waiting = waiting
         self.serving: Worker | None = None
-        self.serve_time = 0.0
         self.arrive_time = array("d", [0.0]) * workers
+        self.serve_time = array("d", [0.0]) * workers
         self._on_begin: list[Callable[[Any], None]] = [self._begin]
         self._on_end: list[Callable[[Any], None]] = [self._end]
 
@@ -102,9 +100,10 @@ class Station:
 
     def _begin(self, worker: Worker) -> None:
         env = self.env
-        self.serve_time = env._now
+        index = worker.index
+        self.serve_time[index] = env._now
         worker.callbacks = self._on_end
-        env.schedule(worker, NORMAL, self.busy(worker.index))
+        env.schedule(worker, NORMAL, self.busy(index))
 
     def _end(self, worker: Worker) -> None:
         env = self.env
@@ -131,10 +130,8 @@ class OpenStation:
         Nobody has the place alone.
     waiting : set of Worker
         Who is served.
-    serve_time : float
-        Begin of the service that ended last, seconds.
-    arrive_time : array of float
-        Each worker's last arrival here, seconds.
+    arrive_time, serve_time : array of float
+        Each worker's last arrival here, at which its service begins, seconds.
     """
 
     serving = None
@@ -143,8 +140,7 @@ class OpenStation:
         self.env = env
         self.busy = busy
         self.waiting: set[Worker] = set()
-        self.serve_time = 0.0
-        self.arrive_time = array("d", [0.0]) * workers
+        self.arrive_time = self.serve_time = array("d", [0.0]) * workers
 
     def visit(self, then: Step) -> Step:
         """Return the step that is served at once, and goes on with ``then``."""
@@ -158,7 +154,6 @@ class OpenStation:
 
         def end(worker: Worker) -> None:
             waiting.remove(worker)
-            self.serve_time = arrive_time[worker.index]
             then(worker)
 
         ended: list[Callable[[Any], None]] = [end]

@@ -28,10 +28,13 @@ from asyncsim.traces.trace import Trace
 
 Columns = dict[str, np.ndarray]
 
-#: What a simulation records of each commit and, where reads are visits of their own, of each read.
+#: What is recorded of each message; of a cancelled computation all times after ``send_time`` are its end.
 COMMIT_RECORD = ("worker", "start_time", "send_time", "arrive_time", "serve_time", "commit_time")
-#: What it records besides under failures: ``version`` is the one after the commit.
-FAILURE_RECORD = ("job", "version", "failed_by", "incarnation", "restored", "restores")
+#: The same with what became of it, and the version after it: a row of the trace.
+STEP_RECORD = (*COMMIT_RECORD, "outcome", "version")
+#: What is recorded besides under failures.
+FAILURE_RECORD = ("job", "failed_by", "incarnation", "restored", "restores")
+#: What is recorded of each read but the first of each worker.
 READ_RECORD = ("worker", "read_version", "read_arrive_time", "read_serve_time", "read_time")
 
 
@@ -45,19 +48,15 @@ def trace_of(
     consumed: Sequence[int] | None = None,
     spells: Columns | None = None,
 ) -> Trace:
-    """Return the trace of a run from its record.
+    """Build the trace of a run from its record.
 
-    ``commits`` and ``reads`` have the columns `COMMIT_RECORD` and `READ_RECORD`, in the order in which services ended.
-    Under a policy they have the ``outcome`` of each message, and all reads; else no reads that belong to a commit's
-    visit. ``present`` has ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
+    ``commits`` and ``reads`` have the columns `STEP_RECORD` and `READ_RECORD`, in the order in which services ended.
+    ``present`` has ``worker`` and ``arrive_time`` of the visits that waited or were served at the last commit.
 
     Under failures ``commits`` have the columns `FAILURE_RECORD` besides. ``first`` are then the workers that were there
     at time 0, by default all; ``consumed`` how many of its reads each worker has used up; ``spells`` are those of
     `Trace.spells`, with the positions of their kinds.
     """
-    if "outcome" not in commits:
-        reads = reads if cluster.separate_reads else _reads_of_commits(cluster, commits)
-        commits = {**commits, "outcome": np.full(len(commits["worker"]), APPLIED)}
     reads = _with_first(reads, range(cluster.workers) if first is None else first)
     jobs = _PerWorker(commits["worker"].astype(np.int64), cluster.workers)
     if "job" in commits:
@@ -118,12 +117,14 @@ class _PerWorker:
         return self._by_worker[self._first[worker] + number]
 
 
-def _reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
-    """Return the reads that belong to commits' visits, where every commit is applied."""
-    own_commit = 0 if cluster.protocol == "read_then_write" else 1
+def reads_of_commits(cluster: Cluster, commits: Columns) -> Columns:
+    """Return the reads that are parts of the commits' visits, one each: of the version after it, or before it."""
+    version = commits["version"]
+    if cluster.protocol == "read_then_write":
+        version = version - (commits["outcome"] == APPLIED)
     return {
         "worker": commits["worker"],
-        "read_version": np.arange(len(commits["worker"])) + own_commit,
+        "read_version": version,
         "read_arrive_time": commits["arrive_time"],
         "read_serve_time": commits["serve_time"],
         "read_time": commits["commit_time"],
@@ -140,7 +141,7 @@ def _with_first(reads: Columns, workers: Sequence[int]) -> Columns:
 def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> Columns:
     """Return the columns of the trace, without the outcome."""
     makes = commits["outcome"] == APPLIED
-    version = commits["version"].astype(np.int64) if "version" in commits else np.cumsum(makes)
+    version = commits["version"].astype(np.int64)
     before = version - makes
     used = read_visits.find(jobs.worker, jobs.number)
     read_version = reads["read_version"][used].astype(np.int64)

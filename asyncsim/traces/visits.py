@@ -12,7 +12,7 @@ import pandas as pd
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
 from asyncsim.errors import InputError, require_choice, require_count, require_number
-from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, trace_of, trace_without_server
+from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, reads_of_commits, trace_of, trace_without_server
 from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS, GOSSIP, TAKES_UP, Source
 from asyncsim.traces.trace import Trace
 
@@ -153,9 +153,10 @@ def recorded(
         raise InputError(
             "reads: missing; after a lost computation the next read is no part of a commit: give all reads"
         )
-    read_by: dict[str, np.ndarray] = {}
-    if reads is not None:
-        made_by["outcome"] = np.where(applied, APPLIED, CANCELLED)
+    made_by |= {"outcome": np.where(applied, APPLIED, CANCELLED), "version": np.cumsum(applied)}
+    if reads is None:
+        read_by = reads_of_commits(form, made_by)
+    else:
         served = _side_table("reads", reads, ("worker", *_READ_TIMES), begin, form.workers)
         _check_reads(form, commits["worker"].to_numpy(), served["worker"].to_numpy())
         read_by = _columns(served, tuple(name for name in READ_RECORD if name != "read_version"))

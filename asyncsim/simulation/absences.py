@@ -1,0 +1,303 @@
+"""Absences: workers that crash, leave and join, and a server that is down.
+
+A crash, or a departure, ends the life of a worker (`asyncsim.simulation.world`); the server counts it
+until the failure is detected. When the worker is back it begins a new life, with the newest version:
+that read costs the way down, no way up, and a service only where reads are visits of their own. So does
+the read after a message that was given up.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from asyncsim.errors import InputError
+from asyncsim.failures import Failure
+from asyncsim.simulation.station import Station, Worker
+from asyncsim.simulation.weather import Incidents, Weather
+from asyncsim.traces.columns import APPLIED, CANCELLED, FAILED_BY, SPELLS
+
+if TYPE_CHECKING:
+    from asyncsim.simulation.world import World
+
+NOTHING, CRASH, LEAVE, _, RESENT = range(len(FAILED_BY))
+#: Rows and spells without an accepted message after which a run is given up; so many more for each worker.
+_FRUITLESS, _FRUITLESS_OF_A_WORKER = 100_000, 1_000
+
+
+class Absences:
+    """The failures of a run, and the rows that they end.
+
+    Attributes
+    ----------
+    jobs, reads_made : list of int
+        How many reads of each worker have been consumed, and made.
+    has_begun, under_way : list of bool
+        Whether each worker has begun a computation that has no row; whether a message or a request of it
+        is on its way to the server, or there: a crash does not stop that.
+    incarnation, incarnation_of_job : list of int
+        How often each worker had lost its state by now, and before its computation began.
+    """
+
+    def __init__(self, world: "World", weather: Weather):
+        self._world, self._weather, self._clock = world, weather, world.clock
+        n = len(weather.present)
+        self.jobs = [0] * n
+        self.reads_made = [int(here) for here in weather.present]
+        self.has_begun = [False] * n
+        self.under_way = [False] * n
+        self._away = [int(not here) for here in weather.present]  # spells that keep it away
+        self.incarnation = list(self._away)
+        self.incarnation_of_job = list(self._away)
+        self._absence: list[list[float]] = [[] for _ in range(n)]
+        self._spells: list[list[float]] = []
+        for index in range(n):
+            if not weather.present[index]:
+                self._absence[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan]
+                self._spells.append(self._absence[index])
+        self._restored, self._restores = -1.0, 0
+        self._checkpoint, self._since_checkpoint, self._writing_until = 0, 0, 0.0
+        self._down, self._when_up = False, list[Callable[[], None]]()
+        self._outages_begun = 0
+        self._fruitless, self._most_fruitless = 0, _FRUITLESS + _FRUITLESS_OF_A_WORKER * n
+        for incidents in weather.incidents:
+            if incidents is weather.outages:
+                world.server.busy = self._service_time(world.server.busy, incidents)
+                self._next_outage(incidents, 0)
+            else:
+                self._next_crash(incidents, 0)
+        for index, changes in enumerate(weather.changes):
+            for time, joins in changes:
+                self._at(time, functools.partial(self._come if joins else self._leave, index))
+
+    @property
+    def spells(self) -> list[float]:
+        """Rows of `Trace.spells`, entry by entry."""
+        return list(itertools.chain.from_iterable(self._spells))
+
+    # The reports of the world.
+
+    def has_read_ahead(self, index: int) -> bool:
+        """Return whether a worker has read for its next computation."""
+        return self.reads_made[index] > self.jobs[index]
+
+    def close_job(self, index: int, failed_by: int, outcome: int) -> bool:
+        """Record why a worker's job ends; return whether its computation had begun."""
+        cause = failed_by, self.incarnation_of_job[index], self._restored, self._restores
+        self._world.causes.entries.extend((self.jobs[index], *cause))
+        if self._restores:
+            self._restored, self._restores = -1.0, 0
+        if failed_by != RESENT:
+            self.jobs[index] += 1
+        if outcome < CANCELLED:
+            self._fruitless = 0
+        else:
+            self._count_failure()
+        has_begun = self.has_begun[index]
+        self.has_begun[index] = failed_by == RESENT
+        return has_begun
+
+    def after_commit(self, worker: Worker, outcome: int) -> None:
+        """Let workers continue after a message, whose sender may have gone."""
+        index, gate, resume = worker.index, self._world.gate, self.resume
+        self.close_job(index, NOTHING, outcome)
+        self.under_way[index] = False
+        released = gate.released(worker, outcome) if gate.holds else (worker,)
+        if self._away[index]:
+            gate.forget(index)
+            self._end_life(index)
+            released = [other for other in released if other is not worker]
+        for other in released:
+            resume(other)
+        if outcome == APPLIED:
+            self._version_made()
+
+    def after_read(self, index: int) -> bool:
+        """End the visit of a read; return whether its worker is there."""
+        self.under_way[index] = False
+        if self._away[index]:
+            self._end_life(index)
+        return not self._away[index]
+
+    def resume(self, worker: Worker) -> None:
+        """Let a worker continue after a commit."""
+        world = self._world
+        self.under_way[worker.index] = world.cluster.protocol == "write_then_read"  # to ask for its read
+        world.resume(worker)
+
+    def enter(self, index: int) -> None:
+        """Begin a new life of a worker, once the server is up, if the worker is there and has none."""
+        world = self._world
+        if self._down:
+            self._when_up.append(functools.partial(self.enter, index))
+        elif not self._away[index] and world.lives[index] is None:
+            worker = world.begin_life(index)
+            if world.gate.must_wait(index):
+                world.gate.wait(worker)
+                return
+            self.under_way[index] = world.cluster.separate_reads
+            world.enter(worker)
+
+    # Workers.
+
+    def _next_crash(self, incidents: Incidents, number: int) -> None:
+        begin, end = incidents.spells.at(number)
+
+        def crash() -> None:
+            self._count_failure()
+            for index in incidents.workers:
+                self._go(index, CRASH, incidents.failure.detect or 0.0)
+            self._at(end, come)
+
+        def come() -> None:
+            for index in incidents.workers:
+                self._come(index)
+            self._next_crash(incidents, number + 1)
+
+        self._at(begin, crash)
+
+    def _leave(self, index: int) -> None:
+        self._go(index, LEAVE, detect=0.0)
+
+    def _go(self, index: int, why: int, detect: float) -> None:
+        """Take a worker away; its message, if it is under way, stays."""
+        self._away[index] += 1
+        if self._away[index] == 1:
+            kind = SPELLS.index(FAILED_BY[why])
+            self._absence[index] = [index, kind, self._clock._now, math.nan, math.nan, math.nan, math.nan]
+            self._spells.append(self._absence[index])
+            if not self.under_way[index]:
+                self._world.gate.forget(index)
+                self._end_life(index)
+            self.incarnation[index] += 1
+        number = self.incarnation[index]
+        if detect:
+            self._at(self._clock._now + detect, functools.partial(self._detect, index, number))
+        else:
+            self._detect(index, number)
+
+    def _end_life(self, index: int) -> None:
+        """Cancel the jobs that a worker which is away would have computed."""
+        world = self._world
+        world.lives[index] = None
+        world.computing.pop(index, None)
+        why = FAILED_BY.index(SPELLS[int(self._absence[index][1])])
+        while self.has_read_ahead(index):
+            world.add_row(index, CANCELLED, why)
+
+    def _detect(self, index: int, incarnation: int) -> None:
+        """Count a worker no longer, if it is still away."""
+        gate = self._world.gate
+        if self._down:
+            self._when_up.append(functools.partial(self._detect, index, incarnation))
+            return
+        if not self._away[index] or incarnation != self.incarnation[index] or index not in gate.members:
+            return
+        self._absence[index][4:6] = self._clock._now, len(self._world.steps)
+        version = gate.version
+        for worker in gate.dismiss(index):
+            self.resume(worker)
+        if gate.version > version:
+            self._version_made()
+
+    def _come(self, index: int) -> None:
+        """Let a worker back in, with the newest version."""
+        self._away[index] -= 1
+        if self._away[index]:
+            return
+        absence = self._absence[index]
+        absence[3], absence[6] = self._clock._now, len(self._world.steps)
+        if index not in self._world.gate.members:
+            self._world.gate.admit(index)
+        self.enter(index)
+
+    # The server.
+
+    def _next_outage(self, outages: Incidents, number: int) -> None:
+        begin, end = outages.spells.at(number)
+        self._outages_begun = number
+
+        def go_down() -> None:
+            self._count_failure()
+            self._down = True
+            self._at(end, restore)
+
+        def restore() -> None:
+            self._spells.append([-1, SPELLS.index("outage"), begin, end, math.nan, math.nan, math.nan])
+            self._down = False
+            self._restored, self._restores = float(self._checkpoint), self._restores + 1
+            self._since_checkpoint = 0
+            self._next_outage(outages, number + 1)
+            for worker in self._world.gate.restore():
+                self.resume(worker)
+            self._world.stop_outdated()
+            waiting, self._when_up = self._when_up, []
+            for then in waiting:
+                then()
+
+        self._at(begin, go_down)
+
+    def _version_made(self) -> None:
+        """Write a checkpoint if one is due, and stop what the newest version has made too stale."""
+        outages = self._weather.outages
+        if outages is not None and not self._down:
+            self._write_checkpoint(outages)
+        self._world.stop_outdated()
+
+    def _write_checkpoint(self, outages: Incidents) -> None:
+        outage = outages.failure
+        self._since_checkpoint += 1
+        if not outage.checkpoint_every or self._since_checkpoint < outage.checkpoint_every:
+            return
+        self._since_checkpoint = 0
+        begins, written = outages.spells.at(self._outages_begun)[0], self._clock._now + (outage.checkpoint_time or 0.0)
+        self._writing_until = min(written, begins)
+        if written <= begins:
+            self._checkpoint = self._world.gate.version
+
+    def _service_time(self, service: Callable[[int], float], outages: Incidents) -> Callable[[int], float]:
+        """Return how long a service takes that begins now, with the checkpoint and the outages before its end."""
+        at, server, number = outages.spells.at, self._world.server, 0
+
+        def service_time(index: int) -> float:
+            nonlocal number
+            now, lasts = self._clock._now, service(index)
+            begin = time = max(now, self._writing_until)
+            while at(number)[1] <= now:
+                number += 1
+            ahead, left = number, lasts
+            while at(ahead)[0] < time + left:
+                out, back = at(ahead)
+                if back > time:
+                    if out <= begin:
+                        begin = back
+                    left -= max(out - time, 0.0)
+                    time = back
+                ahead += 1
+            if isinstance(server, Station):
+                server.serve_time[index] = begin
+            if time == now:
+                return lasts
+            takes = time + left - now
+            while now + takes < begin:  # by round-off
+                takes = math.nextafter(takes, math.inf)
+            return takes
+
+        return service_time
+
+    # Both.
+
+    def _count_failure(self) -> None:
+        """Raise InputError where there is nothing but failures."""
+        self._fruitless += 1
+        if self._fruitless > self._most_fruitless:
+            failures: tuple[Failure, ...] = self._world.cluster.failures
+            raise InputError(
+                f"failures = {', '.join(map(str, failures))}: so often that the server got no message "
+                f"in {self._fruitless:,} failures; give longer times between them, or shorter computations"
+            )
+
+    def _at(self, time: float, then: Callable[[], None]) -> None:
+        timeout = self._clock.timeout(max(time - self._clock._now, 0.0))
+        timeout.callbacks.append(lambda _: then())

@@ -1,0 +1,314 @@
+"""Gates: the state of a server's timing policy.
+
+A gate takes a message, makes a version when one is complete, and names the workers that continue. It
+counts *members*: nobody waits for a worker that is known to be away.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from asyncsim.clusters.policy import Policy
+from asyncsim.simulation.station import Worker
+from asyncsim.traces.columns import APPLIED, BUFFERED, DISCARDED
+
+
+class Gate:
+    """Makes a version of every message that is not too stale; the other gates build on it.
+
+    Attributes
+    ----------
+    version : int
+        The newest version.
+    members : set of int
+        The workers that the server counts.
+    holds : bool
+        Whether a worker may have to wait after its message.
+    takes_all : bool
+        Whether every message makes a version.
+    """
+
+    holds = False
+
+    def __init__(self, policy: Policy, members: Iterable[int]):
+        self.version = 0
+        self.takes_all = type(self) is Gate and policy.staleness_limit is None
+        self.members = set(members)
+        self._limit = policy.staleness_limit
+        self._waiting: list[Worker] = []
+
+    def take(self, index: int, read_version: int) -> int:
+        """Return the outcome of a message that was computed from a version; count a new version."""
+        if self._limit is not None and self.version - read_version >= self._limit:
+            return DISCARDED
+        if not self._completes(index):
+            return BUFFERED
+        self.version += 1
+        return APPLIED
+
+    def outdated(self, read_version: int) -> bool:
+        """Return whether a message computed from a version is too stale to be accepted."""
+        return self._limit is not None and self.version - read_version >= self._limit
+
+    def released(self, worker: Worker, outcome: int) -> Sequence[Worker]:
+        """Return the workers that continue after a message: waiting ones first, then its sender."""
+        return (worker,)
+
+    def admit(self, index: int) -> None:
+        """Count a worker that joins or comes back."""
+        self.members.add(index)
+
+    def dismiss(self, index: int) -> Sequence[Worker]:
+        """Count a worker no longer; return the workers that continue, of a version that this completes too."""
+        self.members.discard(index)
+        return ()
+
+    def must_wait(self, index: int) -> bool:
+        """Return whether a worker that comes back has to wait, as if it had not been away."""
+        return False
+
+    def wait(self, worker: Worker) -> None:
+        """Let a worker that came back wait."""
+        self._waiting.append(worker)
+
+    def forget(self, index: int) -> None:
+        """Drop a worker that went away from the waiting ones."""
+        self._waiting = [worker for worker in self._waiting if worker.index != index]
+
+    def restore(self) -> Sequence[Worker]:
+        """Drop the buffered messages for a restored version; return the workers that waited for it."""
+        self.version += 1
+        self._empty()
+        return self._release() if self.holds else ()
+
+    def _completes(self, index: int) -> bool:
+        """Take a message in; return whether it completes a version."""
+        return True
+
+    def _empty(self) -> None:
+        """Drop the buffered messages."""
+
+    def _release(self) -> list[Worker]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+
+class Batches(Gate):
+    """Makes a version of every ``count`` messages."""
+
+    def __init__(self, policy: Policy, members: Iterable[int], count: int):
+        super().__init__(policy, members)
+        self._count = count
+        self._taken = 0
+
+    def _completes(self, index: int) -> bool:
+        self._taken += 1
+        if self._taken < self._count:
+            return False
+        self._empty()
+        return True
+
+    def _empty(self) -> None:
+        self._taken = 0
+
+
+class Barrier(Batches):
+    """Makes a version of the first ``count`` messages, or of all members'; senders wait for the version."""
+
+    holds = True
+
+    def __init__(self, policy: Policy, members: Iterable[int], count: int):
+        super().__init__(policy, members, count)
+        self._delivered = set[int]()
+
+    def released(self, worker: Worker, outcome: int) -> Sequence[Worker]:
+        """Return everyone once the version is made, nobody before; senders of discarded messages."""
+        if outcome == DISCARDED:
+            return (worker,)
+        self._waiting.append(worker)
+        return self._release() if outcome == APPLIED else ()
+
+    def dismiss(self, index: int) -> Sequence[Worker]:
+        """Count a worker no longer; that may complete the version."""
+        self.members.discard(index)
+        if not self._taken or not self._is_full():
+            return ()
+        self._empty()
+        self.version += 1
+        return self._release()
+
+    def must_wait(self, index: int) -> bool:
+        """Return whether the version holds a message of this worker already."""
+        return index in self._delivered
+
+    def _completes(self, index: int) -> bool:
+        self._taken += 1
+        self._delivered.add(index)
+        if not self._is_full():
+            return False
+        self._empty()
+        return True
+
+    def _is_full(self) -> bool:
+        if self._taken >= self._count:
+            return True
+        return len(self._delivered) >= len(self.members) and self._delivered >= self.members
+
+    def _empty(self) -> None:
+        self._taken = 0
+        self._delivered.clear()
+
+
+class Rounds(Gate):
+    """Collects a message of every member, then makes a version of the next of each; see `asyncsim.rounds`."""
+
+    def __init__(self, policy: Policy, members: Iterable[int]):
+        super().__init__(policy, members)
+        self._missing, self._due, self._ahead = set(self.members), set[int](), set[int]()
+
+    def admit(self, index: int) -> None:
+        """Count a worker; the round under way waits for it if it still collects."""
+        if self._missing or not self.members:
+            self._missing.add(index)
+        self.members.add(index)
+
+    def dismiss(self, index: int) -> Sequence[Worker]:
+        """Count a worker no longer; the round goes on without it."""
+        collects = bool(self._missing)
+        for workers in (self.members, self._missing, self._due):
+            workers.discard(index)
+        if collects and not self._missing:
+            self._due = set(self.members)  # only its message was missing
+        self._begin_phase()
+        return ()
+
+    def _completes(self, index: int) -> bool:
+        if self._missing:
+            self._missing.discard(index)
+            if self._missing:
+                return False
+            self._due = self.members - {index}
+        elif index in self._due:
+            self._due.discard(index)
+        else:
+            self._ahead.add(index)
+            return False
+        self._begin_phase()
+        return True
+
+    def _begin_phase(self) -> None:
+        """Begin the next round where this one is over."""
+        if not self._missing and not self._due:
+            self._missing, self._ahead = self.members - self._ahead, set()
+            if not self._missing:  # everyone is ahead already: the next message of each makes a version
+                self._due = set(self.members)
+
+    def _empty(self) -> None:
+        self._missing, self._due, self._ahead = set(self.members), set(), set()
+
+
+class Buckets(Gate):
+    """Makes a version when every bucket of the members holds a message; see `asyncsim.buckets`."""
+
+    def __init__(self, policy: Policy, members: Iterable[int], count: int):
+        super().__init__(policy, members)
+        self._count = count
+        self._filled = set[int]()
+        self._needed = {index % count for index in self.members}
+
+    def admit(self, index: int) -> None:
+        """Count a worker; its bucket must be filled."""
+        self.members.add(index)
+        self._needed.add(index % self._count)
+
+    def dismiss(self, index: int) -> Sequence[Worker]:
+        """Count a worker no longer; a bucket without members may stay empty."""
+        self.members.discard(index)
+        self._needed = {member % self._count for member in self.members}
+        return ()
+
+    def _completes(self, index: int) -> bool:
+        self._filled.add(index % self._count)
+        if not self._filled >= self._needed:
+            return False
+        self._empty()
+        return True
+
+    def _empty(self) -> None:
+        self._filled.clear()
+
+
+class Clocks(Gate):
+    """Makes a version of every message; no worker may be more than ``bound`` commits ahead of the slowest."""
+
+    holds = True
+
+    def __init__(self, policy: Policy, members: Iterable[int], workers: int, bound: int):
+        super().__init__(policy, members)
+        self._bound = bound
+        self._clocks = [0] * workers
+        self._workers_at = Counter({0: len(self.members)})
+        self._slowest = 0
+
+    def released(self, worker: Worker, outcome: int) -> Sequence[Worker]:
+        """Advance the sender's clock; return the workers that are within the bound again."""
+        index = worker.index
+        if index not in self.members:
+            return (worker,)
+        clock = self._clocks[index]
+        self._clocks[index] = clock + 1
+        self._workers_at[clock] -= 1
+        self._workers_at[clock + 1] += 1
+        moved = clock == self._slowest and not self._workers_at[clock]
+        if moved:
+            del self._workers_at[clock]
+            self._slowest += 1
+        # All waiting workers have the same clock, one more than the bound allowed.
+        released = self._release() if moved else []
+        if clock + 1 - self._slowest > self._bound:
+            self._waiting.append(worker)
+        else:
+            released.append(worker)
+        return released
+
+    def admit(self, index: int) -> None:
+        """Count a worker, with the clock of the slowest."""
+        self._catch_up()
+        self._clocks[index] = self._slowest
+        self._workers_at[self._slowest] += 1
+        self.members.add(index)
+
+    def dismiss(self, index: int) -> Sequence[Worker]:
+        """Count a worker no longer; release everyone if it was the slowest alone."""
+        self.members.discard(index)
+        self._workers_at[self._clocks[index]] -= 1
+        return self._release() if self._catch_up() else ()
+
+    def must_wait(self, index: int) -> bool:
+        """Return whether the worker is too far ahead."""
+        return self._clocks[index] - self._slowest > self._bound
+
+    def restore(self) -> Sequence[Worker]:
+        """Count a restored version; clocks keep counting, and waiting workers wait on."""
+        self.version += 1
+        return ()
+
+    def _catch_up(self) -> bool:
+        """Return whether the slowest member is at a higher clock than before."""
+        before = self._slowest
+        clocks = [clock for clock, count in self._workers_at.items() if count > 0]
+        self._slowest = max(before, min(clocks, default=before))
+        return self._slowest > before
+
+
+def gate_of(policy: Policy, workers: int, members: Iterable[int]) -> Gate:
+    """Return the gate of a policy."""
+    count = policy.per_version(workers)
+    if policy.name == "rounds":
+        return Rounds(policy, members)
+    if policy.name == "buckets":
+        return Buckets(policy, members, count)
+    if policy.bound is not None:
+        return Clocks(policy, members, workers, policy.bound)
+    if policy.waits_for_version:
+        return Barrier(policy, members, count)
+    return Gate(policy, members) if count == 1 else Batches(policy, members, count)

@@ -1,0 +1,139 @@
+"""Weather: the failures of a cluster as they are drawn, whatever a run does.
+
+When a slow spell, a crash or an outage begins and ends comes from a stream of its own. So the end of
+a computation, or of a service, is known when it begins.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Law, Uniform
+from asyncsim.errors import InputError
+from asyncsim.failures import Failure, presences
+from asyncsim.simulation.delays import delays
+
+#: Spells in one computation after which it is given up.
+_SPELLS_OF_A_STEP = 1_000_000
+
+
+class Spells:
+    """An alternating process: ``every`` seconds without and ``lasts`` with, drawn as far as needed."""
+
+    def __init__(self, every: Callable[[int], float], lasts: Callable[[int], float], index: int):
+        self._every, self._lasts, self._index = every, lasts, index
+        self._drawn: list[tuple[float, float]] = []
+
+    def at(self, number: int) -> tuple[float, float]:
+        """Return the begin and the end of a spell."""
+        while len(self._drawn) <= number:
+            begin = (self._drawn[-1][1] if self._drawn else 0.0) + self._every(self._index)
+            self._drawn.append((begin, begin + self._lasts(self._index)))
+        return self._drawn[number]
+
+
+class Incidents(NamedTuple):
+    """The crashes of workers that are hit at the same times, or the outages of the server."""
+
+    failure: Failure
+    workers: list[int]
+    spells: Spells
+
+
+class Weather:
+    """The failures of a run.
+
+    Attributes
+    ----------
+    changes : list
+        For each worker when it leaves and joins, in order: pairs of time (s) and whether it joins.
+    present : list of bool
+        Whether each worker is there at the begin.
+    incidents : list of Incidents
+        The crashes and outages, in the order of the cluster's failures.
+    outages : Incidents or None
+        Those of the server.
+    slows, loses : bool
+        Whether there are spells in which workers are slow or pause; whether messages may be lost.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int):
+        self.changes = presences(cluster.failures, cluster.workers, cluster.sites)
+        self.present = [not changes or not changes[0][1] for changes in self.changes]
+        self.incidents: list[Incidents] = []
+        self.outages: Incidents | None = None
+        self._seed, self._workers = seed, cluster.workers
+        self._speeds: list[list[tuple[Spells, float]]] = [[] for _ in self.present]
+        self._passed: list[list[int]] = [[] for _ in self.present]  # spells that are over, of each of these
+        self._losses: list[list[tuple[Failure, Callable[[int], float]]]] = [[] for _ in self.present]
+        self.slows = any(failure.name in ("slow", "pause") for failure in cluster.failures)
+        self.loses = any(failure.name == "loss" for failure in cluster.failures)
+        numbers: dict[str, int] = {}
+        for failure in cluster.failures:
+            number = numbers[failure.name] = numbers.get(failure.name, -1) + 1
+            self._draw(failure, f"failure {failure.name} {number}", cluster)
+
+    def working_time(self, index: int, now: float, work: float) -> float:
+        """Return how long a computation takes that begins now, at the speeds to come.
+
+        ``work`` is the time that it takes at full speed.
+
+        Raises
+        ------
+        InputError
+            The worker hardly ever works.
+        """
+        spells, passed, time = self._speeds[index], self._passed[index], now
+        if not spells:
+            return work
+        for which, (speeds, _) in enumerate(spells):
+            while speeds.at(passed[which])[1] <= now:
+                passed[which] += 1
+        ahead = list(passed)
+        for _ in range(_SPELLS_OF_A_STEP):
+            speed, until = 1.0, math.inf
+            for which, (speeds, factor) in enumerate(spells):
+                while speeds.at(ahead[which])[1] <= time:
+                    ahead[which] += 1
+                begin, end = speeds.at(ahead[which])
+                speed *= factor if begin <= time else 1.0
+                until = min(until, end if begin <= time else begin)
+            if speed > 0 and time + work / speed <= until:
+                return work if time == now and speed == 1.0 else time + work / speed - now
+            work -= (until - time) * speed
+            time = until
+        raise InputError(f"failures: a computation of worker {index} is not done after {_SPELLS_OF_A_STEP:,} spells")
+
+    def loss(self, index: int) -> Failure | None:
+        """Return the failure that loses the message which a worker sends now, if one does."""
+        for failure, chance in self._losses[index]:
+            assert failure.probability is not None
+            if chance(index) < failure.probability:
+                return failure
+        return None
+
+    def _draw(self, failure: Failure, purpose: str, cluster: Cluster) -> None:
+        groups = failure.groups(cluster.workers, cluster.sites) if failure.name != "outage" else [[0]]
+        if failure.name == "loss":
+            chance = self._delays(Uniform(0.0, 1.0), purpose)
+            for index in itertools.chain.from_iterable(groups):
+                self._losses[index].append((failure, chance))
+        if failure.every is None or failure.lasts is None:
+            return
+        every = self._delays(failure.every, f"{purpose} every")
+        lasts = self._delays(failure.lasts, f"{purpose} lasts")
+        for group in groups:
+            spells = Spells(every, lasts, group[0])
+            if failure.name in ("crash", "outage"):
+                self.incidents.append(Incidents(failure, group, spells))
+                continue
+            for index in group:
+                self._speeds[index].append((spells, failure.speed or 0.0))
+                self._passed[index].append(0)
+        if failure.name == "outage":
+            self.outages = self.incidents[-1]
+
+    def _delays(self, law: Law, purpose: str) -> Callable[[int], float]:
+        return delays([law] * self._workers, self._seed, purpose)

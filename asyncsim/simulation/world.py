@@ -1,0 +1,315 @@
+"""The world of a server: workers that compute, travel, wait, are served and read, under a gate and the weather.
+
+A worker waits for one thing at a time, so it *is* its next event, used again and again: no process
+and no request object, and two events per visit when the network takes no time. Its cycle is a chain of
+steps, made once: a step sets a worker going and knows the step that follows. The protocols, in `_cycle`,
+are ways to chain them.
+
+A `Worker` is one *life* of a worker. A crash ends it, unless its message is under way to the server;
+then the visit ends it. A step of a life that has ended does nothing. Job ``j`` of a worker always
+computes from its read ``j``, read 0 being version 0 at time 0, so a read that is open when a life ends
+is that of a cancelled row.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.simulation.absences import Absences
+from asyncsim.simulation.clock import Record, clock_for
+from asyncsim.simulation.delays import delays
+from asyncsim.simulation.gates import gate_of
+from asyncsim.simulation.journeys import DOWN, UP, Journeys
+from asyncsim.simulation.station import OpenStation, Station, Step, Worker, waiting_room
+from asyncsim.simulation.weather import Weather
+from asyncsim.traces.bookkeeping import FAILURE_RECORD, READ_RECORD, STEP_RECORD
+from asyncsim.traces.columns import APPLIED, CANCELLED, DISCARDED, FAILED_BY, LOST
+
+NOTHING, LOSS, RESENT = map(FAILED_BY.index, ("nothing", "loss", "resent"))
+#: Commits between two updates of the progress bar: a fraction of a second.
+_BLOCK = 20_000
+
+
+class World:
+    """One run on a cluster with a server.
+
+    Attributes
+    ----------
+    steps, reads : Record
+        The messages and cancelled computations, and the reads, in the order in which their services ended.
+    causes : Record
+        With failures, the same rows as ``steps``: what lost a message, and what was restored before it.
+    absences : Absences or None
+        With failures, who is away.
+    lives : list of Worker or None
+        The life of each worker that may continue.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int):
+        n = cluster.workers
+        self.cluster, self.seed = cluster, seed
+        self.clock = clock_for(cluster)
+        self.steps, self.reads, self.causes = map(Record, (STEP_RECORD, READ_RECORD, FAILURE_RECORD))
+        self.weather = Weather(cluster, seed) if cluster.failures else None
+        present = [True] * n if self.weather is None else self.weather.present
+        self.first = [index for index in range(n) if present[index]]
+        self.gate = gate_of(cluster.policy, n, self.first)
+        service = delays([cluster.service] * n, seed, "service")
+        self.server: Station | OpenStation = (
+            OpenStation(self.clock, n, service)
+            if cluster.discipline == "lock_free"
+            else Station(self.clock, n, service, waiting_room(cluster.discipline, seed))
+        )
+        self.lives: list[Worker | None] = [None] * n
+        self.computing: dict[int, Worker] = {}  # where computations may be stopped
+        self._stops = cluster.policy.stops_computations
+        self._began_from: dict[int, list[int]] = defaultdict(list)  # workers by the version they began from
+        self._accepted: list[int] = []
+        self._start_time, self._send_time = array("d", [0.0]) * n, array("d", [0.0]) * n
+        self._last_read, self._read_version = [0] * n, [0] * n  # the version of the last read; of the computation
+        self._visits = [0] * n
+        self.absences = None if self.weather is None else Absences(self, self.weather)
+        #: Whether each read is part of a commit's visit, at its instant, and has no row of its own.
+        self.reads_are_commits = not (cluster.separate_reads or self.gate.holds or self._stops or cluster.failures)
+        self.compute = self._cycle()
+
+    def run(self, commits: int, report: Callable[[int], None]) -> None:
+        """Run until the server has accepted ``commits`` messages; report progress now and then."""
+        for index in self.first:
+            worker = self.lives[index] = Worker(self.clock, index)
+            self.compute(worker)
+        step, accepted = self.clock.step, self._accepted
+        for stop in [*range(_BLOCK, commits, _BLOCK), commits]:
+            while len(accepted) < stop:
+                step()
+            for record in (self.steps, self.reads, self.causes):
+                record.pack()
+            report(stop)
+
+    def present(self) -> dict[str, np.ndarray]:
+        """Return who waits at the server or is served, and since when."""
+        server = self.server
+        served = [] if server.serving is None else [server.serving]
+        worker = np.array(sorted(worker.index for worker in [*server.waiting, *served]), np.int64)
+        return {"worker": worker, "arrive_time": np.array(server.arrive_time)[worker]}
+
+    # The cycle of a worker.
+
+    def _cycle(self) -> Step:
+        """Chain a worker's steps from one computation to the next, and return the computation.
+
+        ``resume`` is the step after a commit; ``enter`` that of a worker that comes back.
+        """
+        cluster, server, exists = self.cluster, self.server, None
+        if self.weather is not None:
+            exists = lambda worker: self.lives[worker.index] is worker  # noqa: E731
+        way_up, way_down = (
+            Journeys(self.clock, cluster, self.seed, direction, self._visits, exists).before for direction in (UP, DOWN)
+        )
+        if self.weather is not None and cluster.collective_time:
+            way_down = self._all_reduce
+        computed: list[Callable[[Any], None]] = []
+        compute = self._compute(computed)
+        up = way_up if self.weather is None else lambda then, loaded=True: self._send(way_up(then, loaded), loaded)
+        visit, commit, read = server.visit, self._commit, self._read
+        if cluster.protocol == "exchange":
+            self.resume = self.enter = read(way_down(compute))
+            computed.append(up(visit(commit(self.resume))))
+        elif cluster.protocol == "write_then_read":
+            self.resume = self.enter = visit(read(way_down(compute), ends_visit=True))
+            computed.append(up(visit(commit(self.resume))))
+        elif not cluster.separate_reads:
+            self.resume = way_down(compute)
+            self.enter = read(self.resume)
+            computed.append(up(visit(read(commit(self.resume)))))
+        else:
+            self.resume = way_down(compute, loaded=False)
+            self.enter = visit(read(self.resume, ends_visit=True))
+            write = up(visit(commit(self.resume)))
+            computed.append(up(visit(read(way_down(write), ends_visit=True)), loaded=False))
+        return compute
+
+    def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
+        clock, lives, computing, visits = self.clock, self.lives, self.computing, self._visits
+        start_time, send_time = self._start_time, self._send_time
+        last_read, read_version = self._last_read, self._read_version
+        duration = delays(self.cluster.compute_laws, self.seed, "compute", self.cluster.windows)
+        gate, absences, stops = self.gate, self.absences, self._stops
+        counts, may_end = self.cluster.far_every > 1, stops or absences is not None
+        working_time = None if self.weather is None or not self.weather.slows else self.weather.working_time
+
+        def end(worker: Worker) -> None:
+            if lives[worker.index] is worker:
+                if stops:
+                    del computing[worker.index]
+                computed[0](worker)
+
+        callbacks: list[Callable[[Any], None]] = [end] if may_end else computed
+
+        def compute(worker: Worker) -> None:
+            index = worker.index
+            if counts:
+                visits[index] += 1
+            if may_end and lives[index] is not worker:
+                return
+            version = read_version[index] = last_read[index]
+            start_time[index] = now = clock._now
+            lasts = duration(index)
+            if absences is not None:
+                absences.has_begun[index] = True
+                absences.incarnation_of_job[index] = absences.incarnation[index]
+                if working_time is not None:
+                    lasts = working_time(index, now, lasts)
+            send_time[index] = now + lasts
+            worker.callbacks = callbacks
+            clock.schedule(worker, delay=lasts)
+            if stops:
+                computing[index] = worker
+                if gate.outdated(version):
+                    self._stop(index)
+                else:
+                    self._began_from[version].append(index)
+
+        return compute
+
+    def _all_reduce(self, then: Step, loaded: bool = True) -> Step:
+        """Return the step that waits for the all-reduce of the workers that are counted, and continues with ``then``."""
+        clock, gate, arrival = self.clock, self.gate, [then]
+        seconds: dict[frozenset[int], float] = {}
+
+        def depart(worker: Worker) -> None:
+            members = frozenset(gate.members)
+            if members not in seconds:
+                seconds[members] = self.cluster.collective_time_of(members)
+            worker.callbacks = arrival
+            clock.schedule(worker, delay=seconds[members])
+
+        return depart
+
+    def _send(self, then: Step, loaded: bool) -> Step:
+        """Return the step that sends a message, or a request, which may be lost if ``loaded``."""
+        weather, absences, lives = self.weather, self.absences, self.lives
+        assert weather is not None and absences is not None
+        under_way, may_be_lost = absences.under_way, loaded and weather.loses
+
+        def send(worker: Worker) -> None:
+            index = worker.index
+            if lives[index] is not worker:
+                return
+            loss = weather.loss(index) if may_be_lost else None
+            if loss is None:
+                under_way[index] = True
+                then(worker)
+                return
+            worker.callbacks = [lambda worker: self._time_out(worker, bool(loss.resend), send)]
+            self.clock.schedule(worker, delay=loss.timeout or 0.0)
+
+        return send
+
+    def _time_out(self, worker: Worker, resend: bool, send: Step) -> None:
+        """Send a lost message again, or give it up."""
+        index, absences = worker.index, self.absences
+        assert absences is not None
+        if self.lives[index] is not worker:
+            return
+        self.add_row(index, LOST, RESENT if resend else LOSS)
+        if resend:
+            self._start_time[index] = self._send_time[index] = self.clock._now
+            send(worker)
+        elif absences.has_read_ahead(index):
+            self.compute(worker)
+        else:
+            self.lives[index] = None
+            absences.enter(index)
+
+    def _commit(self, then: Step) -> Step:
+        """Return the end of a visit at which a message is taken; released workers continue with ``then``."""
+        clock, gate, stops, absences = self.clock, self.gate, self._stops, self.absences
+        steps, accepted = self.steps.entries.extend, self._accepted.append
+        start_time, send_time, read_version = self._start_time, self._send_time, self._read_version
+        arrive_time, serve_time = self.server.arrive_time, self.server.serve_time
+        take, holds, takes_all = gate.take, gate.holds, gate.takes_all
+
+        def commit(worker: Worker) -> None:
+            index = worker.index
+            if takes_all:
+                gate.version += 1
+                outcome = APPLIED
+            else:
+                outcome = take(index, read_version[index])
+            computed = start_time[index], send_time[index], arrive_time[index]
+            steps((index, *computed, serve_time[index], clock._now, outcome, gate.version))
+            if outcome != DISCARDED:
+                accepted(index)
+            if absences is not None:
+                absences.after_commit(worker, outcome)
+                return
+            if holds:
+                for released in gate.released(worker, outcome):
+                    then(released)
+            else:
+                then(worker)
+            if stops and outcome == APPLIED:
+                self.stop_outdated()
+
+        return commit
+
+    def _read(self, then: Step, ends_visit: bool = False) -> Step:
+        """Return the step that reads the newest version, at the end of a visit of its own if ``ends_visit``."""
+        clock, gate, last_read, absences = self.clock, self.gate, self._last_read, self.absences
+        reads, arrive_time, serve_time = self.reads.entries.extend, self.server.arrive_time, self.server.serve_time
+
+        def note(worker: Worker) -> None:
+            last_read[worker.index] = gate.version
+            then(worker)
+
+        def read(worker: Worker) -> None:
+            index = worker.index
+            version = last_read[index] = gate.version
+            reads((index, version, arrive_time[index], serve_time[index], clock._now))
+            if absences is not None:
+                absences.reads_made[index] += 1
+                if ends_visit and not absences.after_read(index):
+                    return
+            then(worker)
+
+        if not self.reads_are_commits:
+            return read
+        return then if gate.takes_all else note
+
+    # What ends a computation before its time.
+
+    def stop_outdated(self) -> None:
+        """Stop the computations that the newest version has made too stale, in the order of workers."""
+        limit = self.cluster.policy.staleness_limit
+        if not self._stops or limit is None:
+            return
+        version = self.gate.version - limit
+        for index in sorted(set(self._began_from.pop(version, ()))):
+            if index in self.computing and self._read_version[index] == version:
+                self._stop(index)
+
+    def _stop(self, index: int) -> None:
+        """Stop a computation and send its worker the newest version."""
+        del self.computing[index]
+        self.add_row(index, CANCELLED, NOTHING)
+        worker = self.begin_life(index)
+        self.resume(worker) if self.absences is None else self.absences.resume(worker)
+
+    def begin_life(self, index: int) -> Worker:
+        """Begin a life of a worker at this instant, as if it had just been served."""
+        worker = self.lives[index] = Worker(self.clock, index)
+        self.server.arrive_time[index] = self.server.serve_time[index] = self.clock._now
+        return worker
+
+    def add_row(self, index: int, outcome: int, failed_by: int) -> None:
+        """Record a job that did not end with a message at the server."""
+        now = self.clock._now
+        start, send = self._start_time[index], min(self._send_time[index], now)
+        if self.absences is not None and not self.absences.close_job(index, failed_by, outcome):
+            start = send = now
+        self.steps.entries.extend((index, start, send, now, now, now, outcome, self.gate.version))
