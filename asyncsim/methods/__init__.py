@@ -40,6 +40,7 @@ from asyncsim.methods.gossip import adpsgd, dpsgd, osgp, sgp
 from asyncsim.methods.leader import lgd, lsgd
 from asyncsim.methods.method import Applied, Memories, Method, Timing, Visit, add, gradient_steps, send_update
 from asyncsim.methods.named import named_optimizer
+from asyncsim.methods.recipe import shares_programs
 from asyncsim.methods.ringleader import ringleader
 from asyncsim.methods.robust import robust
 from asyncsim.methods.sgd import sgd
@@ -105,5 +106,6 @@ __all__ = [
     "gradient_steps",
     "named_optimizer",
     "send_update",
+    "shares_programs",
     *METHODS,
 ]

@@ -4,10 +4,12 @@ import optax
 
 from asyncsim.errors import InputError, require_choice, require_positive, require_switch
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, divisor, local_steps, rate_at
+from asyncsim.methods.recipe import shares_programs
 
 _FORMS = ("scaled", "original", "squared")
 
 
+@shares_programs
 def adag(
     learning_rate: float | Schedule = LEARNING_RATE,
     gamma: float = 1e-4,

@@ -3,8 +3,10 @@
 import optax
 
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def adaptive_staleness(
     learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
 ) -> Method:
@@ -31,6 +33,7 @@ def adaptive_staleness(
     return Method(name="adaptive_staleness", hyperparameters=named, optimizer=local, apply=apply)
 
 
+@shares_programs
 def dynsgd(
     learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
 ) -> Method:

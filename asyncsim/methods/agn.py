@@ -3,8 +3,10 @@
 import optax
 
 from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, local_steps
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def agn(
     learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
 ) -> Method:

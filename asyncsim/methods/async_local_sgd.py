@@ -9,8 +9,10 @@ from asyncsim.errors import InputError, require_count, require_fraction, require
 from asyncsim.methods.buffer import outer_optimizer, outer_step
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, local_steps
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def async_local_sgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     server_rate: float = 0.07,
@@ -81,6 +83,7 @@ class DelayedServer(NamedTuple):
     arrivals: Array  #: messages in ``collected``
 
 
+@shares_programs
 def delayed_nesterov(
     learning_rate: float | Schedule = LEARNING_RATE,
     server_rate: float = 0.7,

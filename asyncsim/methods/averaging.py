@@ -5,8 +5,10 @@ import optax
 from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import add_mean, empty_buffer
 from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps, require_policy
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def averaging(
     learning_rate: float | Schedule = LEARNING_RATE,
     optimizer: optax.GradientTransformation | None = None,

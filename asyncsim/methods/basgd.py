@@ -22,6 +22,7 @@ from asyncsim.methods.method import (
     rate_at,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 
 class BasgdServer(NamedTuple):
@@ -32,6 +33,7 @@ class BasgdServer(NamedTuple):
     rule: State  #: state of the rule
 
 
+@shares_programs
 def basgd(learning_rate: float | Schedule = LEARNING_RATE, count: int = 10, rule: Rule | str = "median()") -> Method:
     """Return BASGD, which applies a robust rule to the means of buckets of gradients.
 

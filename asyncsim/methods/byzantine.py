@@ -22,6 +22,7 @@ from asyncsim.methods.method import (
     rate_at,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 #: Equal updates differ by at most so many units of round-off, relative to their length.
 _ROUNDING = 100
@@ -44,6 +45,7 @@ class KardamServer(NamedTuple):
     last: Array  #: workers of the last ``2 f`` of them; -1 for none
 
 
+@shares_programs
 def kardam(
     learning_rate: float | Schedule = LEARNING_RATE,
     f: int = 1,
@@ -126,6 +128,7 @@ def kardam(
     )
 
 
+@shares_programs
 def zeno_pp(
     learning_rate: float | Schedule = LEARNING_RATE,
     trusted: int | None = None,

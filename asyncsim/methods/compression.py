@@ -12,11 +12,13 @@ from jax import lax
 
 from asyncsim.errors import require_count, require_share, require_switch
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps
+from asyncsim.methods.recipe import shares_programs
 
 #: Of a number of single precision, and of an element's place.
 _BITS = 32
 
 
+@shares_programs
 def qsgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     levels: int = 7,
@@ -80,6 +82,7 @@ def quantized(key: Array, vector: Array, levels: int, bucket: int | None) -> Arr
     return (norm * jnp.sign(buckets) * level / levels).reshape(-1)[: vector.size]
 
 
+@shares_programs
 def mem_sgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     fraction: float = 0.01,

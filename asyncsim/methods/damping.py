@@ -19,6 +19,7 @@ from asyncsim.methods.method import (
     rate_at,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 #: Room for the counts of the law "rank"; anything staler is counted as the last.
 _BINS = 1024
@@ -41,6 +42,7 @@ def staleness_weight(law: str, strength: float, threshold: float) -> Callable[[V
     return lambda visit, like: _LAWS[law](visit.staleness.astype(like.dtype), strength, threshold)
 
 
+@shares_programs
 def damping(
     learning_rate: float | Schedule = LEARNING_RATE,
     law: str = "polynomial",
@@ -117,6 +119,7 @@ def _by_rank(strength: float) -> Callable[..., Applied]:
 _RULES = ("mishchenko", "koloskova", "drop")
 
 
+@shares_programs
 def delay_adaptive(
     learning_rate: float | Schedule = LEARNING_RATE, rule: str = "mishchenko", smoothness: float = 1.0
 ) -> Method:

@@ -4,8 +4,10 @@ import jax.numpy as jnp
 
 from asyncsim.errors import require_fraction
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps, require_rate
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
     """Return DANA-Zero.
 
@@ -46,6 +48,7 @@ def dana_zero(learning_rate: float | Schedule = LEARNING_RATE, momentum: float =
     )
 
 
+@shares_programs
 def dana_slim(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
     """Return DANA-Slim: the path of DANA-Zero's look-aheads, with nothing but additions on the server.
 

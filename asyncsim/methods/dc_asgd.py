@@ -17,11 +17,13 @@ from asyncsim.methods.method import (
     rate_at,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 #: Keeps the division by the root of the mean square finite.
 _EPSILON = 1e-7
 
 
+@shares_programs
 def dc_asgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     compensation: float = 0.04,

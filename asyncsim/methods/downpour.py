@@ -4,8 +4,10 @@ import optax
 
 from asyncsim.errors import require_count
 from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def downpour(
     learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
 ) -> Method:
@@ -37,6 +39,7 @@ def downpour(
     return Method(name="downpour", hyperparameters=named, optimizer=local)
 
 
+@shares_programs
 def hogwild(learning_rate: float | Schedule = LEARNING_RATE, blocks: int | None = 8) -> Method:
     """Return Hogwild, for traces whose reads see the parameters block by block while others commit.
 

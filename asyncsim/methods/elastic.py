@@ -23,6 +23,7 @@ from asyncsim.methods.method import (
     require_policy,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 _ORDERS = ("moved", "remembered")
 
@@ -34,6 +35,7 @@ class ElasticWorker(NamedTuple):
     pull: State  #: what the last exchange takes from the replica, in the paper's order; else ``()``
 
 
+@shares_programs
 def aeasgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     alpha: float | None = None,
@@ -97,6 +99,7 @@ def aeasgd(
     )
 
 
+@shares_programs
 def eamsgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     momentum: float = 0.9,
@@ -150,6 +153,7 @@ def eamsgd(
     )
 
 
+@shares_programs
 def easgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     alpha: float | None = None,

@@ -22,6 +22,7 @@ from asyncsim.methods.method import (
     require_policy,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 
 class InnerLoop(NamedTuple):
@@ -32,6 +33,7 @@ class InnerLoop(NamedTuple):
     step: Array  #: inner steps since the loop began
 
 
+@shares_programs
 def entropy_sgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     gamma: float | None = 100.0,
@@ -101,6 +103,7 @@ def entropy_sgd(
     )
 
 
+@shares_programs
 def parle(
     learning_rate: float | Schedule = LEARNING_RATE,
     gamma: float | None = 100.0,

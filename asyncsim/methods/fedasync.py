@@ -6,8 +6,10 @@ import optax
 from asyncsim.errors import require_nonnegative, require_share
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def fedasync(
     learning_rate: float | Schedule = LEARNING_RATE,
     mixing: float = 0.8,

@@ -6,8 +6,10 @@ from asyncsim.clusters.policy import Policy
 from asyncsim.methods.buffer import collect, empty_buffer, outer_optimizer, outer_step
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, local_steps, require_policy
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def fedbuff(
     learning_rate: float | Schedule = LEARNING_RATE,
     server_rate: float = 1.0,

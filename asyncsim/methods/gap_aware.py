@@ -18,6 +18,7 @@ from asyncsim.methods.method import (
     rate_at,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 #: Of the running mean of squared velocities, and what keeps its root from zero: the authors' program.
 _DECAY, _EPSILON = 0.999, 1e-8
@@ -32,6 +33,7 @@ class GapAwareServer(NamedTuple):
     rate: Array  #: the largest learning rate so far
 
 
+@shares_programs
 def gap_aware(learning_rate: float | Schedule = LEARNING_RATE, momentum: float = 0.9) -> Method:
     """Return gap-aware asynchronous SGD, momentum on the server.
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from asyncsim.errors import require_choice, require_fraction, require_nonnegative, require_positive
 from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
+from asyncsim.methods.recipe import shares_programs
 
 #: What keeps the division by the update finite: on its size (paper), on its signed value (program).
 _EPSILON = {"paper": 1e-16, "program": 1e-12}
@@ -18,6 +19,7 @@ class GemWorker(NamedTuple):
     pulled: Array  #: the central variable at its previous visit, before its own commit
 
 
+@shares_programs
 def gem(
     learning_rate: float | Schedule = 0.05,
     momentum: float = 0.9,

@@ -8,6 +8,7 @@ import optax
 from asyncsim.clusters.policy import Policy, handshake, overlap
 from asyncsim.errors import require_count
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps, require_policy
+from asyncsim.methods.recipe import shares_programs
 
 
 class Mixed(NamedTuple):
@@ -35,6 +36,7 @@ class Pushing(NamedTuple):
     update: Array
 
 
+@shares_programs
 def dpsgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     optimizer: optax.GradientTransformation | None = None,
@@ -93,6 +95,7 @@ def dpsgd(
     )
 
 
+@shares_programs
 def sgp(
     learning_rate: float | Schedule = LEARNING_RATE,
     optimizer: optax.GradientTransformation | None = None,
@@ -156,6 +159,7 @@ def sgp(
     )
 
 
+@shares_programs
 def osgp(
     learning_rate: float | Schedule = LEARNING_RATE,
     delay: int = 1,
@@ -186,6 +190,7 @@ def osgp(
     return method._replace(name="osgp", hyperparameters={**named, "delay": delay})
 
 
+@shares_programs
 def adpsgd(
     learning_rate: float | Schedule = LEARNING_RATE, optimizer: optax.GradientTransformation | None = None
 ) -> Method:

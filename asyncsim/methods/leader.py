@@ -21,6 +21,7 @@ from asyncsim.methods.method import (
     local_steps,
     require_policy,
 )
+from asyncsim.methods.recipe import shares_programs
 
 
 class LeaderMemory(NamedTuple):
@@ -41,6 +42,7 @@ class Round(NamedTuple):
     loss: Array
 
 
+@shares_programs
 def lsgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     pull: float = 0.1,
@@ -161,6 +163,7 @@ def lsgd(
     )
 
 
+@shares_programs
 def lgd(
     learning_rate: float | Schedule = LEARNING_RATE,
     pull: float = 0.1,

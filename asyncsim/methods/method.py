@@ -338,6 +338,8 @@ class Method(NamedTuple):
     honest : tuple of bool, optional
         Without a server and under attack, the workers whose replicas and messages count for the central variable; set
         by the replay.
+    recipe : Recipe, optional
+        How it was made; see `asyncsim.methods.shares_programs`.
     """
 
     name: str
@@ -363,6 +365,7 @@ class Method(NamedTuple):
     needs_key: bool = False
     rounds: Rounds | None = None
     honest: tuple[bool, ...] | None = None
+    recipe: Any = None
 
     def __repr__(self) -> str:
         """Return the name with the hyper-parameters, not the functions."""

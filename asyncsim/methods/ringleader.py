@@ -15,6 +15,7 @@ from asyncsim.methods.method import (
     gradient_steps,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 
 class Table(NamedTuple):
@@ -49,6 +50,7 @@ class RingleaderServer(NamedTuple):
     round: Array
 
 
+@shares_programs
 def ringleader(learning_rate: float | Schedule = LEARNING_RATE) -> Method:
     """Return Ringleader ASGD.
 

@@ -25,6 +25,7 @@ from asyncsim.methods.method import (
     require_policy,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 #: Under these a version has a number of messages that is known, and each worker's at most once or their mean.
 POLICIES = ("barrier", "first_of", "buffered")
@@ -49,6 +50,7 @@ class RobustServer(NamedTuple):
     not_finite: Array  #: and how many messages were not finite
 
 
+@shares_programs
 def robust(
     rule: Rule | str = "median()",
     learning_rate: float | Schedule = LEARNING_RATE,

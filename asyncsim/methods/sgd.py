@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.errors import require_fraction
 from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
+from asyncsim.methods.recipe import shares_programs
 
 
 class SgdWorker(NamedTuple):
@@ -15,6 +16,7 @@ class SgdWorker(NamedTuple):
     momentum: Array
 
 
+@shares_programs
 def sgd(learning_rate: float | Schedule = 0.05, momentum: float = 0.9) -> Method:
     """Return stochastic gradient descent with (heavy-ball) momentum, on one worker.
 

@@ -14,8 +14,10 @@ from asyncsim.methods.method import (
     require_policy,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def softsync(
     learning_rate: float | Schedule = LEARNING_RATE,
     modulated: bool = True,

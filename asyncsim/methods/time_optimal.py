@@ -12,8 +12,10 @@ from asyncsim.methods.method import (
     require_policy,
     require_rate,
 )
+from asyncsim.methods.recipe import shares_programs
 
 
+@shares_programs
 def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "barrier()") -> Method:
     """Return SGD with the mean of all gradients that make up a version.
 
@@ -46,6 +48,7 @@ def batch_sgd(learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | 
     )
 
 
+@shares_programs
 def rennala(
     learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "discard_stale(limit=1, count=10)"
 ) -> Method:
@@ -71,6 +74,7 @@ def rennala(
     return batch_sgd(learning_rate, policy)._replace(name="rennala")
 
 
+@shares_programs
 def ringmaster(
     learning_rate: float | Schedule = LEARNING_RATE, policy: Policy | str | None = "discard_stale(limit=10, count=1)"
 ) -> Method:

@@ -13,19 +13,23 @@ from asyncsim.attacks import Attack, WeakAttackWarning
 from asyncsim.errors import InputError
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Array, Memories, Method, State
+from asyncsim.methods.recipe import Recipe, recipe_of
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.programs import Same
 from asyncsim.threads import cached
 
 
 def under_attack(method: Method, problem: Problem, attack: Attack | None, workers: int) -> tuple[Method, Problem]:
-    """Return a method and a problem of which some workers are Byzantine; the same objects for the same ones."""
+    """Return a method and a problem of which some workers are Byzantine; the same objects for the same ones.
+
+    Attacked methods that differ in numbers alone share a program, as they do without an attack.
+    """
     if attack is None:
         return method, problem
     byzantine = tuple(attack.byzantine(workers).tolist())
     if attack.labels:
         problem = _flipped(Same(problem), attack.text, byzantine)
-    return _attacked(Same(method), Same(attack), byzantine), problem
+    return _same_attacked(Same(method), Same(attack), byzantine), problem
 
 
 def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
@@ -35,8 +39,18 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
 
 
 @cached(maxsize=64)
-def _attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
+def _same_attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
     method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
+    made, recipe = _attacked(method, attack, byzantine)._replace(recipe=None), recipe_of(method)
+    if recipe is None:
+        return made
+    make, key = recipe.make, (recipe.key, same_attack, mask)
+    return made._replace(
+        recipe=Recipe(key, lambda numbers: _attacked(make(numbers), attack, byzantine), recipe.numbers, made)
+    )
+
+
+def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if method.mix is not None or method.meet is not None:
         honest = tuple((~byzantine).tolist())
         # A message then differs from what it counts for, which the replay sends along: its memory of the last one.

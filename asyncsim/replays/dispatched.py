@@ -19,7 +19,7 @@ from asyncsim.methods.method import Array, Method, State
 from asyncsim.recorders import Recorder
 from asyncsim.replays.commit import build_commit, observe, row_after
 from asyncsim.replays.groups import Chunk, Group, Made, build_gradients
-from asyncsim.replays.local import Flat, LocalResult, start_anew
+from asyncsim.replays.local import Constants, Flat, MakeParts, Parts, start_anew
 from asyncsim.replays.look import Met
 from asyncsim.replays.side_by_side import Passing, SideBySide, keep, trim
 from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, initial_state
@@ -54,30 +54,31 @@ class Dispatched:
 
     def __init__(
         self,
+        parts: MakeParts,
         method: Method,
         recorders: tuple[Recorder, ...],
-        local: Callable[..., LocalResult],
         flat: Flat,
         layout: Layout,
         device: Any,
         at_once: int,
         room: int,
         parameters: int,
-        anew: Callable[[Array], Any] | None = None,
     ):
-        self._method, self._recorders, self._layout = method, recorders, layout
+        self._parts, self._method, self._recorders, self._layout = parts, method, recorders, layout
         self._flat, self._device, self._at_once, self._room = flat, device, at_once, room
-        self._gradients = SideBySide(build_gradients(method, local, flat, room), at_once, used_up=(_INTO,))
+        self._gradients = SideBySide(build_gradients(parts, flat, room), at_once, used_up=(_INTO,))
         self._trim_every, self._made = commits_between_trims(parameters), itertools.count(1)
         if not self._trim_every:  # of very long vectors, free memory is given back instead
             keep()
         # A message that is formed of what an earlier read saw may need what a commit of the same group makes.
         self._together = 1 if layout.separate_pushes else room
-        self._commit = _build_call(method, recorders, layout, room)
-        self._anew = None if anew is None else jax.jit(functools.partial(start_anew, anew))
+        self._commit = _build_call(parts, recorders, layout, room)
+        self._anew: Callable[..., Any] | None = None
+        if layout.restarts:
+            self._anew = jax.jit(lambda numbers, *given: start_anew(_anew(parts(numbers)), *given))
 
     def advance(
-        self, state: Apart, data: Any, key: Array, pieces: Pieces, count: np.int32, following: Pieces | None
+        self, state: Apart, data: Any, constants: Constants, pieces: Pieces, count: np.int32, following: Pieces | None
     ) -> tuple[Apart, "Numbers"]:
         """Run planned pieces, ``count`` and no padding.
 
@@ -85,8 +86,8 @@ class Dispatched:
         """
         now, chunk = state, state.upcoming
         if chunk is None or chunk.pieces is not pieces:
-            chunk = self._chunk(now, data, key, pieces, None)
-        upcoming = None if following is None else self._chunk(now, data, key, following, chunk)
+            chunk = self._chunk(now, data, constants, pieces, None)
+        upcoming = None if following is None else self._chunk(now, data, constants, following, chunk)
         assert chunk.commits == count
         recorded: list[Array] = []
         done = 0
@@ -112,9 +113,11 @@ class Dispatched:
         pulled = self._pulled(state, pieces, 0) if self._layout.separate_pushes else state.central
         return Met(state.central, server, recorders, row, state.read[pieces.slot[0, 0]], pulled, ())
 
-    def initial_state(self, params: Any, problem_state: Any, slots: int, push_slots: int, workers: int) -> Apart:
+    def initial_state(
+        self, numbers: Any, params: Any, problem_state: Any, slots: int, push_slots: int, workers: int
+    ) -> Apart:
         """Return the state at version zero."""
-        one = initial_state(self._method, self._recorders, self._flat, params, problem_state, 1, 1, 1)
+        one = initial_state(self._parts(numbers).method, self._recorders, self._flat, params, problem_state, 1, 1, 1)
         one = jax.device_put(one, self._device)
         row = jax.tree.map(lambda leaf: leaf[0], one.workers)
         # Each worker's own, as a commit reuses the memory of what it replaces.
@@ -154,8 +157,8 @@ class Dispatched:
         """Return the problem's non-trained state of all workers, in one array a leaf."""
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row.learner.problem for row in state.workers))
 
-    def _chunk(self, now: Apart, data: Any, key: Array, pieces: Pieces, before: Chunk | None) -> Chunk:
-        shared = data, *jax.device_put((key, (pieces.visit, pieces.job, pieces.rows)), self._device)
+    def _chunk(self, now: Apart, data: Any, constants: Constants, pieces: Pieces, before: Chunk | None) -> Chunk:
+        shared = data, *jax.device_put((constants, (pieces.visit, pieces.job, pieces.rows)), self._device)
         given = [self._given(now, 0, 0)] * self._room
         start = self._gradients.start_for(*shared, given, self._memory_like(now), np.int32(0), np.int32(0))
         return Chunk(pieces, start, shared, self._at_once, self._room, before)
@@ -185,7 +188,8 @@ class Dispatched:
                 if self._anew is not None:
                     for i in range(group.begin, group.end):
                         worker, read = source.workers[i], now.read[source.slots[i]]
-                        now.workers[worker] = self._anew(now.workers[worker], read, source.pieces.fresh[i, 0])
+                        numbers = source.shared[1].numbers
+                        now.workers[worker] = self._anew(numbers, now.workers[worker], read, source.pieces.fresh[i, 0])
                 given = [self._given(now, source.workers[i], source.slots[i]) for i in range(group.begin, group.end)]
                 source.dispatch(given + given[-1:] * (self._room - len(given)), self._memory(now, source))
             if source and source.planned:
@@ -205,7 +209,7 @@ class Dispatched:
         Returns the state after them and the numbers of each, ``[commits, columns]``.
         """
         workers, slots = ([of[i] for i in commits] for of in (chunk.workers, chunk.slots))
-        *_, (visits, _, _) = chunk.shared
+        _, constants, (visits, _, _) = chunk.shared
         separate = self._layout.separate_pushes
         centrals, (server, recorders), rows, learners, seen, numbers = self._commit(
             now.central,
@@ -217,6 +221,7 @@ class Dispatched:
             visits,
             np.int32(commits[0]),
             np.int32(place),
+            constants.numbers,
         )
         for turn, i in enumerate(commits):
             now.workers[workers[turn]] = rows[turn]._replace(learner=learners[turn])
@@ -244,6 +249,11 @@ class Numbers:
         return numbers if dtype is None else numbers.astype(dtype)
 
 
+def _anew(parts: Parts) -> Callable[[Array], Any]:
+    assert parts.anew is not None
+    return parts.anew
+
+
 def _calls(group: Group, most: int) -> Iterator[range]:
     """Yield a group's commits, as many for each call as a power of two says, so that few numbers are compiled."""
     begin = group.begin
@@ -253,37 +263,38 @@ def _calls(group: Group, most: int) -> Iterator[range]:
         begin += length
 
 
-def _build_call(method: Method, recorders: tuple[Recorder, ...], layout: Layout, room: int) -> Passing:
+def _build_call(parts: MakeParts, recorders: tuple[Recorder, ...], layout: Layout, room: int) -> Passing:
     """Return the function that makes some commits of a group, one after the other, and what their workers read then.
 
     ``room`` is that of `asyncsim.replays.groups.Made`: how many gradients a group has at most.
     """
-    commit = build_commit(method, layout.reads)
     own_count = sum(not one.shared for one in recorders)
 
-    def commits_and_reads(central, states, rows, reads, pulled, made, visits, i, place):
+    def commits_and_reads(central, states, rows, reads, pulled, made, visits, i, place, numbers):
         """Make the commits from ``i`` of a chunk on, whose gradients are those from ``place`` of their group on.
 
         ``states`` are the server's and those that all commits' recorders share; ``rows``, ``reads`` and ``pulled``
         lists of each commit's worker's row, what that worker read, and what its message is formed with if that is
-        separate; ``made`` the group's gradients; ``visits`` the chunk's.
+        separate; ``made`` the group's gradients; ``visits`` the chunk's; ``numbers`` those of the method.
         """
+        method = parts(numbers).method
+        commit = build_commit(method, layout.reads)
         server, shared = states
-        centrals, left, learners, seen, numbers = [], [], [], [], []
+        centrals, left, learners, seen, recorded = [], [], [], [], []
         for turn, (row, read, push) in enumerate(zip(rows, reads, pulled, strict=True)):
             visit = jax.tree.map(lambda leaf, at=i + turn: leaf[at, 0], visits)
             own = jax.tree.map(functools.partial(_row, index=place + turn), made) if room > 1 else made
             start = read if method.resume is None else own.start
             push = push if layout.separate_pushes else central
             done, next_read = commit(central, server, row, read, start, own.result.update, own.result.loss, push, visit)
-            states, recorded = observe(recorders, (*row.recorders, *shared), done)
+            states, of_commit = observe(recorders, (*row.recorders, *shared), done)
             central, server, shared = done.central, done.server, states[own_count:]
             centrals.append(central)
             left.append(row_after(done, states[:own_count]))
             learners.append(own.result.learner)
             seen.append(next_read)
-            numbers.append(recorded)
-        return centrals, (server, shared), left, learners, seen, jnp.stack(numbers)
+            recorded.append(of_commit)
+        return centrals, (server, shared), left, learners, seen, jnp.stack(recorded)
 
     return Passing(commits_and_reads, _REPLACED)
 

@@ -18,9 +18,9 @@ from asyncsim.problems.problem import Problem
 from asyncsim.recorders import Recorder
 from asyncsim.replays.attacked import under_attack, warn_of_weakness
 from asyncsim.replays.commit import columns
-from asyncsim.replays.members import Members
+from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan
-from asyncsim.replays.programs import compiled_ensemble
+from asyncsim.replays.programs import Family, compiled_ensemble
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, look_every, replay, run_to_the_end
 from asyncsim.replays.running import Running, start, tensor_names
@@ -111,7 +111,7 @@ def replay_ensemble(
             )
             for seed, method in grid.runs()
         ]
-    grid.members(jnp.float32)  # values that are no numbers are told one by one
+    grid.numbers(jnp.float32)  # values that are no numbers are told one by one
     if not grid.can_be_batched(problem):
         names = " or ".join(grid.combinations[0])
         raise InputError(f"{names}: a count or a choice of the method must be the same in a batch; give batched=False")
@@ -160,7 +160,7 @@ class _Grid(NamedTuple):
     def runs(self) -> list[tuple[int, Method]]:
         return list(itertools.product(self.seeds, self.methods))
 
-    def members(self, dtype: Any) -> Members:
+    def numbers(self, dtype: Any) -> dict[str, jax.Array]:
         """Return the combinations, once for each seed, as arrays of shape ``[members]``.
 
         Raises
@@ -177,21 +177,20 @@ class _Grid(NamedTuple):
                     f"{name} = {values!r}: values of one batch must be numbers; run them with batched=False"
                 )
             differing[name] = jnp.tile(jnp.asarray(values, dtype), len(self.seeds))
-        return Members(self.factory, differing)
+        return differing
 
     def can_be_batched(self, problem: Problem) -> bool:
         """Return whether factory and method take values known only when they run: no counts, no choices."""
 
         def made(values: Any) -> int:
-            check_method(members.make(**values), params)
+            check_method(self.factory(**values), params)
             return 0
 
         if not self.combinations[0]:
             return True
         try:
-            members = self.members(jnp.float32)
             params = jax.eval_shape(problem.init, jax.random.key(0))
-            jax.eval_shape(jax.vmap(made), dict(members.differing))
+            jax.eval_shape(jax.vmap(made), self.numbers(jnp.float32))
         except (TypeError, InputError):
             return False
         return True
@@ -242,11 +241,18 @@ def _running(
     seeds = [seed for seed, _ in runs]
     draws = any(method.needs_key for method in grid.methods)  # with a noise of zero one may not
     plan = Plan(trace, problem, seeds, stops, look_every(recorders), dtype, [device], "batch", draws)
-    program = compiled_ensemble(grid.members(dtype), one, recorders, problem, plan.layout(one), dtype, device)
+    family = Family(lambda numbers: grid.factory(**numbers), one)
+    program = compiled_ensemble(family, recorders, problem, plan.layout(one), dtype, device)
     starts = {seed: start(problem, seed, dtype) for seed in grid.seeds}
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(starts[seed][0] for seed, _ in runs))
     key = jnp.stack([starts[seed][1] for seed, _ in runs])
     names = tensor_names(starts[grid.seeds[0]][0])
     return Running(
-        problem, plan, program, params, key, dtype, [Recording(trace, names, columns(recorders)) for _ in runs]
+        problem,
+        plan,
+        program,
+        params,
+        Constants(key, grid.numbers(dtype)),
+        dtype,
+        [Recording(trace, names, columns(recorders)) for _ in runs],
     )

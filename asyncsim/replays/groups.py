@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.methods.method import Array, Method, State
-from asyncsim.replays.local import Flat, Learner, LocalResult
+from asyncsim.methods.method import Array, State
+from asyncsim.replays.local import Constants, Flat, Learner, LocalResult, MakeParts
 from asyncsim.replays.side_by_side import Start
 from asyncsim.replays.state import Pieces
 
@@ -209,28 +209,32 @@ class Chunk:
         self.begun[group.begin] = Begun(group, made)
 
 
-def build_gradients(method: Method, local: Callable[..., LocalResult], flat: Flat, room: int) -> Callable[..., Made]:
+def build_gradients(parts: MakeParts, flat: Flat, room: int) -> Callable[..., Made]:
     """Return the function that computes the gradients of ``count`` commits from ``begin`` on, one after the other.
 
-    ``local`` is that of `asyncsim.replays.local.build_local`. ``into`` is memory for starts, updates and learners of so
-    many as there is room for, filled with anything, unless that is one.
+    ``parts`` works on the problem's own tree. ``into`` is memory for starts, updates and learners of as many as there
+    is room for, filled with anything, unless that is one.
     """
 
-    def start_of(read: Array, worker: State, learner: Learner) -> tuple[Any, Any, Learner]:
-        if method.resume is None:
+    def start_of(resume: Any, read: Array, worker: State, learner: Learner) -> tuple[Any, Any, Learner]:
+        if resume is None:
             return (), flat.unravel(read), learner
-        start = method.resume(worker, read)
+        start = resume(worker, read)
         return start, flat.unravel(start), learner
 
     def gradients(
-        data: Any, key: Array, planned: Any, given: Sequence[Any], into: Any, begin: Array, count: Array
+        data: Any, constants: Constants, planned: Any, given: Sequence[Any], into: Any, begin: Array, count: Array
     ) -> Made:
+        method, local, _ = parts(constants.numbers)
+
         def one(place: Any) -> Made:
             # A switch, as to make one array of them and read its rows would copy both times. It returns the tree, whose
             # leaves are copied out of the vector in any case: what was read would be another copy, 2 % of the rate.
-            start, params, learner = jax.lax.switch(place, [functools.partial(start_of, *own) for own in given])
+            start, params, learner = jax.lax.switch(
+                place, [functools.partial(start_of, method.resume, *own) for own in given]
+            )
             visit, job, rows = jax.tree.map(lambda leaf: leaf[begin + place, 0], planned)
-            return Made(start, local(data, key, params, learner, visit, job, rows))
+            return Made(start, local(data, constants.key, params, learner, visit, job, rows))
 
         if room == 1:  # without a loop, at whose end what is made would be copied
             start, result = one(0)

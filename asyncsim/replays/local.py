@@ -30,6 +30,33 @@ class Learner(NamedTuple):
     problem: State
 
 
+class Constants(NamedTuple):
+    """What stays the same in a run, and may differ between runs of one compiled program.
+
+    Attributes
+    ----------
+    key : jax.random.key
+        Of the problem's randomness; in an ensemble ``[members]``.
+    numbers : dict
+        Hyper-parameters of the method by name, scalars; in an ensemble ``[members]``.
+    """
+
+    key: Array
+    numbers: dict[str, Array]
+
+
+class Parts(NamedTuple):
+    """The functions of a method on a problem: itself, that of `build_local` and that of `build_anew`."""
+
+    method: Method
+    local: Callable[..., "LocalResult"]
+    anew: Callable[[Array], tuple[State, Learner]] | None
+
+
+#: From numbers, `Constants.numbers`, to the functions that compute with them.
+MakeParts = Callable[[Any], Parts]
+
+
 class LocalResult(NamedTuple):
     """What a worker brings to its visit."""
 

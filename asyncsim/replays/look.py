@@ -11,7 +11,7 @@ from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.recorders import Recorder
 from asyncsim.replays.central import meet, take_up
 from asyncsim.replays.commit import build_commit, looked
-from asyncsim.replays.local import Flat, LocalResult, start_anew
+from asyncsim.replays.local import Constants, Flat, MakeParts, start_anew
 from asyncsim.replays.members import over_members
 from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, of_workers
 
@@ -59,22 +59,18 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
 
 
 def build_look(
-    method: Method,
-    recorders: tuple[Recorder, ...],
-    local: Callable[..., LocalResult],
-    flat: Flat,
-    layout: Layout,
-    anew: Callable[[Array], tuple[Any, Any]] | None = None,
+    parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
 ) -> Callable[..., list[dict[str, list[Array]]]]:
     """Return the jitted function that shows the first commit of some pieces: for each recorder that looks, by name.
 
-    It computes the commit anew, its gradient too. Its arguments: what the commit meets, the training data, the key of
-    the problem's randomness and the pieces. Each vector comes as the problem's tensors.
+    It computes the commit anew, its gradient too. Its arguments: what the commit meets, the training data, the
+    constants of the run and the pieces. Each vector comes as the problem's tensors.
     """
-    commit = build_commit(method, layout.reads)
     over = over_members if layout.members is not None else lambda function: function
 
-    def look(met: Met, data: Any, key: Array, pieces: Pieces) -> list[dict[str, list[Array]]]:
+    def look(met: Met, data: Any, constants: Constants, pieces: Pieces) -> list[dict[str, list[Array]]]:
+        method, local, anew = parts(constants.numbers)
+        commit = build_commit(method, layout.reads)
         visit, job, rows = jax.tree.map(lambda leaf: leaf[0, 0], (pieces.visit, pieces.job, pieces.rows))
         row, read = met.row, met.read
         if method.mix is not None:
@@ -82,7 +78,7 @@ def build_look(
         if anew is not None:
             row = start_anew(anew, row, read, pieces.fresh[0, 0])
         start = read if method.resume is None else method.resume(row.method, read)
-        result = local(data, key, start, row.learner, visit, job, rows)
+        result = local(data, constants.key, start, row.learner, visit, job, rows)
         if method.meet is not None:
             row, _ = meet(method, row, met.other, pieces.gossip.partner[0, 0], visit)
         brought = start if read is None else read, start, result.update, result.loss, met.pulled, visit

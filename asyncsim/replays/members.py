@@ -1,31 +1,14 @@
 """The members of an ensemble as one method on ``[members, parameters]``: what differs is batched, the rest shared."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
-from asyncsim.problems.problem import Problem
-from asyncsim.recorders import Commit, Recorder
-from asyncsim.replays.local import Flat, Learner, LocalResult, build_anew, build_local, from_vector
-from asyncsim.replays.state import Layout, ReplayState, initial_state
-
-
-class Members(NamedTuple):
-    """Methods of one kind that differ in some hyper-parameters.
-
-    Attributes
-    ----------
-    make : function
-        From the hyper-parameters that differ, by name, to a Method.
-    differing : Mapping[str, Array]
-        Their values, each of shape ``[members]``.
-    """
-
-    make: Callable[..., Method]
-    differing: Mapping[str, Array]
-
+from asyncsim.recorders import Commit
+from asyncsim.replays.local import Learner, MakeParts, Parts
+from asyncsim.replays.state import ReplayState
 
 _FUNCTIONS = ("message", "apply", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last")
 
@@ -39,46 +22,30 @@ def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
     return of_all
 
 
-def batched_method(members: Members, one: Method) -> Method:
-    """Return the members' method, all but its optimizer; ``one`` is any of them."""
+def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array], restarts: bool) -> Parts:
+    """Return the functions of all members, whose ``numbers`` have a leading axis; ``method`` is that of any of them."""
 
-    def over(name: str) -> Any:
-        found = getattr(one, name)
-        # The defaults work with any axes, and are recognised as such.
-        if found in (None, send_update, add):
-            return found
-
+    def over(function_of: Callable[[Parts], Any]) -> Callable[..., Any]:
         def function(*arguments: Any) -> Any:
-            def of_one(values: Any, *arguments: Any) -> Any:
-                return getattr(members.make(**values), name)(*arguments)
-
-            return over_members(of_one)(dict(members.differing), *arguments)
+            return over_members(lambda values, *own: function_of(make(values))(*own))(dict(numbers), *arguments)
 
         return function
 
-    return one._replace(**{name: over(name) for name in _FUNCTIONS})
-
-
-def batched_local(members: Members, problem: Problem, layout: Layout, flat: Flat) -> Callable[..., LocalResult]:
-    """Return that of `asyncsim.replays.local.from_vector` for all members, each with its key and its examples."""
+    def of_method(name: str) -> Any:
+        found = getattr(method, name)
+        # The defaults work with any axes, and are recognised as such.
+        return found if found in (None, send_update, add) else over(lambda parts: getattr(parts.method, name))
 
     def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
-        def one(values: Any, key: Array, start: Array, learner: Learner, visit: Visit, rows: Array) -> LocalResult:
-            of_one = build_local(members.make(**values), problem, layout.window, layout.windows_differ)
-            return from_vector(of_one, flat)(data, key, start, learner, visit, job, rows)
+        def of_member(values: Any, key: Array, start: Array, learner: Learner, visit: Visit, rows: Array):
+            return make(values).local(data, key, start, learner, visit, job, rows)
 
-        return over_members(one)(dict(members.differing), keys, start, learner, visit, rows)
+        return over_members(of_member)(dict(numbers), keys, start, learner, visit, rows)
 
-    return local
+    def anew(read: Array) -> Any:
+        return jax.vmap(lambda values, read: make(values).anew(read))(dict(numbers), read)  # type: ignore[misc]
 
-
-def batched_anew(members: Members, problem: Problem, flat: Flat, dtype: Any) -> Callable[[Array], Any]:
-    """Return that of `asyncsim.replays.local.build_anew` for all members."""
-
-    def one(values: Any, read: Array) -> Any:
-        return build_anew(members.make(**values), problem, flat, dtype)(read)
-
-    return lambda read: jax.vmap(one)(dict(members.differing), read)
+    return Parts(method._replace(**{name: of_method(name) for name in _FUNCTIONS}), local, anew if restarts else None)
 
 
 def _axis(argument: Any) -> Any:
@@ -98,11 +65,11 @@ _AXES: Any = {"central": 0, "server": 0, "recorders": 0, "read": 1, "push_read":
 
 
 def batched_state(
-    members: Members, recorders: tuple[Recorder, ...], flat: Flat, params: Any, problem_state: Any, **sizes: int
+    make: Callable[..., ReplayState], numbers: Any, params: Any, *given: Any, **sizes: int
 ) -> ReplayState:
-    """Return the state at version zero; the parameters have a leading axis of members, the problem's state has none."""
+    """Return the state at version zero; numbers and parameters have a leading axis of members, other arguments none."""
 
-    def one(values: Any, params: Any) -> ReplayState:
-        return initial_state(members.make(**values), recorders, flat, params, problem_state, **sizes)
+    def of_member(values: Any, params: Any) -> ReplayState:
+        return make(values, params, *given, **sizes)
 
-    return jax.vmap(one, out_axes=ReplayState(**_AXES))(dict(members.differing), params)
+    return jax.vmap(of_member, out_axes=ReplayState(**_AXES))(dict(numbers), params)

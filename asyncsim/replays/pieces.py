@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from asyncsim.methods.method import Array, Memories, Method
+from asyncsim.methods.method import Array, Memories
 from asyncsim.recorders import Commit, Recorder
 from asyncsim.replays.central import Sent, meet, take_up
 from asyncsim.replays.commit import build_commit, columns, observe, row_after
-from asyncsim.replays.local import LocalResult, start_anew
+from asyncsim.replays.local import Constants, MakeParts, Parts, start_anew
 from asyncsim.replays.members import over_members
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow, of_workers
 
@@ -35,50 +35,50 @@ from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, 
 class InPieces:
     """Computes commits on a state whose rows are in one array: forms "batch" and "single".
 
-    ``make`` is `asyncsim.replays.state.initial_state` less its first three arguments, or the same of an ensemble;
-    ``anew`` that of `asyncsim.replays.local.build_anew`, where workers start anew.
+    ``parts`` makes the functions of the method of numbers; ``make`` is `asyncsim.replays.state.initial_state`, or the
+    same of an ensemble, from numbers, parameters, the problem's state and sizes.
     """
 
     looks_ahead = False
 
     def __init__(
         self,
-        method: Method,
+        parts: MakeParts,
         recorders: tuple[Recorder, ...],
-        local: Callable[..., LocalResult],
         layout: Layout,
         devices: tuple[Any, ...],
         make: Callable[..., ReplayState],
-        anew: Callable[[Array], tuple[Any, Any]] | None = None,
     ):
         self._devices, self._make, self._workers = devices, make, layout.workers
         self._divided = _Divided(devices)
-        run_piece = _build_piece(method, recorders, local, layout, self._divided, anew)
+        self._initial: dict[Any, Callable[..., ReplayState]] = {}
         members = () if layout.members is None else (layout.members,)
         shape = (layout.piece_size, *members, len(columns(recorders)))
 
-        def advance(state: ReplayState, data: Any, key: Array, pieces: Pieces, count: Array):
+        def advance(state: ReplayState, data: Any, constants: Constants, pieces: Pieces, count: Array):
+            run_piece = _build_piece(parts(constants.numbers), recorders, layout, self._divided)
+
             def one(index: Array, carry: tuple[ReplayState, Array]) -> tuple[ReplayState, Array]:
                 state, numbers = carry
-                state, made = run_piece(state, data, key, jax.tree.map(lambda leaf: leaf[index], pieces))
+                state, made = run_piece(state, data, constants.key, jax.tree.map(lambda leaf: leaf[index], pieces))
                 return state, jax.lax.dynamic_update_index_in_dim(numbers, made, index, 0)
 
             numbers = jnp.zeros((pieces.size.shape[0], *shape), state.central.dtype)
             return jax.lax.fori_loop(0, count, one, (state, numbers))
 
-        #: From the state (used up), the training data, the key of the problem's randomness, some planned pieces and how
-        #: many of them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
+        #: From the state (used up), the training data, the constants of the run, some planned pieces and how many of
+        #: them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
         self.advance = jax.jit(advance, donate_argnums=0)
 
-    def initial_state(self, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
+    def initial_state(self, numbers: Any, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
         """Return the state at version zero, each array made where it will lie; rows are a multiple of the devices."""
         sizes = {name: -(-count // len(self._devices)) * len(self._devices) for name, count in sizes.items()}
-
-        def make(params: Any, problem_state: Any) -> ReplayState:
-            return self._make(params, problem_state, **sizes)
-
-        shardings = self._divided.of_state(jax.eval_shape(make, params, problem_state))
-        return jax.jit(make, out_shardings=shardings)(params, problem_state)
+        key = tuple(sizes.values())
+        if key not in self._initial:
+            make = functools.partial(self._make, **sizes)
+            shardings = self._divided.of_state(jax.eval_shape(make, numbers, params, problem_state))
+            self._initial[key] = jax.jit(make, out_shardings=shardings)
+        return self._initial[key](numbers, params, problem_state)
 
     def whole(self, state: ReplayState) -> ReplayState:
         """Return the state as it is."""
@@ -152,14 +152,10 @@ class _Carried(NamedTuple):
 
 
 def _build_piece(
-    method: Method,
-    recorders: tuple[Recorder, ...],
-    local: Callable[..., LocalResult],
-    layout: Layout,
-    divided: _Divided,
-    anew: Callable[[Array], tuple[Any, Any]] | None,
+    parts: Parts, recorders: tuple[Recorder, ...], layout: Layout, divided: _Divided
 ) -> Callable[..., tuple[ReplayState, Array]]:
     """Return the function that runs a piece: to the state after it, and the numbers of its commits."""
+    method, local, anew = parts
     commit, size = build_commit(method, layout.reads), layout.piece_size
     single = layout.form == "single"
     own = [one for one in recorders if not one.shared]

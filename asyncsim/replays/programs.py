@@ -1,7 +1,7 @@
 """Compiled programs of the replay, and the data they work on: made once for all runs that share them."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +10,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.errors import InputError
-from asyncsim.methods.method import Method
+from asyncsim.methods.check import check_method
+from asyncsim.methods.method import Array, Method, add, send_update
+from asyncsim.methods.recipe import Recipe, recipe_of
 from asyncsim.problems.problem import Problem
 from asyncsim.recorders import Recorder
 from asyncsim.replays.dispatched import Dispatched
-from asyncsim.replays.local import Flat, build_anew, build_local, flatten, from_vector
+from asyncsim.replays.local import Flat, MakeParts, Parts, build_anew, build_local, flatten, from_vector
 from asyncsim.replays.look import Met, build_first, build_look
-from asyncsim.replays.members import Members, batched_anew, batched_local, batched_method, batched_state
+from asyncsim.replays.members import batched_parts, batched_state
 from asyncsim.replays.pieces import InPieces
 from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state, of_workers
 from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
@@ -35,8 +37,9 @@ class Program(NamedTuple):
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     replicas, spread : function or None
-        Without a server, from the state to the replicas, ``[workers, parameters]``, in an ensemble ``[workers, members,
-        parameters]``, and to the mean squared distance of those that count from the central variable.
+        Without a server, from the state and the method's numbers to the replicas, ``[workers, parameters]``, in an
+        ensemble ``[workers, members, parameters]``, and to the mean squared distance of those that count from the
+        central variable.
     honest : bool array or slice
         Without a server, the workers that count in ``spread`` and in evaluations of replicas: all, or the honest ones.
     each : function
@@ -49,12 +52,27 @@ class Program(NamedTuple):
     first: Callable[[Any, Pieces], Met]
     look: Callable[..., Any]
     evaluate: Callable[..., Any]
-    replicas: Callable[[ReplayState], Any] | None
-    spread: Callable[[ReplayState], Any] | None
+    replicas: Callable[[ReplayState, Any], Any] | None
+    spread: Callable[[ReplayState, Any], Any] | None
     honest: Any
     each: Callable[..., Any]
     flat: Flat
     devices: tuple[Any, ...]
+
+
+class Family(NamedTuple):
+    """Methods that share a program.
+
+    Attributes
+    ----------
+    make : function
+        From the numbers in which they differ, which may be traced, to a method.
+    method : Method
+        Any of them.
+    """
+
+    make: Callable[[Any], Method]
+    method: Method
 
 
 def compiled(
@@ -64,40 +82,47 @@ def compiled(
     layout: Layout,
     dtype: Any,
     devices: tuple[Any, ...],
-) -> Program:
-    """Return the functions for these very objects: keep and reuse them to compile once."""
-    return _build(Same(method), tuple(map(Same, recorders)), Same(problem), layout, dtype, devices, gradients_at_once())
+) -> tuple[Program, dict[str, Array]]:
+    """Return the program of a method, made once for all that differ in numbers alone, and the numbers of this one.
+
+    Else it is made for these very objects: keep and reuse them to compile once.
+    """
+    recipe, numbers = recipe_of(method), {}
+    family = Keyed(Same(method), Family(lambda numbers: method, method))
+    if recipe is not None:
+        names = _traced_numbers(Keyed(recipe.key, recipe), Same(problem))
+        constants = {name: value for name, value in recipe.numbers.items() if name not in names}
+        key = recipe.key, names, tuple(constants.values())
+        family = Keyed(key, Family(lambda numbers: recipe.make({**constants, **numbers}), method))
+        # Of no type of their own, as Python's numbers are: they never promote.
+        numbers = {name: jnp.asarray(recipe.numbers[name]) for name in names}
+    same = family, tuple(map(Same, recorders)), Same(problem), layout, dtype, devices, gradients_at_once()
+    return _build(*same), numbers
 
 
 def compiled_ensemble(
-    members: Members,
-    one: Method,
-    recorders: tuple[Recorder, ...],
-    problem: Problem,
-    layout: Layout,
-    dtype: Any,
-    device: Any,
+    family: Family, recorders: tuple[Recorder, ...], problem: Problem, layout: Layout, dtype: Any, device: Any
 ) -> Program:
-    """Return the functions for the members of an ensemble on one device, ``one`` being any of their methods.
-
-    They are compiled anew for each ensemble.
-    """
+    """Return the program of the members of an ensemble on one device; it is compiled anew for each ensemble."""
     flat = _flatten(problem, dtype, device)
-    method = batched_method(members, one)
-    local = batched_local(members, problem, layout, flat)
-    every = flat._replace(unravel=jax.vmap(flat.unravel))
+    of_member = _parts(family, problem, layout, flat, dtype)
+
+    def parts(numbers: Any) -> Parts:
+        return batched_parts(of_member, family.method, numbers, layout.restarts)
+
     evaluate = _evaluation(problem, flat)
 
     def evaluate_all(central: Any, state: Any, train: Any, test: Any) -> Any:
         # One after the other: what an evaluation holds at a time is sized for one.
         return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
 
-    anew = batched_anew(members, problem, flat, dtype) if layout.restarts else None
-    make = functools.partial(batched_state, members, recorders, flat)
-    engine = InPieces(method, recorders, local, layout, (device,), make, anew)
-    first, look = build_first(method, layout), build_look(method, recorders, local, every, layout, anew)
+    make = functools.partial(batched_state, _initial(of_member, recorders, flat))
+    engine = InPieces(parts, recorders, layout, (device,), make)
+    every = flat._replace(unravel=jax.vmap(flat.unravel))
+    first, look = build_first(family.method, layout), build_look(parts, recorders, every, layout)
     each = _evaluation_of_each(problem, flat)
-    return Program(engine, first, look, jax.jit(evaluate_all), *_build_replicas(method, layout), each, flat, (device,))
+    replicas = _build_replicas(parts, family.method, layout)
+    return Program(engine, first, look, jax.jit(evaluate_all), *replicas, each, flat, (device,))
 
 
 def on_devices(problem: Problem, dtype: Any, devices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -140,9 +165,22 @@ class Same:
         return isinstance(other, Same) and self.value is other.value
 
 
+class Keyed:
+    """A value of a cache that is as good as another with the same key."""
+
+    def __init__(self, key: Hashable, value: Any):
+        self.key, self.value = key, value
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keyed) and self.key == other.key
+
+
 @cached(maxsize=32)
 def _build(
-    same_method: Same,
+    keyed: Keyed,
     same_recorders: tuple[Same, ...],
     same_problem: Same,
     layout: Layout,
@@ -150,42 +188,98 @@ def _build(
     devices: tuple[Any, ...],
     at_once: int,
 ) -> Program:
-    method, problem = same_method.value, same_problem.value
+    family, problem = keyed.value, same_problem.value
     recorders = tuple(same.value for same in same_recorders)
     flat = _flatten(problem, dtype, devices[0])
-    local = build_local(method, problem, layout.window, layout.windows_differ)
-    of_vector = from_vector(local, flat)
-    anew = build_anew(method, problem, flat, dtype) if layout.restarts else None
+    parts = _parts(family, problem, layout, flat, dtype)
     engine: Any
     first: Callable[[Any, Pieces], Met]
     if layout.form == "dispatched":
         parameters = problem.parameter_count
         room = gradients_a_group(parameters, _has_convolution(problem, dtype))
-        apart = Dispatched(method, recorders, local, flat, layout, devices[0], at_once, room, parameters, anew)
-        engine, first = apart, apart.first
+        of_trees = _parts(family, problem, layout, flat, dtype, on_trees=True)
+        given = recorders, flat, layout, devices[0], at_once, room, parameters
+        engine = Dispatched(of_trees, family.method, *given)
+        first = engine.first
     else:
-        make = functools.partial(initial_state, method, recorders, flat)
-        engine = InPieces(method, recorders, of_vector, layout, devices, make, anew)
-        first = build_first(method, layout)
-    look = build_look(method, recorders, of_vector, flat, layout, anew)
+        engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat))
+        first = build_first(family.method, layout)
+    look = build_look(parts, recorders, flat, layout)
     evaluate, each = jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
-    return Program(engine, first, look, evaluate, *_build_replicas(method, layout), each, flat, devices)
+    return Program(engine, first, look, evaluate, *_build_replicas(parts, family.method, layout), each, flat, devices)
 
 
-def _build_replicas(method: Method, layout: Layout) -> tuple[Any, Any, Any]:
+def _parts(
+    family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: Any, on_trees: bool = False
+) -> MakeParts:
+    """Return the function from numbers to a method's functions, on vectors or on the problem's own tree."""
+
+    def parts(numbers: Any) -> Parts:
+        method = family.make(numbers)
+        local = build_local(method, problem, layout.window, layout.windows_differ)
+        anew = build_anew(method, problem, flat, dtype) if layout.restarts else None
+        return Parts(method, local if on_trees else from_vector(local, flat), anew)
+
+    return parts
+
+
+def _initial(parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat) -> Callable[..., ReplayState]:
+    """Return the function from numbers, parameters, the problem's state and sizes to the state at version zero."""
+    return lambda numbers, *given, **sizes: initial_state(parts(numbers).method, recorders, flat, *given, **sizes)
+
+
+@cached(maxsize=256)
+def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
+    """Return the names of a recipe's numbers that may be traced: with which the method has the same form."""
+    recipe: Recipe = keyed.value
+    params = jax.eval_shape(lambda: same_problem.value.init(jax.random.key(0)))
+
+    def may_be_traced(names: tuple[str, ...]) -> bool:
+        def has_same_form(traced: Any) -> int:
+            method = recipe.make({**recipe.numbers, **traced})
+            check_method(method, params)
+            if _form(method) != _form(recipe.made):
+                raise TypeError
+            return 0
+
+        try:
+            jax.eval_shape(has_same_form, {name: recipe.numbers[name] for name in names})
+        except (TypeError, InputError):
+            return False
+        return True
+
+    names = tuple(recipe.numbers)
+    if may_be_traced(names):
+        return names
+    alone = tuple(name for name in names if may_be_traced((name,)))
+    return alone if may_be_traced(alone) else ()
+
+
+def _form(method: Method) -> tuple[Any, ...]:
+    """Return all that a program depends on besides what the functions of a method compute."""
+    functions = [
+        value if value in (None, send_update, add) else callable(value)
+        for name, value in zip(Method._fields, method, strict=True)
+        if name not in ("name", "hyperparameters", "optimizer", "timing", "rounds", "honest", "recipe")
+    ]
+    return (*functions, method.sees_loss, method.sees_memories, method.needs_key, method.honest)
+
+
+def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[Any, Any, Any]:
     """Return `Program.replicas`, `Program.spread` and `Program.honest`."""
     honest = slice(None) if method.honest is None else np.array(method.honest)
     if not layout.gossip:
         return None, None, honest
 
-    def replicas(state: ReplayState) -> Any:
-        found, resume = state.workers.method, method.resume
-        if method.mix is not None and resume is not None:
-            found = jax.vmap(lambda own: resume(own, None))(found)
-        return of_workers(found, layout.workers)
+    def replicas(state: ReplayState, numbers: Any) -> Any:
+        method, replicas = parts(numbers).method, state.workers.method
+        if method.mix is not None:
+            resume: Any = method.resume
+            replicas = jax.vmap(lambda replica: resume(replica, None))(replicas)
+        return of_workers(replicas, layout.workers)
 
-    def spread(state: ReplayState) -> Any:
-        return jnp.mean(jnp.sum((replicas(state)[honest] - state.central) ** 2, -1), 0)
+    def spread(state: ReplayState, numbers: Any) -> Any:
+        return jnp.mean(jnp.sum((replicas(state, numbers)[honest] - state.central) ** 2, -1), 0)
 
     return jax.jit(replicas), jax.jit(spread), honest
 

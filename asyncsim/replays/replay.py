@@ -18,6 +18,7 @@ from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.recorders import Recorder, show_diagnostics
 from asyncsim.replays.attacked import under_attack, warn_of_weakness
 from asyncsim.replays.commit import columns, require_recorders
+from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recording import LOSSES, Recording
@@ -191,11 +192,13 @@ class Replay:
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
         form = form or form_of(trace, method, problem, devices)
         plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.needs_key)
-        program = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
+        program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)
         recording = Recording(trace, tensor_names(params), columns(recorders))
         self.devices = devices
-        self.running = Running(problem, plan, program, params, key, dtype, [recording], evaluate_replicas)
+        self.running = Running(
+            problem, plan, program, params, Constants(key, numbers), dtype, [recording], evaluate_replicas
+        )
 
     @property
     def state(self) -> ReplayState:

@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncsim.errors import InputError
 from asyncsim.problems.problem import Problem
+from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan, purpose_key
 from asyncsim.replays.programs import Program, as_data, cast, on_devices
 from asyncsim.replays.recording import Recording
@@ -36,7 +37,7 @@ class Running:
         plan: Plan,
         program: Program,
         params: Any,
-        key: jax.Array,
+        constants: Constants,
         dtype: Any,
         recordings: Sequence[Recording],
         evaluates_replicas: bool = False,
@@ -44,7 +45,7 @@ class Running:
         self.evaluates_replicas = evaluates_replicas
         self.trace, self.recordings = recordings[0].trace, recordings
         self.position = 0
-        self._problem, self._plan, self._program, self._key = problem, plan, program, key
+        self._problem, self._plan, self._program, self._constants = problem, plan, program, constants
         # Positions of checkpoints and of the last restore of each; and what there is to restore where.
         self._checkpoints = {stays: at for at, stays, *_ in plan.restores}
         self._restores = {at: (stays, slots, pushes) for at, stays, slots, pushes in plan.restores}
@@ -56,7 +57,9 @@ class Running:
         if waves.gossip is not None:
             slots["message_slots"] = waves.gossip.slots + 1
         of_problem = problem_state(problem, dtype)
-        self._state: Any = program.engine.initial_state(params, of_problem, **slots, workers=self.trace.workers)
+        self._state: Any = program.engine.initial_state(
+            constants.numbers, params, of_problem, **slots, workers=self.trace.workers
+        )
 
     @property
     def state(self) -> ReplayState:
@@ -103,12 +106,12 @@ class Running:
             begun = following if following and following[0][0] not in self._restores else None
             more = (begun and begun[1],) if ahead else ()
             met = program.first(held, pieces) if self._plan.looked_at[starts[0]] else None
-            held, numbers = engine.advance(held, self._train, self._key, pieces, np.int32(len(starts) - 1), *more)
+            held, numbers = engine.advance(held, self._train, self._constants, pieces, np.int32(len(starts) - 1), *more)
             # While the devices work on a chunk, the host plans the next and looks at the one before.
             chunk = following if ahead else next(chunks, None)
             if pending is not None:
                 self._take(*pending)
-            shown = [] if met is None else program.look(met, self._train, self._key, pieces)
+            shown = [] if met is None else program.look(met, self._train, self._constants, pieces)
             pending = (starts, numbers, shown)
         if pending is not None:
             self._take(*pending)
@@ -135,7 +138,7 @@ class Running:
         )
         values = self._program.evaluate(central, state, train, test)
         if self._program.spread is not None:
-            values = {"consensus_distance": self._program.spread(self._held), **values}
+            values = {"consensus_distance": self._program.spread(self._held, self._constants.numbers), **values}
         if self.evaluates_replicas:
             values |= self._of_replicas(first)
         return [
@@ -153,7 +156,7 @@ class Running:
         """Return the members' replicas as trees of arrays with a leading axis of workers; None with a server."""
         if self._program.replicas is None:
             return [None] * len(self.recordings)
-        found = np.asarray(self._program.replicas(self._held))
+        found = np.asarray(self._program.replicas(self._held, self._constants.numbers))
         unravel = jax.vmap(self._program.flat.unravel)
         members = np.moveaxis(found, 1, 0) if self._batched else [found]
         return [jax.tree.map(np.asarray, unravel(jnp.asarray(own))) for own in members]
@@ -173,7 +176,8 @@ class Running:
         part, data = ("train", self._train) if self._test is None else ("test", self._test)
         states = None if self._problem.init_state is None else self._program.engine.problem_states(self._held)
         assert self._program.replicas is not None
-        rows = jax.tree.map(lambda leaf: leaf[self._program.honest], (self._program.replicas(self._held), states))
+        replicas = self._program.replicas(self._held, self._constants.numbers)
+        rows = jax.tree.map(lambda leaf: leaf[self._program.honest], (replicas, states))
         values: dict[str, Any] = {}
         for name, each in self._program.each(*jax.device_put((*rows, data), device)).items():
             if name.endswith(("loss", "accuracy")):  # of others nobody knows which values are best

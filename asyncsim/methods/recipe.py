@@ -1,0 +1,106 @@
+"""Recipes: the numbers of a method as arguments of the compiled program, and not as constants in it.
+
+A method is made of pure functions closed over its hyper-parameters. `shares_programs` records the call of
+a factory, so that a replay can make the method again of numbers that are traced: methods that differ in a
+learning rate or a momentum then share what is compiled.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from asyncsim.errors import InputError
+from asyncsim.methods.method import Method
+from asyncsim.methods.named import NamedOptimizer, named_optimizer
+
+Factory = TypeVar("Factory", bound=Callable[..., Method])
+
+
+class Recipe(NamedTuple):
+    """How a method was made.
+
+    Attributes
+    ----------
+    key : hashable
+        Equal for methods that differ in their numbers alone.
+    make : function
+        From numbers, which may be traced, to the method.
+    numbers : dict
+        Floating-point numbers by name.
+    made : Method
+        The method; one whose functions were replaced since has no recipe.
+    """
+
+    key: Hashable
+    make: Callable[[Mapping[str, Any]], Method]
+    numbers: dict[str, float]
+    made: Method
+
+
+def shares_programs(factory: Factory) -> Factory:
+    """Let the methods that a factory makes share compiled programs where they differ in numbers alone.
+
+    Only floating-point arguments become arguments of the program, and only those that the factory passes
+    on to arithmetic: counts and choices, and numbers that Python compares, remain constants.
+
+    Examples
+    --------
+    >>> from asyncsim.methods import Method, gradient_steps, shares_programs
+    >>> @shares_programs
+    ... def plain(learning_rate=0.05):
+    ...     steps = gradient_steps(learning_rate)
+    ...     return Method(name="plain", hyperparameters={"learning_rate": learning_rate}, optimizer=steps)
+    """
+    signature = inspect.signature(factory)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if any(parameter.kind not in by_name for parameter in signature.parameters.values()):
+        raise InputError(f"{factory.__name__}: must name each of its parameters, without * and /, to share programs")
+
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> Method:
+        method = factory(*args, **kwargs)._replace(recipe=None)
+        arguments = signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        return method._replace(recipe=_recipe(factory, arguments.arguments, method))
+
+    return make  # type: ignore[return-value]
+
+
+def recipe_of(method: Method) -> Recipe | None:
+    """Return how a method was made; None if nobody knows, or if it was changed since."""
+    recipe = method.recipe
+    if recipe is None or any(a is not b for a, b in zip(method[:-1], recipe.made[:-1], strict=True)):
+        return None
+    return recipe
+
+
+def _recipe(factory: Callable[..., Method], arguments: Mapping[str, Any], made: Method) -> Recipe | None:
+    """Return the recipe of a call; None if an argument cannot be compared with those of other calls."""
+    numbers: dict[str, float] = {}
+    constants: list[Hashable] = []
+
+    def separate(name: str, value: Any) -> Callable[[Mapping[str, Any]], Any]:
+        """Return the function from numbers to an argument, and note it as a number or as a constant."""
+        if isinstance(value, float):
+            numbers[name] = value
+            return lambda numbers: numbers[name]
+        if isinstance(value, NamedOptimizer):
+            settings = value.hyperparameters
+            constants.append((name, settings["optimizer"]))
+            rate = separate(f"{name}.learning_rate", settings["learning_rate"])
+            return lambda numbers: named_optimizer(settings["optimizer"], rate(numbers))
+        constants.append((name, type(value), value))
+        return lambda numbers: value
+
+    values = {name: separate(name, value) for name, value in arguments.items()}
+    key = factory, tuple(constants), tuple(numbers)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+
+    def make(numbers: Mapping[str, Any]) -> Method:
+        return factory(**{name: value(numbers) for name, value in values.items()})
+
+    return Recipe(key, make, numbers, made)

@@ -1,0 +1,119 @@
+"""Methods that differ in numbers alone share a compiled program, and compute what they compute alone."""
+
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from asyncsim import Cluster, attacks, methods, problems, replay, simulate
+from asyncsim.errors import InputError
+from asyncsim.methods import METHODS, Applied, Method, gradient_steps, named_optimizer, shares_programs
+from asyncsim.methods.recipe import recipe_of
+from asyncsim.replays.programs import Keyed, Same, _traced_numbers
+
+#: Numbers on which the form of a method depends, so that each value has a program.
+CONSTANTS = {"lsgd": {"step_pull"}, "mem_sgd": {"fraction"}, "parle": {"noise"}}
+#: Arguments without a default.
+NEEDED = {"limit": 3, "count": 2, "buckets": 2}
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return simulate(Cluster(workers=3, compute="gamma(1, 0.3)"), commits=30, seed=1)
+
+
+def counting_problem():
+    """A quadratic that counts how often its loss is traced."""
+    traced = []
+
+    def loss(params, batch, key):
+        traced.append(1)
+        return jnp.sum(params**2) + 0 * jnp.sum(batch)
+
+    data = np.zeros((8, 1), np.float32)
+    problem = problems.custom(lambda key: jnp.ones(3), loss, data, batch_size=1, name="counting")
+    return problem, traced
+
+
+def replayed(trace, method, problem, **options):
+    return replay(trace, method, problem, evaluate_every=100, **options)
+
+
+@pytest.mark.parametrize(
+    "make, options",
+    [
+        (methods.downpour, {}),
+        (lambda rate: methods.gem(learning_rate=rate, momentum=10 * rate), {}),
+        (lambda rate: methods.agn(optimizer=named_optimizer("sgd", rate)), {}),
+        (methods.downpour, {"attack": "sign_flip(workers=1)"}),
+        (methods.downpour, {"attack": attacks.alie(workers=1, z=0.5)}),
+    ],
+)
+def test_one_program_for_all_numbers(trace, make, options):
+    problem, traced = counting_problem()
+    replayed(trace, make(0.01), problem, **options)
+    once = len(traced)
+    runs = [replayed(trace, make(rate), problem, seed=seed, **options) for rate in (0.02, 0.05) for seed in (0, 1)]
+    # Whether a number may be traced is found out once, from shapes, and an evaluation is compiled once.
+    assert len(traced) == once
+    assert len({run.commits["loss"].iloc[-1] for run in runs}) > 1
+
+
+def test_a_method_whose_functions_are_replaced_computes_with_the_new_ones(trace):
+    def halved(server, central, message, memory, visit):
+        return Applied(central + 0.5 * message, server, memory)
+
+    problem, _ = counting_problem()
+    changed = methods.downpour(0.1)._replace(apply=halved)
+    assert recipe_of(methods.downpour(0.1)) is not None and recipe_of(changed) is None
+    alone = Method("halved", {}, gradient_steps(0.1), apply=halved)
+    first, second = (replayed(trace, method, problem).commits["loss"] for method in (changed, alone))
+    assert first.equals(second) and not first.equals(replayed(trace, methods.downpour(0.1), problem).commits["loss"])
+
+
+def test_numbers_that_python_compares_remain_constants(trace):
+    @shares_programs
+    def stepping(learning_rate=0.1, doubled=0.0):
+        steps = gradient_steps(2 * learning_rate if doubled > 0.5 else learning_rate)
+        return Method("stepping", {"learning_rate": learning_rate, "doubled": doubled}, steps)
+
+    problem, _ = counting_problem()
+    recipe = recipe_of(stepping(0.1, doubled=1.0))
+    assert _traced_numbers(Keyed(recipe.key, recipe), Same(problem)) == ("learning_rate",)
+    plain, doubled, twice = (
+        replayed(trace, method, problem).commits["loss"]
+        for method in (stepping(0.1), stepping(0.1, doubled=1.0), stepping(0.2))
+    )
+    assert doubled.equals(twice) and not doubled.equals(plain)
+
+
+def test_arguments_that_cannot_be_compared_have_a_program_of_their_own(trace):
+    @shares_programs
+    def scaled(scales):
+        return Method("scaled", {}, gradient_steps(float(np.mean(scales))))
+
+    problem, _ = counting_problem()
+    method = scaled(np.array([0.1, 0.3]))
+    assert recipe_of(method) is None
+    assert (
+        replayed(trace, method, problem)
+        .commits["loss"]
+        .equals(replayed(trace, methods.downpour(0.2), problem).commits["loss"])
+    )
+    with pytest.raises(InputError, match="must name each of its parameters"):
+        shares_programs(lambda *rates: methods.downpour(*rates))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_numbers_of_every_method_are_arguments(name):
+    factory = METHODS[name]
+    needed = {
+        argument: NEEDED.get(argument, 2)
+        for argument, parameter in inspect.signature(factory).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+    }
+    recipe = recipe_of(factory(**needed))
+    traced = _traced_numbers(Keyed(recipe.key, recipe), Same(problems.quadratic(curvature=[0.1, 1.0])))
+    assert "learning_rate" in traced
+    assert set(recipe.numbers) - set(traced) == CONSTANTS.get(name, set())
