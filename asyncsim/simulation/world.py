@@ -177,7 +177,7 @@ class World:
         return compute
 
     def _all_reduce(self, then: Step, loaded: bool = True) -> Step:
-        """Return the step that waits for the all-reduce of the workers that are counted, and continues with ``then``."""
+        """Return the step that waits for the all-reduce of the gate's members, and continues with ``then``."""
         clock, gate, arrival = self.clock, self.gate, [then]
         seconds: dict[frozenset[int], float] = {}
 
