@@ -8,6 +8,7 @@ What loads SimPy, pandas, JAX or matplotlib is imported when it is first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
 from asyncsim.clusters.laws import (
     Constant,
@@ -37,7 +38,6 @@ from asyncsim.clusters.policy import (
     overlap,
     rounds,
 )
-from asyncsim.errors import InputError
 
 __version__ = "0.1.0.dev0"
 
@@ -96,8 +96,16 @@ __all__ = [
     "topologies",
 ]
 
-#: Where the names are that are imported when first used; a module of its own has None.
+#: Where the names are that are imported when first used: the package of a module, or the module of a name.
 _HOME = {
+    "aggregation": "byzantine",
+    "attacks": "byzantine",
+    "failures": "clusters",
+    "plots": "drawing",
+    "prediction": "calibration",
+    "recorders": "replays",
+    "topologies": "clusters",
+    **dict.fromkeys(("calibration", "methods", "problems", "real", "runs", "study", "theory"), ""),
     "CalibrationWarning": "calibration",
     "Run": "runs.run",
     "Trace": "traces.trace",
@@ -107,45 +115,15 @@ _HOME = {
     "replay": "replays.replay",
     "replay_ensemble": "replays.ensemble",
     "simulate": "simulation.simulate",
-    **dict.fromkeys(
-        (
-            *(
-                "aggregation",
-                "attacks",
-                "calibration",
-                "failures",
-                "methods",
-                "plots",
-                "prediction",
-                "problems",
-                "real",
-                "recorders",
-                "runs",
-                "study",
-            ),
-            *("theory", "topologies"),
-        )
-    ),
 }
 
 if TYPE_CHECKING:
-    from asyncsim import (
-        aggregation,
-        attacks,
-        calibration,
-        failures,
-        methods,
-        plots,
-        prediction,
-        problems,
-        real,
-        recorders,
-        runs,
-        study,
-        theory,
-        topologies,
-    )
-    from asyncsim.calibration import CalibrationWarning, calibrate
+    from asyncsim import calibration, methods, problems, real, runs, study, theory
+    from asyncsim.byzantine import aggregation, attacks
+    from asyncsim.calibration import CalibrationWarning, calibrate, prediction
+    from asyncsim.clusters import failures, topologies
+    from asyncsim.drawing import plots
+    from asyncsim.replays import recorders
     from asyncsim.replays.ensemble import replay_ensemble
     from asyncsim.replays.replay import replay
     from asyncsim.runs.run import Run
@@ -158,12 +136,8 @@ else:  # type checkers know that there is no other name
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module 'asyncsim' has no attribute {name!r}")
-        home = _HOME[name]
-        return (
-            getattr(importlib.import_module(f"asyncsim.{home}"), name)
-            if home
-            else importlib.import_module(f"asyncsim.{name}")
-        )
+        home = importlib.import_module(f"asyncsim.{_HOME[name]}".rstrip("."))
+        return vars(home).get(name) or importlib.import_module(f"{home.__name__}.{name}")
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 2 for bad input, and for a command that there is not."""
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        from asyncsim.wording import safe_output
+        from asyncsim.base.console import safe_output
 
         with safe_output():
             return _run(command, rest)
@@ -30,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(command: str, rest: Sequence[str]) -> int:
     from asyncsim import study
-    from asyncsim.errors import choices_like
-    from asyncsim.interruption import ignore_from_now_on
-    from asyncsim.wording import tell
+    from asyncsim.base.console import tell
+    from asyncsim.base.errors import choices_like
+    from asyncsim.base.interruption import ignore_from_now_on
 
     if command == "study":
         code = study.main(rest)

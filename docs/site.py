@@ -23,22 +23,22 @@ DRAWN = ROOT / "results" / "gallery"
 #: The pages of the API and their modules.
 API = {
     "clusters": "clusters.cluster clusters.laws clusters.network clusters.policy clusters.collectives",
-    "topologies": "topologies",
-    "failures": "failures",
+    "topologies": "clusters.topologies",
+    "failures": "clusters.failures",
     "traces": "simulation.simulate traces.prescription traces.visits traces.trace",
     "methods": "methods",
-    "aggregation": "aggregation",
-    "attacks": "attacks",
+    "aggregation": "byzantine.aggregation",
+    "attacks": "byzantine.attacks",
     "problems": "problems",
-    "recorders": "recorders",
+    "recorders": "replays.recorders",
     "replay": "replays.replay replays.ensemble",
     "runs": "runs.run runs.opened",
-    "plots": "plots",
+    "plots": "drawing.plots",
     "theory": "theory",
-    "calibration": "calibration prediction",
+    "calibration": "calibration calibration.prediction",
     "study": "study study.config study.sweep",
     "real": "real",
-    "errors": "errors",
+    "errors": "base.errors",
 }
 _FENCE = re.compile(r"^```(\w+) ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)")

@@ -17,6 +17,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
@@ -32,11 +34,9 @@ from asyncsim.drawing.curves import (
     mark_beyond,
     steady_time,
 )
-from asyncsim.errors import InputError
 from asyncsim.runs.run import Run
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace import Trace
-from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ("method", "workers", "own_workers", "simulated_seconds", "trace_file", "run_folder")
 _OF_TABLE = ("method", "learning_rate", "seeds")

@@ -18,11 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from asyncsim.base.console import over_seeds
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.errors import InputError
 from asyncsim.study.finished import read
 from asyncsim.study.results import SUMMARY
-from asyncsim.wording import over_seeds
 
 _COLUMNS = ("method", "seed", "models", "diverged", "test_loss", "single_loss", "test_accuracy", "single_accuracy")
 _MEASURES = {"loss": "test loss (nats)", "accuracy": "test accuracy"}

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, number_text, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished, read
-from asyncsim.wording import counted, number_text, over_seeds
 
 #: The parts of the workers' time: column, label, colour.
 _PARTS = (

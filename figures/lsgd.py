@@ -15,15 +15,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import over_seeds
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
-from asyncsim.errors import InputError
 from asyncsim.runs.run import Run
 from asyncsim.study import load
 from asyncsim.study.finished import Finished
-from asyncsim.wording import over_seeds
 
 #: What the study's methods are called here, where that is not their label elsewhere.
 _LABELS = {"lsgd": "LSGD, one leader", "lsgd_groups": "LSGD, a leader in each group", "aeasgd": "EASGD, asynchronous"}

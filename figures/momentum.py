@@ -10,10 +10,10 @@ The best explicit momentum against the number of workers, and how fast the loss 
 import numpy as np
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.study.finished import Finished
-from asyncsim.wording import counted, over_seeds
 
 _BEST = ["workers", "server_momentum", "lowest", "highest", "implicit"]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import over_seeds, wrapped
 from asyncsim.drawing import layout, look
-from asyncsim.planning import FEWEST_ROUNDS
 from asyncsim.study.finished import Finished, read
-from asyncsim.wording import over_seeds, wrapped
+from asyncsim.study.planning import FEWEST_ROUNDS
 
 _COLUMNS = ("name", "policy", "collective", "cost", "cost_low", "cost_high", "staleness_mean", "front", "seeds")
 #: Members of the front that are named at their points.

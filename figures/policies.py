@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import LEAST_SHARE, counted, number_text, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
@@ -32,7 +33,6 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace_summary import IN_WORDS, Phases
-from asyncsim.wording import LEAST_SHARE, counted, number_text, over_seeds
 
 _COLUMNS = ("workers", "window", "policy", *Phases._fields, "in_vain", "throughput")
 

@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.drawing.look import Look
-from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished, read
-from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ("method", "learning_rate", "own_workers", "trace_file", "run_folder")
 _LABELS = {"data_parallel": "data-parallel SGD", "averaging": "local SGD", "easgd": "EASGD, synchronous"}

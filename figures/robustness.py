@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished, read
-from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ("method", "byzantine", "attack", "learning_rate", "test_accuracy")
 #: Below this the cells of the table are dark.

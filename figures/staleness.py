@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncsim import plots
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.policy import asynchronous
 from asyncsim.drawing import layout, look
@@ -45,7 +46,6 @@ from asyncsim.runs.run import Run
 from asyncsim.study import finished
 from asyncsim.study.outcome import energy_ratios
 from asyncsim.traces.trace import Trace
-from asyncsim.wording import counted, over_seeds
 
 _COLUMNS = ["method", "trace_file", "run_folder"]
 #: Width of the losses in one panel (inches).

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.files import write_csv
+from asyncsim.base.console import counted, over_seeds, table_text
+from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.base.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw
 from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
-from asyncsim.wording import counted, over_seeds, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

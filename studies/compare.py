@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from asyncsim.base.console import counted, note, table_text
+from asyncsim.base.errors import InputError, require_choice, require_positive
+from asyncsim.base.files import write_csv
 from asyncsim.clusters.cluster_text import describe
-from asyncsim.errors import InputError, require_choice, require_positive
-from asyncsim.files import write_csv
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions, say_at_start
-from asyncsim.wording import counted, note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncsim.errors import InputError
-from asyncsim.files import write_csv
+from asyncsim.base.console import table_text
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import write_csv
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.wording import table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim.calls import split
-from asyncsim.errors import InputError
+from asyncsim.base.calls import split
+from asyncsim.base.console import over_seeds, table_text
+from asyncsim.base.errors import InputError
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import sweep
-from asyncsim.wording import over_seeds, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,9 +115,9 @@ def averaged_predictions(problem: "Problem", models: Sequence[Any], data: Any) -
     import jax
     import jax.numpy as jnp
 
+    from asyncsim.base.tracing import whole_products
     from asyncsim.problems.layers import accuracy
     from asyncsim.problems.problem import mean_in_pieces
-    from asyncsim.tracing import whole_products
 
     predict: Any = problem.predict
 

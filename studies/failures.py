@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from asyncsim.base.console import counted, table_text
+from asyncsim.base.errors import require_nonnegative
+from asyncsim.base.files import write_csv
+from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import as_law
-from asyncsim.errors import require_nonnegative
-from asyncsim.failures import crash
-from asyncsim.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, figures, read, trace_means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target, until_target
-from asyncsim.wording import counted, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

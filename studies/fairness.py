@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsim.errors import InputError, require_choice, require_count
-from asyncsim.files import plain
+from asyncsim.base.console import note, table_text
+from asyncsim.base.errors import InputError, require_choice, require_count
+from asyncsim.base.files import plain
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
-from asyncsim.wording import note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from asyncsim.errors import InputError, require_choice, require_nonnegative
-from asyncsim.files import write_csv
+from asyncsim.base.console import counted, note
+from asyncsim.base.errors import InputError, require_choice, require_nonnegative
+from asyncsim.base.files import write_csv
 from asyncsim.study import load_file, shipped
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.wording import counted, note
 
 if TYPE_CHECKING:
     import pandas as pd

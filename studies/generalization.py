@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncsim.errors import InputError, require_count
+from asyncsim.base.errors import InputError, require_count
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep

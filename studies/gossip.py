@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from asyncsim.base.console import each_note_once, note, number_text, table_text
+from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.files import write_csv
 from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.laws import Constant, Law, scaled
 from asyncsim.clusters.network import PerWorker, per_worker
-from asyncsim.errors import InputError, require_positive
-from asyncsim.files import write_csv
+from asyncsim.clusters.topologies import as_topology, slow_links
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions, until_target
-from asyncsim.topologies import as_topology, slow_links
-from asyncsim.wording import each_note_once, note, number_text, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,7 +182,7 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
 
     Second, in words, the methods that are left out on a topology.
     """
-    from asyncsim.attacks import parse_attack
+    from asyncsim.byzantine.attacks import parse_attack
     from asyncsim.replays.attacked import require_attackable
     from asyncsim.study.cell import meet
 

@@ -8,7 +8,7 @@ two cores.
 import functools
 from dataclasses import dataclass
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep

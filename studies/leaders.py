@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
-from asyncsim.files import write_csv
+from asyncsim.base.console import each_note_once, note, table_text
+from asyncsim.base.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.base.files import write_csv
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.wording import each_note_once, note, table_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from asyncsim.errors import InputError, require_positive
-from asyncsim.files import read_table
+from asyncsim.base.console import counted
+from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.files import read_table
 from asyncsim.study import results
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
 from asyncsim.study.finished import draw
 from asyncsim.study.jobs import Job, Result, Tables, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
-from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd

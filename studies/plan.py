@@ -23,25 +23,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
+from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
+from asyncsim.base.files import plain, read_table, write_csv
+from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
 from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth
 from asyncsim.clusters.policy import parse_policy
-from asyncsim.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
-from asyncsim.files import plain, read_table, write_csv
-from asyncsim.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, Processes
 from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
 from asyncsim.study.loading import sha256
+from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import TargetOptions, say_at_start, until_target
 from asyncsim.traces.columns import package_versions
-from asyncsim.units import BYTES, positive
-from asyncsim.wording import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -350,12 +350,13 @@ def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.Dat
     """Return one row per combination, the best first: means over its seeds.
 
     Columns: the choices and ``name``, those of them that differ; ``seconds``, ``gradients`` and ``versions`` at the
-    horizon; ``cost`` (s), of the horizon or, of one in hours, of a thousand gradients, with ``cost_low`` and
-    ``cost_high``, the range of the seeds; ``behind``, ``behind_low`` and ``behind_high``, the ratio to the cost of the
-    first in the same seed; what `asyncsim.planning.measure` returns; ``gigabytes``, ``worker_hours`` and ``money``
-    until the horizon; ``theory`` (s), what a closed form gives for the cost, ``theory_name`` and ``exact``, else the
-    least possible cost; ``front``: whether nobody is better in both cost and staleness; ``round_gradients``, of one
-    commit of each worker.
+    horizon; ``cost`` (s), of the horizon or, of one in hours, of a thousand gradients, with
+    ``cost_low`` and ``cost_high``, the range of the seeds; ``behind``, ``behind_low`` and
+    ``behind_high``, the ratio to the cost of the first in the same seed; all that
+    `asyncsim.study.planning.measure` returns; ``gigabytes``, ``worker_hours`` and ``money``
+    until the horizon; ``theory`` (s), what a closed form gives for the cost, ``theory_name``
+    and ``exact``, else the least possible cost; ``front``: whether nobody is better in both
+    cost and staleness; ``round_gradients``, of one commit of each worker.
     """
     horizon, by = config.horizon, list(CHOICES)
     clusters = {tuple(one.labels.values()): one.cluster for one in candidates}

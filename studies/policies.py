@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from asyncsim.base.console import LEAST_SHARE, counted, note, table_text
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import write_csv
 from asyncsim.clusters.policy import Policy, parse_policy
-from asyncsim.errors import InputError
-from asyncsim.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import Known, beside, figures, trace_means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
-from asyncsim.wording import LEAST_SHARE, counted, note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

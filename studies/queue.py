@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from asyncsim.files import write_csv
+from asyncsim.base.console import table_text
+from asyncsim.base.files import write_csv
 from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.wording import table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncsim.files import write_csv
+from asyncsim.base.console import counted, note, table_text
+from asyncsim.base.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, check_rates, until_target
-from asyncsim.wording import counted, note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim.calls import Call, read
-from asyncsim.errors import InputError, require_count, require_fraction, require_list, require_positive
-from asyncsim.files import write_csv
+from asyncsim.base.calls import Call, read
+from asyncsim.base.console import counted, table_text
+from asyncsim.base.errors import InputError, require_count, require_fraction, require_list, require_positive
+from asyncsim.base.files import write_csv
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import figures
 from asyncsim.study.sweep import Result, run_cells, sweep
-from asyncsim.wording import counted, table_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.attacks import Attack
+    from asyncsim.byzantine.attacks import Attack
     from asyncsim.methods import Method
     from asyncsim.study.cell import Cell
 
@@ -96,7 +96,7 @@ def run(config: Config) -> Result:
 
 def _method(config: Config, base: "Cell", text: str, count: int) -> "Method":
     """Return a rule's method at a rate, made for so many Byzantine workers; its name is the rule's text."""
-    from asyncsim.aggregation import parse_rule
+    from asyncsim.byzantine.aggregation import parse_rule
     from asyncsim.methods import robust
 
     def rule_for(f: int) -> Any:
@@ -143,7 +143,7 @@ def _cell(base: "Cell", count: int, attack: str, methods: "list[Method]") -> "Ce
 
 def _attack(text: str, count: int) -> "Attack":
     """Return an attack by so many workers from its text without them."""
-    from asyncsim.attacks import parse_attack
+    from asyncsim.byzantine.attacks import parse_attack
 
     call = read(text, "an attack", "alie")
     if not isinstance(call, Call):

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from asyncsim.base.console import table_text
+from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
+from asyncsim.base.files import write_csv, write_json
 from asyncsim.clusters.collectives import NETWORKS, Layer, best_groups, bubbles, hybrid_bytes
 from asyncsim.clusters.laws import Gamma
-from asyncsim.errors import InputError, require_count, require_nonnegative, require_positive
-from asyncsim.files import write_csv, write_json
 from asyncsim.study import results
 from asyncsim.study.finished import figures
-from asyncsim.wording import table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from asyncsim.base.console import note, table_text
+from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.base.files import write_csv
 from asyncsim.clusters.laws import as_law, scaled
-from asyncsim.errors import InputError, require_count, require_positive
-from asyncsim.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike
 from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target, until_target
-from asyncsim.wording import note, table_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from asyncsim.calls import write
-from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.base.calls import write
+from asyncsim.base.console import counted, note, number_text, tell
+from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.study.finished import read, report
 from asyncsim.study.jobs import Job, Tables, measurement
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.wording import counted, note, number_text, tell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncsim.base.console import LEAST_SHARE, counted
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import Known, beside, figures, trace_means
 from asyncsim.study.sweep import Result, run_cells, sweep
-from asyncsim.wording import LEAST_SHARE, counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsim.errors import InputError, require_count
-from asyncsim.files import write_csv
+from asyncsim.base.console import tensor_label
+from asyncsim.base.errors import InputError, require_count
+from asyncsim.base.files import write_csv
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.wording import tensor_label
 
 if TYPE_CHECKING:
     import pandas as pd

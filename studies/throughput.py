@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncsim.calls import split
-from asyncsim.errors import InputError, require_choice, require_count, require_positive
-from asyncsim.files import write_csv, write_json
+from asyncsim.base.calls import split
+from asyncsim.base.console import note, number_text, table_text, tell
+from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
+from asyncsim.base.files import write_csv, write_json
 from asyncsim.study import results
 from asyncsim.study.finished import figures
-from asyncsim.wording import note, number_text, table_text, tell
 
 if TYPE_CHECKING:
     import pandas as pd

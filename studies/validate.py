@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from asyncsim.errors import InputError, require_count
-from asyncsim.files import folder_name, plain, write_csv
+from asyncsim.base.console import note
+from asyncsim.base.errors import InputError, require_count
+from asyncsim.base.files import folder_name, plain, write_csv
 from asyncsim.real.options import RealConfig
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
-from asyncsim.wording import note
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,7 @@ def _folder_of(method: "Method", seed: int) -> str:
 
 def _measured(folder: Path, config: Config, method: "Method", problem: "Problem", seed: int) -> dict[str, Any]:
     """Return the row of a recording, which is made, or gone on with, and compared; write its tables and figures."""
-    from asyncsim.prediction import extrapolate, predict
+    from asyncsim.calibration.prediction import extrapolate, predict
     from asyncsim.real.agreement import agreement
 
     folder = folder / _folder_of(method, seed)

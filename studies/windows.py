@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from asyncsim.errors import InputError, require_positive
-from asyncsim.files import read_table, write_csv
+from asyncsim.base.console import counted, note
+from asyncsim.base.errors import InputError, require_positive
+from asyncsim.base.files import read_table, write_csv
 from asyncsim.study.config import MethodLike
 from asyncsim.study.finished import Finished, draw, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
-from asyncsim.wording import counted, note
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
+from asyncsim.base.streams import stream_key
 from asyncsim.methods import Method, Visit
 from asyncsim.problems import Problem
 from asyncsim.replays.waves import find_waves
-from asyncsim.streams import stream_key
 
 RECORDED = ("loss", "update_norm", "central_energy", "proxy_energy")
 _COMPILED: dict[Any, Any] = {}

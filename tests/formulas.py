@@ -13,7 +13,7 @@ import types
 import jax
 import numpy as np
 
-from asyncsim.streams import stream_key
+from asyncsim.base.streams import stream_key
 
 RATE, MU = 0.05, 0.9
 CURVATURE, START = np.linspace(0.1, 1.5, 16), np.linspace(-2, 1, 16)

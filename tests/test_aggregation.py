@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsim.aggregation import parse_rule
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
+from asyncsim.byzantine.aggregation import parse_rule
 
 RULE_TEXTS = [
     "mean()",

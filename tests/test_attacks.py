@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncsim import Cluster, InputError, methods, problems, recorders, replay, replay_ensemble, simulate
-from asyncsim.attacks import Attack, WeakAttackWarning, alie_z, parse_attack
+from asyncsim.byzantine.attacks import Attack, WeakAttackWarning, alie_z, parse_attack
 
 WORKERS = 8
 

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncsim import InputError
-from asyncsim.calls import Call, bind, form_of, read, split
+from asyncsim.base.calls import Call, bind, form_of, read, split
 from asyncsim.clusters.laws import parse
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.methods import METHODS

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from asyncsim import Trace, methods, problems, study
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import command
-from asyncsim.errors import InputError
 from asyncsim.pages.page import two_runs
 from asyncsim.runs.run import Run
 from asyncsim.study import load_file, shipped

@@ -10,7 +10,7 @@ import pytest
 
 from asyncsim import Cluster, InputError, Trace, calibrate, failures, methods, problems, simulate
 from asyncsim.calibration import examine
-from asyncsim.prediction import LOST, predict
+from asyncsim.calibration.prediction import LOST, predict
 from asyncsim.real import Processes
 from asyncsim.real.recording import Header, load
 from asyncsim.real.server import Server, Worker

@@ -22,7 +22,7 @@ import asyncsim.replays.running
 import asyncsim.replays.side_by_side
 import asyncsim.replays.tuning
 from asyncsim import barrier, methods, problems, recorders, replay
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
 from asyncsim.methods import Applied
 from asyncsim.replays.dispatched import Apart, Dispatched
 from asyncsim.replays.groups import Chunk

@@ -10,8 +10,8 @@ from formulas import CURVATURE, START, diverse
 from test_catalogue import one_worker, quadratic, unless
 
 from asyncsim import Cluster, Gamma, methods, problems, replay, simulate
+from asyncsim.base.streams import stream_key
 from asyncsim.replays.replay import Replay
-from asyncsim.streams import stream_key
 
 pytestmark = pytest.mark.usefixtures("float64")
 ROUNDS, SEED, LOCAL = 30, 5, 2**32 - 1

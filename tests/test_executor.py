@@ -22,7 +22,8 @@ import pandas as pd
 import pytest
 
 from asyncsim import InputError, prescribed, problems, study
-from asyncsim.files import unsealed, write_sealed
+from asyncsim.base.files import unsealed, write_sealed
+from asyncsim.base.threads import cached, require_wanted
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS
 from asyncsim.replays import tuning
@@ -30,7 +31,6 @@ from asyncsim.replays.replay import Replay
 from asyncsim.replays.tuning import replays_at_once  # as it is; tests have another in its place
 from asyncsim.study.executor import Done, Local
 from asyncsim.study.jobs import Runner, measurement
-from asyncsim.threads import cached, require_wanted
 
 OPTIMIZED = True
 ROOT = study.shipped("studies").parent

@@ -19,7 +19,7 @@ from asyncsim import (
     simulate,
     theory,
 )
-from asyncsim.failures import Failure
+from asyncsim.clusters.failures import Failure
 from asyncsim.simulation.world import World
 from asyncsim.traces.columns import ACCEPTED, COLUMNS
 from asyncsim.traces.trace_summary import phases

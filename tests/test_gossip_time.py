@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsim import Cluster, Gamma, InputError, Trace, plots, recorded, simulate, theory, topologies
+from asyncsim.base.streams import Streams
 from asyncsim.simulation.delays import delays
-from asyncsim.streams import Streams
 
 TOPOLOGIES = ["ring()", "exponential()", "one_peer_exponential()", "complete()", "base2()", "random_regular(2, seed=3)"]
 MESSAGES = ["asynchronous()", "neighbours()", "neighbours(beside)", "overlap(1)", "overlap(3)"]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.laws import (
     LAWS,
     Constant,
@@ -27,7 +28,6 @@ from asyncsim.clusters.laws import (
     parse,
     scaled,
 )
-from asyncsim.errors import InputError
 
 SAMPLES = 200_000
 

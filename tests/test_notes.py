@@ -2,7 +2,7 @@
 
 import sys
 
-from asyncsim.wording import each_note_once, note, on_a_terminal
+from asyncsim.base.console import each_note_once, note, on_a_terminal
 
 
 def test_each_note_is_told_once_inside_and_again_after(capsys):

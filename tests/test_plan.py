@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, InputError, Trace, simulate, study, theory
-from asyncsim.planning import FEWEST_ROUNDS, Candidate, Horizon, known_cost, measure, measure_all, pareto
 from asyncsim.study.executor import Local, Processes
 from asyncsim.study.finished import figures, read
+from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, known_cost, measure, measure_all, pareto
 
 plan = study.load("plan")
 

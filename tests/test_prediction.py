@@ -6,7 +6,7 @@ import pytest
 from test_calibration import stretched, without_cluster
 
 from asyncsim import Cluster, InputError, prescribed, simulate
-from asyncsim.prediction import extrapolate, predict
+from asyncsim.calibration.prediction import extrapolate, predict
 
 #: Enough for a band: the same cluster is outside once in ten with these.
 RUNS = 19

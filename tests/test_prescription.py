@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture
-from asyncsim.errors import InputError
 from asyncsim.traces.prescription import prescribed
 
 # Beyond 5 standard errors with probability 6e-7; the seeds are fixed besides.

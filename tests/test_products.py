@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from asyncsim import methods, prescribed, problems, replay
+from asyncsim.base.tracing import whole_products
 from asyncsim.methods import Method
 from asyncsim.real import Processes
 from asyncsim.real.computing import Computing, Job
 from asyncsim.real.recording import Header
-from asyncsim.tracing import whole_products
 
 
 @pytest.fixture

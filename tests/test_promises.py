@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Trace, simulate
+from asyncsim.base.files import write_csv, write_json, write_whole
 from asyncsim.drawing import look
-from asyncsim.files import write_csv, write_json, write_whole
 from asyncsim.study import results
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.executor import Local

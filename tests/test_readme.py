@@ -18,8 +18,8 @@ from asyncsim import recorders, study
 from asyncsim.__main__ import main
 from asyncsim.clusters import laws
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER
+from asyncsim.clusters.topologies import TOPOLOGIES
 from asyncsim.study.entries import catalogue, entry_of
-from asyncsim.topologies import TOPOLOGIES
 
 ROOT = Path(asyncsim.__file__).resolve().parent.parent
 PAGES = {path.stem: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}

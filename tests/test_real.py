@@ -19,8 +19,8 @@ import pytest
 from cases import noisy
 
 from asyncsim import Cluster, InputError, Trace, methods, problems, recorders, replay, simulate, study
+from asyncsim.base.files import write_json
 from asyncsim.drawing import look
-from asyncsim.files import write_json
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.recording import HEADER, LOG, Header, Log

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from asyncsim import InputError, Trace, methods, problems, replay, study
+from asyncsim.clusters.topologies import as_topology
 from asyncsim.methods.gossip import Pushed
 from asyncsim.real import Processes, load, peers, record
 from asyncsim.real.agreement import agreement
 from asyncsim.real.computing import Computing
 from asyncsim.real.recording import LOG, Header
-from asyncsim.topologies import as_topology
 
 OPTIMIZED = True  # as the recorded processes are, which are held against replays here
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (asyncsim[ray])")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from asyncsim import Cluster, attacks, methods, problems, replay, simulate
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
 from asyncsim.methods import METHODS, Applied, Method, gradient_steps, named_optimizer, shares_programs
 from asyncsim.methods.recipe import recipe_of
 from asyncsim.replays.programs import Keyed, Same, _traced_numbers

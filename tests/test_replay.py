@@ -20,11 +20,11 @@ from asyncsim import (
     recorders,
     replay_ensemble,
 )
+from asyncsim.base.threads import one_core_each
 from asyncsim.methods import Method, Timing, gradient_steps
 from asyncsim.methods.method import send_update
 from asyncsim.replays import replay as replay_module
 from asyncsim.replays.replay import Replay, replay
-from asyncsim.threads import one_core_each
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import InputError
-from asyncsim.files import read_table, write_csv, write_json, write_sealed, write_whole
+from asyncsim.base.files import read_table, write_csv, write_json, write_sealed, write_whole
 from asyncsim.study import results
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

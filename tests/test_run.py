@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from asyncsim import Cluster, Gamma, InputError, Run, methods, prescribed, problems, replay, simulate
-from asyncsim.files import sealed
+from asyncsim.base.files import sealed
 from asyncsim.runs.run import FORMAT
 
 FILES = ["commits.parquet", "diagnostics.parquet", "evaluations.parquet", "params.npz", "run.json"]

@@ -19,8 +19,8 @@ from test_study import ROOT, TOY
 import asyncsim
 from asyncsim import InputError, Run, plots, study
 from asyncsim.__main__ import main
+from asyncsim.base.files import write_sealed
 from asyncsim.drawing import look
-from asyncsim.files import write_sealed
 from asyncsim.runs import index
 from asyncsim.runs.difference import differences
 from asyncsim.study import results
@@ -186,7 +186,7 @@ def test_a_damaged_index_is_made_anew_or_removed(there, place):
 
 def test_a_terminal_of_ascii_gets_the_report(place):
     program = (
-        "from asyncsim.wording import heard\n"
+        "from asyncsim.base.console import heard\n"
         "with heard() as said: print('1 \u00b1 2, n\u00b2, \u03bb')\n"
         "assert '\u00b1' in said.getvalue()"
     )

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from asyncsim.base.errors import InputError
+from asyncsim.base.streams import Streams
 from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters import policy
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Mixture, Pareto, Uniform
 from asyncsim.clusters.policy import barrier, discard_stale
-from asyncsim.errors import InputError
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.simulate import simulate
-from asyncsim.streams import Streams
 from asyncsim.traces.trace_summary import IN_WORDS
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.

@@ -22,11 +22,11 @@ from asyncsim import (
     simulate,
     theory,
 )
+from asyncsim.base.units import BYTES, RATES, SECONDS, quantity
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.collectives import collective_time
 from asyncsim.clusters.laws import Constant, Gamma, parse
 from asyncsim.study.cell import meet
-from asyncsim.units import BYTES, RATES, SECONDS, quantity
 
 FORMS = (
     {},

@@ -19,7 +19,7 @@ import pytest
 from test_gem_studies import stop_at
 
 from asyncsim import Cluster, InputError, Run, Trace, methods, problems, recorders, replay, simulate, study
-from asyncsim.calls import name_of
+from asyncsim.base.calls import name_of
 from asyncsim.clusters.laws import Gamma
 from asyncsim.methods import METHODS
 from asyncsim.problems import PROBLEMS

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from asyncsim.wording import number_text, table_text
+from asyncsim.base.console import number_text, table_text
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.special import gammainc
 
 from asyncsim import Cluster, theory
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, LogNormal, Mixture, Pareto, Uniform, Weibull
-from asyncsim.errors import InputError
 
 # A standard normal is beyond 5 sigma with probability 6e-7; the seeds are fixed besides.
 K_SIGMA = 5.0

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Gamma, Uniform
 from asyncsim.clusters.policy import asynchronous, barrier, bounded_staleness, cancel_stale, discard_stale, first_of
-from asyncsim.errors import InputError
 from asyncsim.simulation.simulate import simulate
 from asyncsim.traces.columns import COLUMNS, FORMAT, Source
 from asyncsim.traces.prescription import prescribed

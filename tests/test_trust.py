@@ -19,7 +19,7 @@ import pytest
 
 from asyncsim import InputError, methods, problems, study
 from asyncsim.__main__ import main
-from asyncsim.files import folder_name, write_sealed
+from asyncsim.base.files import folder_name, write_sealed
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.finished import Finished
 from asyncsim.study.loading import recognised

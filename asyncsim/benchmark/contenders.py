@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from asyncsim.base.errors import InputError
+from asyncsim.base.streams import Streams
+from asyncsim.base.tracing import whole_products
 from asyncsim.benchmark.turns import Case, Contender, calibrate, timed
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Gamma
-from asyncsim.errors import InputError
 from asyncsim.methods import METHODS, Method, Visit
 from asyncsim.problems import Problem, digits, quadratic
 from asyncsim.problems.mnist import mnist_from_arrays
 from asyncsim.replays.replay import Replay
 from asyncsim.simulation.simulate import simulate
-from asyncsim.streams import Streams
 from asyncsim.study.cell import meet
-from asyncsim.tracing import whole_products
 
 #: Methods for which the usual loops are written.
 USUAL = ("downpour", "gem")

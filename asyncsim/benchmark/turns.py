@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.wording import tell
+from asyncsim.base.console import tell
 
 #: Columns of the summary; a ratio is the first contender's rate over this one's, in the same turn.
 COLUMNS = (

@@ -17,11 +17,11 @@ import pandas as pd
 from scipy.stats import kruskal
 
 import asyncsim.calibration.dependence as dependence
+from asyncsim.base.errors import InputError, require_choice, require_switch
 from asyncsim.calibration.fitting import ERRORS, FAMILIES, FEWEST, KINDS, NO_SPREAD, Fit, Part, fit, fitted, without
 from asyncsim.clusters.cluster import DISCIPLINES, Cluster
+from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
-from asyncsim.errors import InputError, require_choice, require_switch
-from asyncsim.failures import crash
 from asyncsim.traces.durations import Durations, choices, deaths, durations
 from asyncsim.traces.trace import Trace
 

@@ -24,9 +24,9 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 from scipy.special import digamma, gammaincc, log_ndtr
 
+from asyncsim.base.errors import InputError, require_choice
 from asyncsim.clusters.cluster_text import brief
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, LogNormal, Pareto, Uniform, Weibull
-from asyncsim.errors import InputError, require_choice
 
 #: A law is not fitted to fewer durations than these.
 FEWEST = 20

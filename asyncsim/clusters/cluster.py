@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncsim.calls import form_of
+from asyncsim.base.calls import form_of
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_list,
+    require_memory,
+    require_number,
+    require_switch,
+)
 from asyncsim.clusters.collectives import NETWORKS, collective_time, exposed_time
+from asyncsim.clusters.failures import Failure, as_failures
 from asyncsim.clusters.laws import Constant, Law, LawLike, as_law, parse
 from asyncsim.clusters.network import (
     PerWorker,
@@ -26,17 +36,7 @@ from asyncsim.clusters.network import (
     with_mean,
 )
 from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER, Policy, asynchronous, parse_policy
-from asyncsim.errors import (
-    InputError,
-    require_choice,
-    require_count,
-    require_list,
-    require_memory,
-    require_number,
-    require_switch,
-)
-from asyncsim.failures import Failure, as_failures
-from asyncsim.topologies import Topology, as_topology, is_symmetric
+from asyncsim.clusters.topologies import Topology, as_topology, is_symmetric
 
 PROTOCOLS = ("exchange", "read_then_write", "write_then_read")
 DISCIPLINES = ("fifo", "lowest_rank", "random", "lock_free")

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from asyncsim.base.console import counted
 from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Constant, Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.failures import Failure
-from asyncsim.wording import counted
 
 #: More different laws than these are told by their number and their means.
 _MOST_LAWS = 3

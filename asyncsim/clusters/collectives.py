@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asyncsim.errors import InputError, require_choice, require_count, require_list, require_nonnegative
+from asyncsim.base.errors import InputError, require_choice, require_count, require_list, require_nonnegative
 
 #: The all-reduces by their names.
 COLLECTIVES = ("ring", "tree", "halving_doubling", "shared_link", "two_level")

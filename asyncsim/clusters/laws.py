@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from asyncsim.calls import Call, as_float, bind, form_of, name_of, not_a, read, write
-from asyncsim.errors import InputError, choices_like, require_nonnegative, require_positive, shown
-from asyncsim.units import SECONDS, quantity
+from asyncsim.base.calls import Call, as_float, bind, form_of, name_of, not_a, read, write
+from asyncsim.base.errors import InputError, choices_like, require_nonnegative, require_positive, shown
+from asyncsim.base.units import SECONDS, quantity
 
 
 class Law(ABC):

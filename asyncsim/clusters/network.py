@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from asyncsim.calls import Call, bind, form_of, read
+from asyncsim.base.calls import Call, bind, form_of, read
+from asyncsim.base.errors import InputError, require_count, require_list, shown
+from asyncsim.base.units import BYTES, RATES, positive
 from asyncsim.clusters.laws import Constant, Law, as_law, built, parse
-from asyncsim.errors import InputError, require_count, require_list, shown
-from asyncsim.units import BYTES, RATES, positive
 
 #: A bandwidth or a size as users give it: a number, a text, or a pair of them.
 SizeLike: TypeAlias = float | str | tuple[float | str, float | str] | list[float | str]

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asyncsim.calls import called
+from asyncsim.base.calls import called
+from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
-from asyncsim.errors import InputError, require_choice, require_count, require_positive
 
 #: The parameters of each policy and the least value that each may have.
 _PARAMETERS: dict[str, dict[str, int]] = {

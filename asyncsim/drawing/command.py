@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from asyncsim.base.console import tell
+from asyncsim.base.errors import InputError, choices_like, reading_results
 from asyncsim.drawing.look import collecting
-from asyncsim.errors import InputError, choices_like, reading_results
 from asyncsim.pages.page import write_page
 from asyncsim.study import shipped
 from asyncsim.study.finished import figures, study_of
 from asyncsim.study.results import unfinished
-from asyncsim.wording import tell
 
 #: Papers, whose figures are of several studies, by the names of their modules in ``figures/``.
 PAPERS = {

@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
+from asyncsim.base.console import number_text
 from asyncsim.drawing import layout, look
 from asyncsim.runs.run import Run, flat
-from asyncsim.wording import number_text
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
 _BINS = 100

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import ScaledTranslation
 
+from asyncsim.base.console import wrapped
 from asyncsim.drawing.look import SINGLE, TITLE, TITLE_LINE_HEIGHT
-from asyncsim.wording import wrapped
 
 #: Characters of a title across a single column.
 _TITLE_WIDTH = 50

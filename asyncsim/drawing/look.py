@@ -33,7 +33,7 @@ from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter
 
-from asyncsim.files import write_whole
+from asyncsim.base.files import write_whole
 
 #: Widths of a paper's single and double column (inches).
 SINGLE, DOUBLE = 3.4, 7.0

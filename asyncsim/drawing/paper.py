@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from asyncsim.calls import split
+from asyncsim.base.calls import split
+from asyncsim.base.console import note, tell
+from asyncsim.base.errors import InputError, require_choice
 from asyncsim.drawing import look
 from asyncsim.drawing.command import report
-from asyncsim.errors import InputError, require_choice
 from asyncsim.study.finished import Finished, read
-from asyncsim.wording import note, tell
 
 #: A column that every summary has.
 _NEEDED = "seed"

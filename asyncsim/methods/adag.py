@@ -2,7 +2,7 @@
 
 import optax
 
-from asyncsim.errors import InputError, require_choice, require_positive, require_switch
+from asyncsim.base.errors import InputError, require_choice, require_positive, require_switch
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, divisor, local_steps, rate_at
 from asyncsim.methods.recipe import shares_programs
 

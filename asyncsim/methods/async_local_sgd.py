@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from asyncsim.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
+from asyncsim.base.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
 from asyncsim.methods.buffer import outer_optimizer, outer_step
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Array, Method, Schedule, local_steps

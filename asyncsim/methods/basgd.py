@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.aggregation import Rule, parse_rule
+from asyncsim.base.errors import InputError, require_count
+from asyncsim.byzantine.aggregation import Rule, parse_rule
 from asyncsim.clusters.policy import buckets
-from asyncsim.errors import InputError, require_count
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,

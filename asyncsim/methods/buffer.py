@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from asyncsim.errors import InputError, require_fraction, require_positive
+from asyncsim.base.errors import InputError, require_fraction, require_positive
 from asyncsim.methods.method import Applied, Array, State, Visit, require_optimizer
 
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
+from asyncsim.base.errors import require_count, require_nonnegative
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.errors import require_count, require_nonnegative
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import (
     LEARNING_RATE,

@@ -13,13 +13,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from asyncsim.base.console import counted
+from asyncsim.base.errors import (
+    InputError,
+    require_choice,
+    require_count,
+    require_name,
+    require_positive,
+    require_switch,
+)
+from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.clusters.cluster import DISCIPLINES, PROTOCOLS
 from asyncsim.clusters.policy import Policy, handshake
-from asyncsim.errors import InputError, require_choice, require_count, require_name, require_positive, require_switch
 from asyncsim.methods.method import OF_JOURNEYS, Applied, Array, Memories, Method, Timing, Visit, add
 from asyncsim.traces.trace import Trace
-from asyncsim.tracing import naming_failures, shapes_of, tree_text
-from asyncsim.wording import counted
 
 #: What each function is called with.
 _CALLS = {

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from asyncsim.errors import require_count, require_share, require_switch
+from asyncsim.base.errors import require_count, require_share, require_switch
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps
 from asyncsim.methods.recipe import shares_programs
 

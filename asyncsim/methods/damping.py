@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from asyncsim.errors import require_choice, require_nonnegative, require_positive, require_share
+from asyncsim.base.errors import require_choice, require_nonnegative, require_positive, require_share
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from asyncsim.errors import require_fraction
+from asyncsim.base.errors import require_fraction
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, Timing, gradient_steps, require_rate
 from asyncsim.methods.recipe import shares_programs
 

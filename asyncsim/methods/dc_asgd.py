@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from asyncsim.errors import require_fraction, require_nonnegative, require_switch
+from asyncsim.base.errors import require_fraction, require_nonnegative, require_switch
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,

@@ -2,7 +2,7 @@
 
 import optax
 
-from asyncsim.errors import require_count
+from asyncsim.base.errors import require_count
 from asyncsim.methods.method import LEARNING_RATE, Method, Schedule, Timing, local_steps
 from asyncsim.methods.recipe import shares_programs
 

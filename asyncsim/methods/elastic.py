@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from asyncsim.base.errors import require_choice, require_fraction, require_positive
 from asyncsim.clusters.policy import Policy
-from asyncsim.errors import require_choice, require_fraction, require_positive
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from asyncsim.base.errors import require_fraction, require_nonnegative, require_positive
 from asyncsim.clusters.policy import Policy, asynchronous
-from asyncsim.errors import require_fraction, require_nonnegative, require_positive
 from asyncsim.methods.buffer import collect, empty_buffer
 from asyncsim.methods.method import (
     LEARNING_RATE,

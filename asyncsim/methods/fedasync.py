@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from asyncsim.errors import require_nonnegative, require_share
+from asyncsim.base.errors import require_nonnegative, require_share
 from asyncsim.methods.damping import staleness_weight
 from asyncsim.methods.method import LEARNING_RATE, Applied, Method, Schedule, local_steps
 from asyncsim.methods.recipe import shares_programs

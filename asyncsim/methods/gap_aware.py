@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.errors import require_fraction
+from asyncsim.base.errors import require_fraction
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from asyncsim.errors import require_choice, require_fraction, require_nonnegative, require_positive
+from asyncsim.base.errors import require_choice, require_fraction, require_nonnegative, require_positive
 from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
 from asyncsim.methods.recipe import shares_programs
 

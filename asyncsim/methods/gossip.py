@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
+from asyncsim.base.errors import require_count
 from asyncsim.clusters.policy import Policy, handshake, overlap
-from asyncsim.errors import require_count
 from asyncsim.methods.method import LEARNING_RATE, Array, Method, Schedule, Timing, local_steps, require_policy
 from asyncsim.methods.recipe import shares_programs
 

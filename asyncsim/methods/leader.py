@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from asyncsim.base.errors import require_count, require_fraction, require_share
 from asyncsim.clusters.policy import Policy
-from asyncsim.errors import require_count, require_fraction, require_share
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,

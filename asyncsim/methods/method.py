@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from asyncsim.base.errors import InputError, require_positive
 from asyncsim.clusters.policy import Policy, parse_policy
-from asyncsim.errors import InputError, require_positive
 
 
 def require_rate(argument: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import optax
 
-from asyncsim.errors import InputError, require_choice
+from asyncsim.base.errors import InputError, require_choice
 from asyncsim.methods.method import require_rate
 
 #: The first has a learning rate that may be left out, and needs the value of the loss at each step; the second has the

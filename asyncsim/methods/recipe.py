@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.methods.named import NamedOptimizer, named_optimizer
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.aggregation import Rule, parse_rule
+from asyncsim.base.errors import InputError, require_fraction
+from asyncsim.byzantine.aggregation import Rule, parse_rule
 from asyncsim.clusters.policy import Policy
-from asyncsim.errors import InputError, require_fraction
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,

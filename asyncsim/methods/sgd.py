@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from asyncsim.base.errors import require_fraction
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.errors import require_fraction
 from asyncsim.methods.method import Array, Method, Schedule, Timing, gradient_steps, require_rate
 from asyncsim.methods.recipe import shares_programs
 

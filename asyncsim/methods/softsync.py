@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
+from asyncsim.base.errors import require_switch
 from asyncsim.clusters.policy import Policy
-from asyncsim.errors import require_switch
 from asyncsim.methods.buffer import add_mean, empty_buffer
 from asyncsim.methods.method import (
     LEARNING_RATE,

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.errors import InputError
-from asyncsim.recorders import POSITION
+from asyncsim.base.errors import InputError
+from asyncsim.replays.recorders import POSITION
 from asyncsim.runs.run import Run
 from asyncsim.traces import gossip
 from asyncsim.traces.columns import GOSSIP

@@ -9,14 +9,14 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import Circle
 from tqdm import tqdm
 
+from asyncsim.base.console import number_text, on_a_terminal
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import write_whole
 from asyncsim.drawing import look
-from asyncsim.errors import InputError
-from asyncsim.files import write_whole
 from asyncsim.pages.film import on_screen, rings, scale
 from asyncsim.pages.page import films_of
 from asyncsim.runs.run import Run
 from asyncsim.traces.trace import Trace
-from asyncsim.wording import number_text, on_a_terminal
 
 #: Frames a second, and dots an inch.
 _RATE, _DPI = 20, 100

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from asyncsim.base.console import counted, heard, number_text
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import open_file, read_text, within, write_whole
 from asyncsim.drawing.look import PHASES, collecting
-from asyncsim.errors import InputError
-from asyncsim.files import open_file, read_text, within, write_whole
 from asyncsim.pages.film import DISTANCE, MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
 from asyncsim.runs import index
 from asyncsim.runs.run import Run
@@ -24,7 +25,6 @@ from asyncsim.study import results
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import IN_WORDS
-from asyncsim.wording import counted, heard, number_text
 
 #: The text that a study printed at its end.
 PRINTED = "report.txt"

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError, require_count, require_path
+from asyncsim.base.errors import InputError, require_count, require_path
 from asyncsim.problems.layers import accuracy, cross_entropy, initial_layers
 from asyncsim.problems.problem import Problem, mean_in_pieces
 

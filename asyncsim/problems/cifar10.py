@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import require_choice
+from asyncsim.base.errors import require_choice
 from asyncsim.problems.data import as_images, load_cifar10
 from asyncsim.problems.layers import classifier, convolve, dense, group_norm, initial_layers, max_pool
 from asyncsim.problems.problem import Problem

@@ -9,9 +9,9 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, ndtr
 
-from asyncsim.errors import InputError, require_count, require_nonnegative, require_positive
+from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
+from asyncsim.base.streams import Streams
 from asyncsim.problems.problem import Problem
-from asyncsim.streams import Streams
 
 
 def least_squares(

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
+from asyncsim.base.tracing import naming_failures, shapes_of, tree_text
 from asyncsim.problems.problem import Problem, Tree, count_examples, mean_in_pieces
-from asyncsim.tracing import naming_failures, shapes_of, tree_text
 
 _WIDEST = 8  # bytes of a number that JAX holds
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pooch
 
-from asyncsim.errors import InputError, require_path
+from asyncsim.base.errors import InputError, require_path
 
 #: SHA-256 of the files' contents, uncompressed: archives of the same contents differ.
 MNIST_FILES = {

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from asyncsim.errors import InputError, require_count
+from asyncsim.base.errors import InputError, require_count
+from asyncsim.base.streams import Streams
 from asyncsim.problems.layers import accuracy, cross_entropy, initial_layers
 from asyncsim.problems.problem import Problem
-from asyncsim.streams import Streams
 
 _PIXELS = 64
 _CLASSES = 10

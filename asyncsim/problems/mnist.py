@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError, require_choice, require_fraction
+from asyncsim.base.errors import InputError, require_choice, require_fraction
 from asyncsim.problems.data import as_images, load_mnist
 from asyncsim.problems.layers import classifier, convolve, dense, initial_layers, max_pool
 from asyncsim.problems.problem import Problem

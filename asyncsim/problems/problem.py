@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jax import lax
 
-from asyncsim.errors import InputError, require_count, require_name, require_positive, require_switch
-from asyncsim.streams import Streams
-from asyncsim.tracing import require_threads
-from asyncsim.wording import counted
+from asyncsim.base.console import counted
+from asyncsim.base.errors import InputError, require_count, require_name, require_positive, require_switch
+from asyncsim.base.streams import Streams
+from asyncsim.base.tracing import require_threads
 
 #: Any nesting of dicts, lists, tuples and registered containers of arrays.
 Tree = Any

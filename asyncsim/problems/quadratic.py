@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from asyncsim.errors import InputError, require_nonnegative
+from asyncsim.base.errors import InputError, require_nonnegative
 from asyncsim.problems.problem import Problem
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import RECORDER, Computing, Parameters, State, load_state

@@ -13,21 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError
-from asyncsim.files import open_file, write_whole
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import open_file, write_whole
+from asyncsim.base.tracing import forget_other_precision, whole_products
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import RECORDED, Account, Event, Header
-from asyncsim.recorders import energy
 from asyncsim.replays.commit import build_commit, observe, row_after
 from asyncsim.replays.local import Learner, LocalResult, build_local, flatten, from_vector
 from asyncsim.replays.plan import method_key, visit_key
 from asyncsim.replays.programs import Same, as_data, cast
+from asyncsim.replays.recorders import energy
 from asyncsim.replays.running import problem_state, start
 from asyncsim.replays.state import WorkerRow
-from asyncsim.tracing import forget_other_precision, whole_products
 
 #: What the server records of each commit besides its loss and the length of its step.
 RECORDER = energy()

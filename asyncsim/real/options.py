@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tyro.conf import Suppress as Hidden
 
-from asyncsim.errors import InputError, require_count, require_positive
+from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.real.processes import Processes
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.executor import Local

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
+from asyncsim.base.tracing import whole_products
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import Computing, Job, OwnVisit, State, save_state
@@ -33,7 +34,6 @@ from asyncsim.replays.state import WorkerRow
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.peers import partners
 from asyncsim.traces.columns import write_trace
-from asyncsim.tracing import whole_products
 
 #: Calls a function of another worker, given its index, the function's name and arguments; the result waits for the
 #: answer and returns it.

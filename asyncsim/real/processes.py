@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from asyncsim.base.errors import InputError, require_choice
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Law, as_law, parse
 from asyncsim.clusters.policy import Policy, asynchronous
-from asyncsim.errors import InputError, require_choice
-from asyncsim.topologies import Topology, as_topology
+from asyncsim.clusters.topologies import Topology, as_topology
 
 _NO_TIME, _ASYNCHRONOUS = Constant(0.0), asynchronous()
 

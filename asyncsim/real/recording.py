@@ -41,8 +41,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.errors import InputError
-from asyncsim.files import (
+from asyncsim.base.console import note
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import (
     RECORDING,
     files_below,
     lock,
@@ -57,7 +58,6 @@ from asyncsim.real.processes import Processes
 from asyncsim.traces.columns import COLUMNS, GOSSIP, OUTCOMES, Source
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.visits import recorded
-from asyncsim.wording import note
 
 HEADER = RECORDING
 LOG = "visits.jsonl"

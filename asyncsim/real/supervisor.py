@@ -16,8 +16,9 @@ from typing import Any
 from tqdm import tqdm
 
 import asyncsim.real.peers as peers
-from asyncsim.errors import InputError, require_count, require_path, require_positive
-from asyncsim.files import plain, require_plain
+from asyncsim.base.console import note, on_a_terminal
+from asyncsim.base.errors import InputError, require_count, require_path, require_positive
+from asyncsim.base.files import plain, require_plain
 from asyncsim.methods.check import require_enough
 from asyncsim.methods.method import OF_JOURNEYS
 from asyncsim.real.computing import Computing, check
@@ -25,7 +26,6 @@ from asyncsim.real.processes import Processes
 from asyncsim.real.recording import CHECKPOINT, TRACE, Header, Recorded, load, read_log, usable_checkpoint
 from asyncsim.real.server import ServerActor, WorkerActor
 from asyncsim.traces.columns import write_trace
-from asyncsim.wording import note, on_a_terminal
 
 #: One thread for all that a process computes: several processes share the cores.
 _ONE_THREAD = {

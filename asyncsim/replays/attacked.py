@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.attacks import Attack, WeakAttackWarning
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
+from asyncsim.base.threads import cached
+from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Array, Memories, Method, State
 from asyncsim.methods.recipe import Recipe, recipe_of
 from asyncsim.problems.problem import BatchIndices, Problem
 from asyncsim.replays.programs import Same
-from asyncsim.threads import cached
 
 
 def under_attack(method: Method, problem: Problem, attack: Attack | None, workers: int) -> tuple[Method, Problem]:

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
+from asyncsim.base.tracing import naming_failures, tree_text
 from asyncsim.methods.method import Array, Method, State, add, send_update
-from asyncsim.recorders import Commit, Recorder
 from asyncsim.replays.central import commit_mean
+from asyncsim.replays.recorders import Commit, Recorder
 from asyncsim.replays.state import WorkerRow
-from asyncsim.tracing import naming_failures, tree_text
 
 #: Names of the numbers that every replay records of a commit.
 RECORDED = ("loss", "update_norm")

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.methods.method import Array, Method, State
-from asyncsim.recorders import Recorder
 from asyncsim.replays.commit import build_commit, observe, row_after
 from asyncsim.replays.groups import Chunk, Group, Made, build_gradients
 from asyncsim.replays.local import Constants, Flat, MakeParts, Parts, start_anew
 from asyncsim.replays.look import Met
+from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.side_by_side import Passing, SideBySide, keep, trim
 from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, initial_state
 from asyncsim.replays.tuning import AHEAD, commits_between_trims

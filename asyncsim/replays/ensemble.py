@@ -10,24 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.attacks import Attack, parse_attack
-from asyncsim.errors import InputError, require_choice, require_count, require_switch
+from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
+from asyncsim.base.tracing import forget_other_precision, jax_settings
+from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.recorders import Recorder
 from asyncsim.replays.attacked import under_attack, warn_of_weakness
 from asyncsim.replays.commit import columns
 from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import Family, compiled_ensemble
+from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, look_every, replay, run_to_the_end
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.tuning import batches_members, default_devices
 from asyncsim.runs.run import Run
 from asyncsim.traces.trace import Trace
-from asyncsim.tracing import forget_other_precision, jax_settings
 
 
 def replay_ensemble(

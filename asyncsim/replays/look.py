@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from asyncsim.methods.method import Array, Memories, Method, State
-from asyncsim.recorders import Recorder
 from asyncsim.replays.central import meet, take_up
 from asyncsim.replays.commit import build_commit, looked
 from asyncsim.replays.local import Constants, Flat, MakeParts, start_anew
 from asyncsim.replays.members import over_members
+from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.state import Layout, Pieces, ReplayState, WorkerRow, of_workers
 
 

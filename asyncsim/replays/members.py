@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from asyncsim.methods.method import Array, Memories, Method, Visit, add, send_update
-from asyncsim.recorders import Commit
 from asyncsim.replays.local import Learner, MakeParts, Parts
+from asyncsim.replays.recorders import Commit
 from asyncsim.replays.state import ReplayState
 
 _FUNCTIONS = ("message", "apply", "reply", "resume", "origin", "proxy", "mix", "meet", "replica", "last")

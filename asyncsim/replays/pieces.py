@@ -24,11 +24,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asyncsim.methods.method import Array, Memories
-from asyncsim.recorders import Commit, Recorder
 from asyncsim.replays.central import Sent, meet, take_up
 from asyncsim.replays.commit import build_commit, columns, observe, row_after
 from asyncsim.replays.local import Constants, MakeParts, Parts, start_anew
 from asyncsim.replays.members import over_members
+from asyncsim.replays.recorders import Commit, Recorder
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow, of_workers
 
 

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from asyncsim.base.streams import stream_key
 from asyncsim.methods.check import require_replies
 from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece
 from asyncsim.replays.tuning import Form, tuning
 from asyncsim.replays.waves import Gossip, Reads, cut, find_waves, most_at_one_position, separate_reads
-from asyncsim.streams import stream_key
 from asyncsim.traces.trace import Trace
 
 
@@ -285,7 +285,7 @@ def _reads_of_pieces(reads: Reads, begin: np.ndarray, sizes: np.ndarray, room: i
 
 
 def purpose_key(seed: int, purpose: str) -> Array:
-    """Return the key of a purpose's random numbers, see `asyncsim.streams`."""
+    """Return the key of a purpose's random numbers, see `asyncsim.base.streams`."""
     return jax.random.wrap_key_data(jnp.asarray(stream_key(seed, purpose).view(np.uint32)[:2]), impl="threefry2x32")
 
 

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
+from asyncsim.base.threads import cached
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Array, Method, add, send_update
 from asyncsim.methods.recipe import Recipe, recipe_of
 from asyncsim.problems.problem import Problem
-from asyncsim.recorders import Recorder
 from asyncsim.replays.dispatched import Dispatched
 from asyncsim.replays.local import Flat, MakeParts, Parts, build_anew, build_local, flatten, from_vector
 from asyncsim.replays.look import Met, build_first, build_look
 from asyncsim.replays.members import batched_parts, batched_state
 from asyncsim.replays.pieces import InPieces
+from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.state import Layout, Pieces, ReplayState, initial_state, of_workers
 from asyncsim.replays.tuning import gradients_a_group, gradients_at_once, writes_slices
-from asyncsim.threads import cached
 
 
 class Program(NamedTuple):

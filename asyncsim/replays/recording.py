@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pandas as pd
 
-from asyncsim.files import plain
+from asyncsim.base.files import plain
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.recorders import ENERGIES, ENERGY_RATIO
 from asyncsim.replays.commit import RECORDED
+from asyncsim.replays.recorders import ENERGIES, ENERGY_RATIO
 from asyncsim.runs.run import Run
 from asyncsim.traces.trace import Trace
 

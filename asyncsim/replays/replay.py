@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from asyncsim.attacks import Attack, parse_attack
-from asyncsim.errors import InputError, require_choice, require_count, require_switch
+from asyncsim.base.console import on_a_terminal
+from asyncsim.base.errors import InputError, require_choice, require_count, require_switch
+from asyncsim.base.threads import has_one_core
+from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
+from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.check import check_method, require_arrived, require_server, require_timing
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
-from asyncsim.recorders import Recorder, show_diagnostics
 from asyncsim.replays.attacked import under_attack, warn_of_weakness
 from asyncsim.replays.commit import columns, require_recorders
 from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
+from asyncsim.replays.recorders import Recorder, show_diagnostics
 from asyncsim.replays.recording import LOSSES, Recording
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import ReplayState
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
 from asyncsim.runs.run import Run
-from asyncsim.threads import has_one_core
 from asyncsim.traces.trace import Trace
-from asyncsim.tracing import forget_other_precision, jax_settings, require_threads
-from asyncsim.wording import on_a_terminal
 
 PRECISIONS = ("float32", "float64")
 _EVALUATIONS = 20

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
+from asyncsim.base.threads import require_wanted
+from asyncsim.base.tracing import whole_products
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan, purpose_key
 from asyncsim.replays.programs import Program, as_data, cast, on_devices
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.state import ReplayState
-from asyncsim.threads import require_wanted
-from asyncsim.tracing import whole_products
 
 
 class Running:

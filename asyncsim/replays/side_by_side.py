@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from asyncsim.tracing import jax_settings
+from asyncsim.base.tracing import jax_settings
 
 #: Starts a call from a thread; returns a function that returns the results, arrays that may still be computed.
 Start = Callable[..., Callable[[], Any]]

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from asyncsim.base.tracing import naming_failures
 from asyncsim.methods.check import visit_kinds
 from asyncsim.methods.method import Array, Method, State, Visit
-from asyncsim.recorders import Recorder
 from asyncsim.replays.central import Sent, initial_memory
 from asyncsim.replays.local import Flat, Learner
-from asyncsim.tracing import naming_failures
+from asyncsim.replays.recorders import Recorder
 
 
 class Layout(NamedTuple):

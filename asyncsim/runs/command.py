@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from asyncsim.errors import InputError, choices_like, reading_results
+from asyncsim.base.console import counted, note, tell
+from asyncsim.base.errors import InputError, choices_like, reading_results
 from asyncsim.runs import index
 from asyncsim.study.results import PAGE
-from asyncsim.wording import counted, note, tell
 
 #: Folders that a table shows unless all are asked for.
 _SHOWN = 40

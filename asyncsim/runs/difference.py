@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from asyncsim import plots
+from asyncsim.base.errors import InputError, require_free
+from asyncsim.base.files import CHECKSUM
 from asyncsim.drawing import look
-from asyncsim.errors import InputError, require_free
-from asyncsim.files import CHECKSUM
 from asyncsim.runs.index import one_line
 from asyncsim.runs.opened import Opened
 from asyncsim.runs.run import flat

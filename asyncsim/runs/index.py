@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncsim.errors import InputError, require_choice, require_count, require_path, shown
-from asyncsim.files import RUN, files_below, open_file, read_text, remove, write_json, write_whole
+from asyncsim.base.console import counted, number_text
+from asyncsim.base.errors import InputError, require_choice, require_count, require_path, shown
+from asyncsim.base.files import RUN, files_below, open_file, read_text, remove, write_json, write_whole
 from asyncsim.runs.run import Run
 from asyncsim.study import results
-from asyncsim.wording import counted, number_text
 
 #: Raised whenever an older asyncsim could not read the database: it is made anew then.
 _VERSION = 2

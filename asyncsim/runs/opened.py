@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 
-from asyncsim.errors import InputError, require_choice, require_count
-from asyncsim.files import files_below
+from asyncsim.base.errors import InputError, require_choice, require_count
+from asyncsim.base.files import files_below
 from asyncsim.runs import index
 from asyncsim.runs.run import Run
 from asyncsim.study import results

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from asyncsim.errors import InputError, require_free, require_path
-from asyncsim.files import (
+from asyncsim.base.console import counted
+from asyncsim.base.errors import InputError, require_free, require_path
+from asyncsim.base.files import (
     RUN,
     files_below,
     make_folder,
@@ -24,7 +25,6 @@ from asyncsim.files import (
     sealed,
     unsealed,
 )
-from asyncsim.wording import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ class Run:
         `asyncsim.plots.compare` draws several runs on the same axes.
         """
         # What draws runs is above them, and loads matplotlib.
-        return importlib.import_module("asyncsim.plots").compare(self, measure, against)
+        return importlib.import_module("asyncsim.drawing.plots").compare(self, measure, against)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the run as a folder of parquet tables, ``params.npz`` and ``run.json``; all of it or nothing.

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from asyncsim.errors import InputError
-from asyncsim.failures import Failure
+from asyncsim.base.errors import InputError
+from asyncsim.clusters.failures import Failure
 from asyncsim.simulation.station import Station, Worker
 from asyncsim.simulation.weather import Incidents, Weather
 from asyncsim.traces.columns import APPLIED, CANCELLED, FAILED_BY, SPELLS

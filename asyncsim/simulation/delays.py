@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from asyncsim.base.streams import Streams
 from asyncsim.clusters.laws import Constant, Law
-from asyncsim.streams import Streams
 
 #: Durations drawn at once for a worker: enough to spread the cost of reaching its stream.
 _BLOCK = 64

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.errors import require_memory
+from asyncsim.base.streams import Streams
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.network import takes_no_time
-from asyncsim.errors import require_memory
+from asyncsim.clusters.topologies import Topology
 from asyncsim.simulation.clock import Record, clock_for
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.station import Worker
-from asyncsim.streams import Streams
-from asyncsim.topologies import Topology
 from asyncsim.traces.bookkeeping import trace_without_server
 from asyncsim.traces.columns import GOSSIP, Source
 from asyncsim.traces.trace import Trace

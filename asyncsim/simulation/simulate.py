@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from asyncsim.base.console import on_a_terminal
+from asyncsim.base.errors import InputError, require_count, require_memory
+from asyncsim.base.threads import require_wanted
 from asyncsim.clusters.cluster import WORKER_BYTES, Cluster
-from asyncsim.errors import InputError, require_count, require_memory
 from asyncsim.simulation.peers import simulate_without_server
 from asyncsim.simulation.world import World
-from asyncsim.threads import require_wanted
 from asyncsim.traces.bookkeeping import reads_of_commits, trace_of
 from asyncsim.traces.columns import no_spells
 from asyncsim.traces.trace import Trace
-from asyncsim.wording import on_a_terminal
 
 #: Memory (bytes) that a commit takes at the least: the record and the columns.
 _COMMIT_BYTES = 400

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.failures import Failure, presences
 from asyncsim.clusters.laws import Law, Uniform
-from asyncsim.errors import InputError
-from asyncsim.failures import Failure, presences
 from asyncsim.simulation.delays import delays
 
 #: Spells in one computation after which it is given up.

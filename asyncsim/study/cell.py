@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asyncsim import recorders
-from asyncsim.attacks import WeakAttackWarning, parse_attack
+from asyncsim.base.console import each_note_once, note
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import folder_name, plain, require_plain, set_aside
+from asyncsim.base.threads import cached
+from asyncsim.byzantine.attacks import WeakAttackWarning, parse_attack
 from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
-from asyncsim.errors import InputError
-from asyncsim.files import folder_name, plain, require_plain, set_aside
 from asyncsim.methods import Method, Timing
 from asyncsim.methods.check import require_enough, require_replies
 from asyncsim.problems import Problem
@@ -35,9 +37,7 @@ from asyncsim.study.jobs import Job, Tables
 from asyncsim.study.outcome import outcome
 from asyncsim.study.results import SUMMARY
 from asyncsim.study.target import Target
-from asyncsim.threads import cached
 from asyncsim.traces.trace import Trace
-from asyncsim.wording import each_note_once, note
 
 _ROUND_OFF = 1e-12
 

@@ -23,11 +23,11 @@ from typing import Any
 
 import asyncsim.study.results as results
 from asyncsim import __version__
-from asyncsim.errors import InputError, require_path, shown
-from asyncsim.interruption import interruptible
+from asyncsim.base.console import note, tell
+from asyncsim.base.errors import InputError, require_path, shown
+from asyncsim.base.interruption import interruptible
 from asyncsim.study.config import ELSEWHERE, StudyOptions, fields_of
 from asyncsim.study.loading import hidden, load, require_as_they_were, sha256, shipped, studies, told_in_a_line
-from asyncsim.wording import note, tell
 
 INTERRUPTED = 130  #: Exit code after Ctrl-C, as shells have it.
 INCOMPLETE = 3  #: Exit code of a study of which some runs failed.

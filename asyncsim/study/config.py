@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import asyncsim.study.executor as executor
 import asyncsim.study.results as results
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
-from asyncsim.clusters.laws import Law, parse
-from asyncsim.clusters.policy import Policy, parse_policy
-from asyncsim.errors import (
+from asyncsim.base.console import note
+from asyncsim.base.errors import (
     InputError,
     require_choice,
     require_count,
@@ -26,14 +24,16 @@ from asyncsim.errors import (
     require_nonnegative,
     shown,
 )
-from asyncsim.failures import Failure
-from asyncsim.files import plain
+from asyncsim.base.files import plain
+from asyncsim.base.units import BYTES, positive
+from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
+from asyncsim.clusters.failures import Failure
+from asyncsim.clusters.laws import Law, parse
+from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
-from asyncsim.units import BYTES, positive
-from asyncsim.wording import note
 
 if TYPE_CHECKING:
-    from asyncsim.attacks import Attack
+    from asyncsim.byzantine.attacks import Attack
     from asyncsim.clusters.network import PerWorker, SizeLike
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
@@ -300,8 +300,8 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
         import jax
         import optax
 
+        from asyncsim.base.tracing import jax_settings
         from asyncsim.traces.columns import package_versions
-        from asyncsim.tracing import jax_settings
 
         elsewhere = {"methods", "problem", *OF_METHODS, *OF_PROBLEMS, *ELSEWHERE}
         elsewhere -= {"workers", "dirichlet"}  # the cluster's, too, and what cells differ in

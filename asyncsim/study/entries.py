@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from asyncsim.calls import Call, bind, form_of, parameters_of, read, require_all, split, write
-from asyncsim.errors import InputError, require_choice, shown
+from asyncsim.base.calls import Call, bind, form_of, parameters_of, read, require_all, split, write
+from asyncsim.base.console import note
+from asyncsim.base.errors import InputError, require_choice, shown
 from asyncsim.methods import METHODS, Method, named_optimizer
 from asyncsim.methods.check import check_fields
 from asyncsim.problems import PROBLEMS, Problem
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, load_function, own_file, told_in_a_line
-from asyncsim.wording import note
 
 Made = TypeVar("Made", Method, Problem)
 #: Entries that the lists of one entry may stand for.

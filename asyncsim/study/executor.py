@@ -17,10 +17,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
-from asyncsim.errors import InputError
-from asyncsim.interruption import ignore_from_now_on
-from asyncsim.threads import one_core_each, work_until
-from asyncsim.wording import tell
+from asyncsim.base.console import tell
+from asyncsim.base.errors import InputError
+from asyncsim.base.interruption import ignore_from_now_on
+from asyncsim.base.threads import one_core_each, work_until
 
 
 class Failure(NamedTuple):

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncsim.errors import InputError
-from asyncsim.files import CHECKSUM, read_table, read_text, within
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import CHECKSUM, read_table, read_text, within
 from asyncsim.study import load_file, results, shipped
 from asyncsim.study.jobs import read_summary
 

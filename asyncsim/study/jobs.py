@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tqdm import tqdm
 
 import asyncsim.study.results as results
-from asyncsim.errors import InputError
-from asyncsim.files import read_table, require_plain, set_aside, unsealed, write_csv, write_sealed
+from asyncsim.base.console import note, on_a_terminal, tell
+from asyncsim.base.errors import InputError
+from asyncsim.base.files import read_table, require_plain, set_aside, unsealed, write_csv, write_sealed
 from asyncsim.study.config import StudyOptions
 from asyncsim.study.executor import Executor, Failure, Local
-from asyncsim.wording import note, on_a_terminal, tell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,9 +23,9 @@ from types import ModuleType
 from typing import Any
 
 import asyncsim.study.results as results
-from asyncsim.calls import split
-from asyncsim.errors import InputError, require_choice, shown
-from asyncsim.files import open_file, require_plain, results_of
+from asyncsim.base.calls import split
+from asyncsim.base.errors import InputError, require_choice, shown
+from asyncsim.base.files import open_file, require_plain, results_of
 
 #: Options of a study that are arguments of its methods, and of its problem, where these do not say their own.
 OF_METHODS = ("learning_rate", "optimizer", "momentum")

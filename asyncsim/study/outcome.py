@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.console import over_seeds, table_text
 from asyncsim.runs.run import Run
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
-from asyncsim.wording import over_seeds, table_text
 
 #: Share of the commits, at the end, over which "final" minibatch losses and energy ratios are taken.
 FINAL_SHARE = 0.1

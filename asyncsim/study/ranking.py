@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.wording import counted, number_text
+from asyncsim.base.console import counted, number_text
 
 #: Probability that all comparisons of a table hold together.
 CONFIDENCE = 0.95

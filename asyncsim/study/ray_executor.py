@@ -25,13 +25,13 @@ import ray.cloudpickle as cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 import asyncsim
-from asyncsim.errors import InputError
-from asyncsim.interruption import handlers_kept
+from asyncsim.base.console import note
+from asyncsim.base.errors import InputError
+from asyncsim.base.interruption import handlers_kept
 from asyncsim.methods import Method
 from asyncsim.problems import Problem
 from asyncsim.replays.side_by_side import cores
 from asyncsim.study.executor import Done, Failure, attempt
-from asyncsim.wording import note
 
 #: Environment variable of Ray: ``token`` or ``disabled``.
 _AUTH_MODE = "RAY_AUTH_MODE"

@@ -16,10 +16,19 @@ from typing import Any
 
 import platformdirs
 
-from asyncsim import files
-from asyncsim.errors import InputError, require_path
-from asyncsim.files import Held, alone_in, read_text, remove_partials, require_plain, unsealed, write_json, write_sealed
-from asyncsim.wording import counted
+from asyncsim.base import files
+from asyncsim.base.console import counted
+from asyncsim.base.errors import InputError, require_path
+from asyncsim.base.files import (
+    Held,
+    alone_in,
+    read_text,
+    remove_partials,
+    require_plain,
+    unsealed,
+    write_json,
+    write_sealed,
+)
 
 #: The table that makes a folder of results one; a folder without it holds nothing that was finished.
 SUMMARY = "summary.csv"
@@ -252,7 +261,7 @@ def resume_option(folder: Path) -> str:
 def telling(folder: Path, held: Held, resumable: bool = True, instead: str = "") -> Iterator[None]:
     """Let interruptions and bad input say where the finished results are, and interruptions how to go on.
 
-    ``held``: the folder as `asyncsim.files.alone_in` gave it;
+    ``held``: the folder as `asyncsim.base.files.alone_in` gave it;
     ``resumable``: whether the study has the option ``--resume``; ``instead`` ends the advice to use it with the same
     options, if nobody knows what was typed, and says of which it takes the place.
     """

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from asyncsim.errors import InputError, require_count
+from asyncsim.base.console import each_note_once, note
+from asyncsim.base.errors import InputError, require_count
 from asyncsim.study.config import StudyConfig, StudyOptions
 from asyncsim.study.jobs import Job, Result, opened, run_jobs
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS
-from asyncsim.wording import each_note_once, note
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncsim.errors import InputError, require_choice, require_count, require_positive
-from asyncsim.wording import counted
+from asyncsim.base.console import counted
+from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 
 if TYPE_CHECKING:
     import pandas as pd

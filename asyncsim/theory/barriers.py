@@ -11,8 +11,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.linalg import spsolve
 from scipy.special import betaincc
 
+from asyncsim.base.errors import InputError, require_count, require_list
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Gamma, Law, Mixture, Pareto, Uniform, as_law, parse
-from asyncsim.errors import InputError, require_count, require_list
 
 #: Nodes per panel, and panels between where the integrand begins to fall and where it ends.
 _NODES, _PANELS = 12, 400

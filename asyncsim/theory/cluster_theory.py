@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from asyncsim.base.errors import InputError, require_positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Empirical, Exponential, Law, Mixture
 from asyncsim.clusters.network import takes_no_time
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.errors import InputError, require_positive
 from asyncsim.theory.barriers import BoundedClocks, barrier_time, bounded_clocks, sum_law
 from asyncsim.theory.queueing import (
     alike,

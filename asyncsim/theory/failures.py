@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from asyncsim.base.errors import require_nonnegative, require_positive
 from asyncsim.clusters.laws import Law, LawLike, as_law
-from asyncsim.errors import require_nonnegative, require_positive
 
 #: Points of the integrals over a law.
 _POINTS = 200_000

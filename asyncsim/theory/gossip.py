@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from asyncsim.errors import require_count
-from asyncsim.topologies import Topology, as_topology
+from asyncsim.base.errors import require_count
+from asyncsim.clusters.topologies import Topology, as_topology
 
 #: By how much a matrix that averages exactly may miss it.
 _ROUND_OFF = 1e-12

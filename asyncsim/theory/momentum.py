@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from asyncsim.errors import (
+from asyncsim.base.errors import (
     InputError,
     require_choice,
     require_count,

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Exponential, Law
-from asyncsim.errors import InputError, require_count, require_nonnegative, require_positive
 
 
 class Repairman(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from asyncsim.base.errors import InputError, require_count, require_list, require_positive
 from asyncsim.clusters.laws import Constant, Law, as_law
-from asyncsim.errors import InputError, require_count, require_list, require_positive
 
 #: Survival below which the renewal integral is cut off.
 _NEGLIGIBLE = 1e-13

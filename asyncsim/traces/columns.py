@@ -17,9 +17,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncsim.base.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
+from asyncsim.base.files import open_file, require_plain, write_whole
 from asyncsim.clusters.cluster import PROTOCOLS, Cluster, as_workers
-from asyncsim.errors import InputError, require_choice, require_count, require_free, require_path, require_switch
-from asyncsim.files import open_file, require_plain, write_whole
 
 #: What can become of a message.
 OUTCOMES = ("applied", "buffered", "discarded", "cancelled")

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.policy import asynchronous
-from asyncsim.errors import InputError
 from asyncsim.traces.columns import GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of

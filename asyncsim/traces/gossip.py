@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.errors import InputError, require_choice
+from asyncsim.base.errors import InputError, require_choice
 from asyncsim.traces.columns import GOSSIP_COLUMNS, TAKES_UP, Source
 
 #: By how much shares that sum to one may miss it.

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.errors import InputError, require_count, require_memory
+from asyncsim.base.streams import Streams
 from asyncsim.clusters.cluster import as_workers
 from asyncsim.clusters.laws import Constant, Law, as_law
-from asyncsim.errors import InputError, require_count, require_memory
-from asyncsim.streams import Streams
 from asyncsim.traces.columns import OUTCOMES, Source
 from asyncsim.traces.trace import Trace
 

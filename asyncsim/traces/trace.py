@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.console import counted
+from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, asynchronous
-from asyncsim.errors import InputError
 from asyncsim.traces import gossip
 from asyncsim.traces.columns import (
     ACCEPTED,
@@ -27,7 +28,6 @@ from asyncsim.traces.columns import (
     save_trace,
 )
 from asyncsim.traces.trace_summary import per_worker, queue, summary
-from asyncsim.wording import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ class Trace:
     def plot(self) -> Any:
         """Draw how stale commits are and what workers do at first: a figure; `asyncsim.plots` has more."""
         # What draws traces is above them, and loads matplotlib.
-        return importlib.import_module("asyncsim.plots").overview(self)
+        return importlib.import_module("asyncsim.drawing.plots").overview(self)
 
     @functools.cached_property
     def accepted(self) -> "Trace":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
-from asyncsim.errors import InputError, require_count
+from asyncsim.base.errors import InputError, require_count
 from asyncsim.traces import gossip
 from asyncsim.traces.columns import ACCEPTED, GOSSIP
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from asyncsim.base.errors import InputError, require_choice, require_count, require_number
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant
-from asyncsim.errors import InputError, require_choice, require_count, require_number
 from asyncsim.traces.bookkeeping import COMMIT_RECORD, READ_RECORD, reads_of_commits, trace_of, trace_without_server
 from asyncsim.traces.columns import APPLIED, CANCELLED, COLUMNS, GOSSIP, TAKES_UP, Source
 from asyncsim.traces.trace import Trace

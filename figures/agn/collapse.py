@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished
 
 from . import published

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import CenteredNorm, Normalize
 from matplotlib.figure import Figure
 
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished
 
 from . import published

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from asyncsim.base.console import counted
 from asyncsim.study.finished import Finished
-from asyncsim.wording import counted
 
 from . import published
 

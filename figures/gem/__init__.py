@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from asyncsim.base.files import open_file, write_csv
 from asyncsim.drawing import look
 from asyncsim.drawing.paper import Drawing, Paper, Study
-from asyncsim.files import open_file, write_csv
 from asyncsim.study.finished import Finished
 
 from . import energy, forensics, kappa, limits, losses, momentum, pace, published, queue, tensors

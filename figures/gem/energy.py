@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
+from asyncsim.base.console import counted, tensor_label
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
-from asyncsim.errors import InputError
 from asyncsim.runs.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
-from asyncsim.wording import counted, tensor_label
 
 from .panels import (
     STEPS,

@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import look
 from asyncsim.drawing.curves import Curve
-from asyncsim.errors import InputError
 from asyncsim.study import load
 from asyncsim.study.finished import Finished
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted
 from asyncsim.drawing import look
 from asyncsim.study.finished import Finished
-from asyncsim.wording import counted
 
 from .panels import (
     LOSS,

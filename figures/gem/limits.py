@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted
 from asyncsim.drawing import layout, look
 from asyncsim.study.finished import Finished
-from asyncsim.wording import counted
 
 from .panels import finish, problem
 

@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from asyncsim.base.console import counted
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, trace_length
-from asyncsim.errors import InputError
 from asyncsim.runs.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE
-from asyncsim.wording import counted
 
 from . import published
 from .panels import (

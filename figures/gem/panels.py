@@ -8,6 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, over_seeds
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     ALONG,
@@ -19,10 +21,8 @@ from asyncsim.drawing.curves import (
     draw_curve,
     trace_length,
 )
-from asyncsim.errors import InputError
 from asyncsim.runs.run import Run
 from asyncsim.study.finished import Finished
-from asyncsim.wording import counted, over_seeds
 
 from . import published
 

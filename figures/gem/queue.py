@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, draw_curves
 from asyncsim.study.finished import Finished
-from asyncsim.wording import counted
 
 from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, one_cluster, setting, values_of
 

@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncsim.base.console import counted, tensor_label
+from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.errors import InputError
 from asyncsim.study.finished import Finished
-from asyncsim.wording import counted, tensor_label
 
 from .panels import chosen, finish, methods_of, setting, values_of
 

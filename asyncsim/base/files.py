@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsim.errors import InputError, shown
+from asyncsim.base.errors import InputError, shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from asyncsim.errors import InputError, choices_like, require_choice, shown
-from asyncsim.units import quoted
+from asyncsim.base.errors import InputError, choices_like, require_choice, shown
+from asyncsim.base.units import quoted
 
 #: A guard against ``[1] * 10**12``: more entries than any cluster has workers.
 _LONGEST_LIST = 1_000_000
@@ -43,7 +43,7 @@ def read(text: str, what: str, example: str, units: bool = False) -> Any:
 
     A list may be repeated and added: ``[gamma(1, 0.2)] * 90 + [3] * 10``. ``what`` it should be, and an ``example``,
     are for messages. With ``units`` a number with a unit is a text in quotes, ``"40 ms"``, which
-    `asyncsim.units.quantity` reads.
+    `asyncsim.base.units.quantity` reads.
 
     Raises
     ------

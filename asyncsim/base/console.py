@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from asyncsim.errors import printable
+from asyncsim.base.errors import printable
 
 #: Between a number and its noun while lines are broken, which is done at plain spaces only.
 _GLUE = "\u2007"

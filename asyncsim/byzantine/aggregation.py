@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.calls import Call, bind, form_of, read, write
-from asyncsim.errors import (
+from asyncsim.base.calls import Call, bind, form_of, read, write
+from asyncsim.base.errors import (
     InputError,
     choices_like,
     require_choice,

@@ -14,6 +14,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from asyncsim.base.console import counted, number_text, over_seeds
+from asyncsim.base.errors import InputError, require_choice, require_count, require_list, require_positive
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     axis_along,
@@ -25,14 +27,12 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.drawing.layout import legend_inside, say_inside
 from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
-from asyncsim.errors import InputError, require_choice, require_count, require_list, require_positive
 from asyncsim.runs.run import Run
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.queueing import alike
 from asyncsim.traces.columns import ACCEPTED, GOSSIP
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import phases, warm_up_of
-from asyncsim.wording import counted, number_text, over_seeds
 
 #: Bars of a histogram and bins of a curve: as many as the eye can use at paper size.
 _BARS = 50

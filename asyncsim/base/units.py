@@ -5,7 +5,7 @@ import re
 from decimal import Decimal, InvalidOperation, Overflow
 from typing import Any, NamedTuple
 
-from asyncsim.errors import InputError, require_positive, shown
+from asyncsim.base.errors import InputError, require_positive, shown
 
 
 class Units(NamedTuple):

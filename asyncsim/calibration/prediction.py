@@ -15,21 +15,21 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from asyncsim.base.console import counted, number_text
+from asyncsim.base.errors import InputError, require_count
+from asyncsim.base.streams import Streams
 from asyncsim.calibration import Calibration, dependence, examine
 from asyncsim.calibration.fitting import uncensored
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.clusters.laws import Constant, Law
 from asyncsim.drawing import layout, look
-from asyncsim.errors import InputError, require_count
-from asyncsim.plots import beyond
+from asyncsim.drawing.plots import beyond
 from asyncsim.simulation.simulate import simulate
-from asyncsim.streams import Streams
 from asyncsim.traces.columns import ACCEPTED
 from asyncsim.traces.durations import Durations, attended, durations, require_asynchronous
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
-from asyncsim.wording import counted, number_text
 
 __all__ = ["Prediction", "extrapolate", "predict"]
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncsim.calls import as_float, called, form_of, split, write
-from asyncsim.clusters.laws import Law, LawLike, as_law
-from asyncsim.errors import (
+from asyncsim.base.calls import as_float, called, form_of, split, write
+from asyncsim.base.errors import (
     InputError,
     require_choice,
     require_count,
@@ -21,7 +20,8 @@ from asyncsim.errors import (
     require_positive,
     require_switch,
 )
-from asyncsim.units import SECONDS, quantity
+from asyncsim.base.units import SECONDS, quantity
+from asyncsim.clusters.laws import Law, LawLike, as_law
 
 #: The parameters of each failure.
 _PARAMETERS: dict[str, tuple[str, ...]] = {

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax._src import xla_bridge
 
-from asyncsim.errors import InputError
+from asyncsim.base.errors import InputError
 
 #: Where files are that are not the user's, besides those of installed packages.
 _OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parent

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim.calls import called, form_of, write
-from asyncsim.errors import (
+from asyncsim.base.calls import called, form_of, write
+from asyncsim.base.errors import (
     InputError,
     require_choice,
     require_count,

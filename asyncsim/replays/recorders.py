@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from asyncsim.errors import InputError, require_count, require_fraction
+from asyncsim.base.errors import InputError, require_count, require_fraction
 from asyncsim.methods.method import Array, Method, State, Visit
 
 #: Quantities of `energy` whose sum over each tensor is recorded; and the quantity that is their ratio at each weight.

@@ -1,0 +1,1 @@
+"""Byzantine workers: what they send, and the rules that withstand it."""
