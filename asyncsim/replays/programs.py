@@ -190,7 +190,7 @@ def _build(
 ) -> Program:
     family, problem = keyed.value, same_problem.value
     recorders = tuple(same.value for same in same_recorders)
-    flat = _flatten(problem, dtype, devices[0])
+    flat, evaluate, each = _of_problem(same_problem, dtype, devices[0])
     parts = _parts(family, problem, layout, flat, dtype)
     engine: Any
     first: Callable[[Any, Pieces], Met]
@@ -205,8 +205,14 @@ def _build(
         engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat))
         first = build_first(family.method, layout)
     look = build_look(parts, recorders, flat, layout)
-    evaluate, each = jax.jit(_evaluation(problem, flat)), _evaluation_of_each(problem, flat)
     return Program(engine, first, look, evaluate, *_build_replicas(parts, family.method, layout), each, flat, devices)
+
+
+@cached(maxsize=8)
+def _of_problem(same_problem: Same, dtype: Any, device: Any) -> tuple[Flat, Callable[..., Any], Callable[..., Any]]:
+    """Return how parameters become vectors, and `Program.evaluate` and `Program.each`, which all methods share."""
+    flat = _flatten(same_problem.value, dtype, device)
+    return flat, jax.jit(_evaluation(same_problem.value, flat)), _evaluation_of_each(same_problem.value, flat)
 
 
 def _parts(
