@@ -99,13 +99,13 @@ def _method(config: Config, base: "Cell", text: str, count: int) -> "Method":
     from asyncsim.byzantine.aggregation import parse_rule
     from asyncsim.methods import robust
 
-    def rule_for(f: int) -> Any:
-        return parse_rule(_with(text, "rules", lambda name: f if name == "f" else None))
+    def rule_for(f: int) -> str:
+        return _with(text, "rules", lambda name: f if name == "f" else None)
 
     policy = base.cluster.policy
-    most = rule_for(0).largest(policy.per_version(base.cluster.workers))
+    most = parse_rule(rule_for(0)).largest(policy.per_version(base.cluster.workers))
     made = robust(
-        rule_for(max(0, min(count, most))),
+        rule_for(max(0, min(count, most))),  # the text, so that all rates share a program
         base.config.learning_rate,
         config.worker_momentum,
         config.server_momentum,

@@ -117,3 +117,11 @@ def test_numbers_of_every_method_are_arguments(name):
     traced = _traced_numbers(Keyed(recipe.key, recipe), Same(problems.quadratic(curvature=[0.1, 1.0])))
     assert "learning_rate" in traced
     assert set(recipe.numbers) - set(traced) == CONSTANTS.get(name, set())
+
+
+def test_a_method_with_another_name_shares_the_program(trace):
+    problem, traced = counting_problem()
+    replayed(trace, methods.downpour(0.01), problem)
+    once = len(traced)
+    replayed(trace, methods.downpour(0.02)._replace(name="renamed", hyperparameters={}), problem)
+    assert len(traced) == once

@@ -68,11 +68,13 @@ def shares_programs(factory: Factory) -> Factory:
 
 
 def recipe_of(method: Method) -> Recipe | None:
-    """Return how a method was made; None if nobody knows, or if it was changed since."""
+    """Return how a method was made; None if nobody knows, or if it computes something else since."""
     recipe = method.recipe
-    if recipe is None or any(a is not b for a, b in zip(method[:-1], recipe.made[:-1], strict=True)):
+    if recipe is None:
         return None
-    return recipe
+    fields = [field for field in Method._fields if field not in ("name", "hyperparameters", "recipe")]
+    is_same = all(getattr(method, field) is getattr(recipe.made, field) for field in fields)
+    return recipe if is_same else None
 
 
 def _recipe(factory: Callable[..., Method], arguments: Mapping[str, Any], made: Method) -> Recipe | None:

@@ -25,6 +25,8 @@ SENSES = ("almost_sure", "mean_square", "mean")
 #: Of its numerical limit: steps that are tried, sequences of workers, commits of each sequence (at the least, and for
 #: each worker), and commits between two rescalings.
 _STEPS, _PATHS, _COMMITS, _COMMITS_OF_A_WORKER, _RESCALE = 13, 64, 4000, 200, 20
+#: Workers for which that takes half a minute.
+_MOST_WORKERS = 1_000
 
 
 def implicit_momentum(workers: int) -> float:
@@ -108,12 +110,17 @@ def stable_step(workers: int, sense: str = "almost_sure") -> float:
     are those of ``x^2``, ``x r_i``, ``r_i^2`` and ``r_i r_j``; their map has the eigenvalue 1 where
     ``n step^2 - step - 2 = 0``, so that the limit is ``(1 + sqrt(1 + 8 n)) / (2 n)``. Almost sure: the step at which
     the Lyapunov exponent of the product is zero, estimated from random sequences of workers with a fixed seed;
-    within about 1 %. Some seconds from a hundred workers on.
+    within about 1 %. Some seconds from a hundred workers on; at most a thousand workers.
     """
     n = require_count("workers", workers)
     if require_choice("sense", sense, SENSES) == "mean":
         return 2.0 * (2 * n - 1)
     mean_square = (1 + math.sqrt(1 + 8 * n)) / (2 * n)
+    if sense == "almost_sure" and n > _MOST_WORKERS:
+        raise InputError(
+            f"workers = {n}: the almost-sure limit is computed for at most {_MOST_WORKERS:,}; give "
+            f"sense='mean_square', whose limit, {mean_square:.3g}, is a fifth to a quarter lower"
+        )
     return mean_square if sense == "mean_square" or n == 1 else _almost_sure_step(n, mean_square)
 
 
