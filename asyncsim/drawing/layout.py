@@ -20,6 +20,8 @@ _TITLE_WIDTH = 50
 _BESIDE = 0.5
 #: Lines of a title that every figure has room for.
 _TITLE_LINES = 2
+#: Width of a letter of a legend, on average, and of a handle with the space around it (inches).
+_LETTER, _LEGEND_HANDLE = 0.052, 0.5
 #: Rows of a legend that every figure has room for.
 _LEGEND_ROWS = 3
 #: Height of each row that comes on top (inches).
@@ -27,8 +29,16 @@ _LEGEND_ROW_HEIGHT = 0.15
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
-    """Add a legend below all axes; a figure whose legend has many rows gets taller, so that its axes do not shrink."""
-    more = math.ceil(len(labels) / columns) - _LEGEND_ROWS
+    """Add a legend below all axes; a figure whose legend has many rows gets taller, so that its axes do not shrink.
+
+    Labels that are too long for ``columns`` side by side have fewer; those longer than the figure have several lines.
+    """
+    width = figure.get_figwidth()
+    longest = max(map(len, labels), default=0)
+    columns = max(1, min(columns, int(width / (_LETTER * longest + _LEGEND_HANDLE))))
+    labels = [wrapped(label, (width - _LEGEND_HANDLE) / _LETTER) for label in labels]
+    rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
+    more = rows - _LEGEND_ROWS
     figure.set_figheight(figure.get_figheight() + _LEGEND_ROW_HEIGHT * max(0, more))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
