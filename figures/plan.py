@@ -72,8 +72,10 @@ def plan(finished: Finished) -> Figure:
     )
     axes.set_xscale("log")
     layout.plain_logs(axes.xaxis)
-    if table["staleness_mean"].max() > 0:
+    if (stalest := table["staleness_mean"].max()) > 0:
         axes.set_yscale("symlog", linthresh=1.0)
+        ticks = (step * 10.0**decade for decade in range(7) for step in (1, 2, 5))
+        axes.set_yticks([0.0, *(tick for tick in ticks if tick <= max(1.0, 1.2 * stalest))])
         axes.yaxis.set_major_formatter("{x:g}")
     per = "per 1,000 gradients" if config["hours"] is not None else "until the horizon"
     axes.set_xlabel(f"time {per} ({unit})")
