@@ -233,8 +233,7 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
 def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     """Return a row per split of the data, topology and method at its best learning rate, in the order of the study.
 
-    The best rate is the one of the fewest seeds that diverged, then of the least time to the target, and where the
-    target was not reached, of the best last value of what it is of. Columns: ``dirichlet`` if the study has splits
+    The best rate is that of `asyncsim.study.ranking.tuned` for the target. Columns: ``dirichlet`` if the study has splits
     (infinite: alike), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met
     and held the target), ``time_to_target`` (s, simulated) and ``gradients_to_target`` (infinite if a seed did not),
     the measures at the last evaluation, of the worst replica too if they were evaluated, ``simulated_seconds`` of the
@@ -243,6 +242,7 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
+    from asyncsim.study.ranking import Measure, tuned
     from asyncsim.theory import spectral_gap
 
     finished = read(folder, "gossip")
@@ -250,7 +250,8 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     gaps = {topology: spectral_gap(topology, config.workers) for topology in config.topologies}
     keys = [name for name in ("dirichlet", "topology", "method") if name in finished.summary]
     rows = []
-    for key, group in finished.summary.groupby([*keys, "learning_rate"], sort=False):
+    runs_at_best = tuned(finished.summary, keys, Measure("time_to_target"))
+    for key, group in runs_at_best.groupby([*keys, "learning_rate"], sort=False):
         runs = [finished.run(name).evaluations for name in group["run_folder"]]
         distances = [one["consensus_distance"].iloc[1:].mean() for one in runs if "consensus_distance" in one]
         ended = group[group["status"] == "finished"]
@@ -267,10 +268,7 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
                 "spectral_gap": gaps.get(str(group["topology"].iloc[0]), np.nan),
             }
         )
-    table = pd.DataFrame(rows)
-    by, ascending = ["diverged", "time_to_target", goal.of], [True, True, not goal.from_below]
-    best = table.sort_values(by, ascending=ascending, na_position="last", kind="stable")
-    return table[keys].drop_duplicates().merge(best.drop_duplicates(keys), on=keys)
+    return pd.DataFrame(rows)
 
 
 def verdict(table: "pd.DataFrame", goal: Target) -> str:

@@ -2,7 +2,8 @@
 
 The comparison of the LSGD paper on one cluster: every method at each communication period (--window, local steps
 between two visits) and learning rate, with the same gradients for all, and each at the rate that is best for it there:
-the one with the least error on the test data at the end, or loss on the training data where no accuracy is measured.
+the one of the fewest seeds that diverged, then with the least error on the test data at the end, or loss on the
+training data where no accuracy is measured.
 With more workers than --group-size LSGD runs twice, with one leader and with one for each group.
 
 Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program, and about nine million gradients: for an
@@ -101,6 +102,8 @@ SCALES = {
 
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
+    from asyncsim.study.ranking import at_the_edge
+
     config.check()
     if config.steps and config.gradients != SCALES[config.scale].gradients:
         note("--gradients changes nothing beside --steps")
@@ -120,6 +123,9 @@ def run(config: Config) -> Result:
             table = results_table(read(folder, "leaders"), config.target)
             write_csv(folder / TABLE, table)
             print(report(cells[0].problem.name, table))
+            names = [f"{row.method} with {row.workers} workers, window {row.window}" for row in table.itertuples()]
+            if edge := at_the_edge(table, config.learning_rate, names, "--learning-rate"):
+                note(edge)
             draw("leaders", folder, "lsgd")
 
         return run_cells("leaders", config, cells, conclude)
@@ -136,12 +142,12 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
+    from asyncsim.study.ranking import Measure, tuned
     from asyncsim.study.target import until_target
 
-    rows = []
-    for (n, window, method, rate), group in finished.summary.groupby(
-        ["workers", "window", "method", "learning_rate"], sort=False
-    ):
+    keys, summary, rows = ["workers", "window", "method"], finished.summary, []
+    goal = Measure("test_accuracy", "most") if "test_accuracy" in summary else Measure("train_loss")
+    for (n, window, method, rate), group in tuned(summary, keys, goal).groupby([*keys, "learning_rate"], sort=False):
         ended = group[group["status"] == "finished"]
         runs = [finished.run(name) for name in group["run_folder"]]
         row = {
@@ -162,11 +168,7 @@ def results_table(finished: Finished, target: float) -> "pd.DataFrame":
             # Of a single election nobody knows.
             row["kept"] = np.mean([np.mean(one[1:] == one[:-1]) if len(one) > 1 else np.nan for one in elected])
         rows.append(row)
-    table = pd.DataFrame(rows)
-    best = ["diverged", "test_error" if "test_error" in table else "train_loss"]
-    keys = ["workers", "window", "method"]
-    table = table.sort_values(best, na_position="last", kind="stable").drop_duplicates(keys)
-    return table.sort_values(keys, key=_place(finished), kind="stable").reset_index(drop=True)
+    return pd.DataFrame(rows).sort_values(keys, key=_place(finished), ignore_index=True)
 
 
 def leaders(run: "Run", workers: int) -> "np.ndarray":

@@ -459,14 +459,17 @@ def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.Da
     """
     import pandas as pd
 
+    from asyncsim.study.ranking import Measure, tuned
+
     runs = read_table(folder / REPLAYS) if (folder / REPLAYS).exists() else pd.DataFrame(columns=["status"])
     runs = runs[runs["status"] != results.FAILED]
     if runs.empty:
         return table
     if said := say_at_start(runs, config.goal):
         note(said)
-    rows = []
-    for (name, method, rate), group in runs.groupby(["name", "method", "learning_rate"], sort=False):
+    rows, tried = [], ["method", "learning_rate"]
+    best = tuned(runs, ["name"], Measure("time_to_target"), tried)
+    for (name, method, rate), group in best.groupby(["name", *tried], sort=False):
         times = group["time_to_target"]
         rows.append(
             {
@@ -481,8 +484,7 @@ def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.Da
                 "final_loss": group["final_loss"].mean(),
             }
         )
-    found = pd.DataFrame(rows).sort_values(["diverged", "time_to_target", "final_loss"], kind="stable")
-    table = table.merge(found.groupby("name", sort=False).head(1), how="left", on="name")
+    table = table.merge(pd.DataFrame(rows), how="left", on="name")
     return table.assign(rounds_to_target=table["rounds_to_target"] / table["round_gradients"])
 
 

@@ -92,9 +92,13 @@ def results_table(folder: Path) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
+    from asyncsim.study.ranking import Measure, tuned
+
     finished, rows = read(folder, "replicas"), []
+    summary = finished.summary
+    goal = Measure("test_accuracy", "most") if "test_accuracy" in summary else Measure("train_loss")
     trace_of = functools.cache(finished.trace)  # several methods and all rates share a trace
-    for (method, rate), group in finished.summary.groupby(["method", "learning_rate"], sort=False):
+    for (method, rate), group in tuned(summary, ["method"], goal).groupby(["method", "learning_rate"], sort=False):
         visits, whole = [], []
         for one in group.itertuples():
             frame = trace_of(one.trace_file).frame
@@ -116,10 +120,7 @@ def results_table(folder: Path) -> "pd.DataFrame":
             row["test_error"] = 1 - ended["test_accuracy"].mean()
         row |= {name: ended[name].mean() for name in ("test_loss", "train_loss") if name in ended}
         rows.append({**row, "rounds": np.mean(whole), "simulated_seconds": ended["simulated_seconds"].mean()})
-    table = pd.DataFrame(rows)
-    by = ["diverged", *(["test_error"] if "test_error" in table else []), "train_loss"]
-    best = table.sort_values(by, na_position="last", kind="stable").drop_duplicates("method")
-    return table[["method"]].drop_duplicates().merge(best, on="method")
+    return pd.DataFrame(rows)
 
 
 def _complete(cell: "Cell") -> "Cell":
@@ -141,6 +142,8 @@ def _complete(cell: "Cell") -> "Cell":
 
 
 def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame") -> None:
+    from asyncsim.study.ranking import at_the_edge
+
     table = results_table(folder)
     write_csv(folder / TABLE, table)
     figures("replicas").draw(folder)
@@ -153,7 +156,5 @@ def _conclude(config: Config, goal: Target, folder: Path, summary: "pd.DataFrame
         f"{counted(config.workers, 'worker')}, {config.window} local steps between two communications; gradients, "
         f"rounds of communication and time until {goal}\n{table_text(shown)}"
     )
-    edge = [one for one in table.itertuples() if one.learning_rate in (min(config.tune), max(config.tune))]
-    if len(config.tune) > 2 and edge:
-        names = ", ".join(f"{one.method} ({one.learning_rate:g})" for one in edge)
-        note(f"best at the least or the largest rate of --tune, and one beyond it may be better: {names}")
+    if edge := at_the_edge(table, config.tune, table["method"]):
+        note(edge)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsim.base.calls import Call, read
-from asyncsim.base.console import counted, table_text
+from asyncsim.base.console import counted, note, table_text
 from asyncsim.base.errors import InputError, require_count, require_fraction, require_list, require_positive
 from asyncsim.base.files import write_csv
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig
@@ -166,57 +166,62 @@ def _require_attacks(config: Config) -> None:
             raise InputError(f"attacks = {', '.join(config.attacks)}: {reasons[0]}, or another attack")
 
 
-def accuracy_table(summary: "pd.DataFrame") -> "pd.DataFrame":
+def scored(summary: "pd.DataFrame") -> "pd.DataFrame":
+    """Give diverged runs an accuracy of 0 and count them as finished: a worst case is one of accuracy.
+
+    The added column ``diverged`` tells them.
+    """
+    diverged = summary["status"] != "finished"
+    accuracy = summary["test_accuracy"].where(~diverged, 0.0).fillna(0.0)
+    return summary.assign(diverged=diverged, test_accuracy=accuracy, status="finished")
+
+
+def worst_runs(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """Select the runs of each method and number of Byzantine workers under the worst attack, at the best rate for it.
+
+    ``runs``: those of `scored`. The rule is that of `asyncsim.study.ranking.tuned`.
+    """
+    from asyncsim.study.ranking import Measure, tuned
+
+    return tuned(runs, ["method", "byzantine"], Measure("test_accuracy", "most"), cases=["attack"])
+
+
+def accuracy_table(runs: "pd.DataFrame") -> "pd.DataFrame":
     """Return the accuracy of each method, attack, number of Byzantine workers and rate, means over the seeds.
 
-    Columns: ``method``, ``byzantine``, ``attack``, ``learning_rate``, ``seeds``, ``diverged`` and ``test_accuracy``, 0
-    of a run that diverged.
+    ``runs``: those of `scored`. Columns: ``method``, ``byzantine``, ``attack``, ``learning_rate``, ``seeds``,
+    ``diverged`` and ``test_accuracy``.
     """
-    summary = summary.assign(diverged=summary["status"] != "finished")
-    summary["test_accuracy"] = summary["test_accuracy"].where(~summary["diverged"], 0.0).fillna(0.0)
-    groups = summary.groupby(["method", "byzantine", "attack", "learning_rate"], sort=False)
+    groups = runs.groupby(["method", "byzantine", "attack", "learning_rate"], sort=False)
     return groups.agg(
         seeds=("seed", "nunique"), diverged=("diverged", "sum"), test_accuracy=("test_accuracy", "mean")
     ).reset_index()
 
 
-def worst_table(accuracy: "pd.DataFrame") -> "pd.DataFrame":
-    """Return for each method and number of Byzantine workers its worst case over the attacks at the best rate for it.
-
-    Columns: those of `accuracy_table`.
-    """
-    worst = accuracy.loc[
-        accuracy.groupby(["method", "byzantine", "learning_rate"], sort=False)["test_accuracy"].idxmin()
-    ]
-    best = worst.loc[worst.groupby(["method", "byzantine"], sort=False)["test_accuracy"].idxmax()]
-    return best.reset_index(drop=True)
-
-
-def _chosen(folder: Path, summary: "pd.DataFrame", worst: "pd.DataFrame") -> "pd.Series":
-    """Return how much Byzantine messages counted, over their part of all, in the runs of the worst cases."""
+def _weights(folder: Path, runs: "pd.DataFrame") -> list[float]:
+    """Return how much Byzantine messages counted, over their part of all, in the runs of each worst case."""
     from asyncsim.study.finished import read as finished_of
 
-    finished, found = finished_of(folder, "robustness"), []
-    for row in worst.itertuples():
-        rows = finished.rows(
-            method=row.method, byzantine=row.byzantine, attack=row.attack, learning_rate=row.learning_rate
-        )
+    finished, weights = finished_of(folder, "robustness"), []
+    for (_, byzantine), rows in runs.groupby(["method", "byzantine"], sort=False):
         commits = [finished.run(name).commits for name in rows["run_folder"]]
-        known = [one for one in commits if "byzantine_share" in one and row.byzantine]
-        shares = [one["byzantine_share"].mean() / one["byzantine_messages"].mean() for one in known]
-        found.append(sum(shares) / len(shares) if shares else float("nan"))
-    return worst["test_accuracy"] * 0 + found
+        known = [run for run in commits if "byzantine_share" in run and byzantine]
+        shares = [run["byzantine_share"].mean() / run["byzantine_messages"].mean() for run in known]
+        weights.append(sum(shares) / len(shares) if shares else float("nan"))
+    return weights
 
 
 def _conclude(config: Config, folder: Path, summary: "pd.DataFrame") -> None:
     if "test_accuracy" not in summary:
         raise InputError("problem: has no test accuracy to compare rules by; choose digits or mnist")
-    accuracy = accuracy_table(summary)
-    attacks = zip(accuracy["attack"], accuracy["byzantine"], strict=True)
+    from asyncsim.study.ranking import at_the_edge
+
+    runs = scored(summary)
+    attacks = zip(runs["attack"], runs["byzantine"], strict=True)
     weak = [attack != NONE and bool(_attack(attack, count).weakness(config.workers)) for attack, count in attacks]
-    worst = worst_table(accuracy[~np.array(weak)])
-    worst["chosen"] = _chosen(folder, summary, worst)
-    write_csv(folder / ACCURACY, accuracy)
+    at_worst = worst_runs(runs[~np.array(weak)])
+    worst = accuracy_table(at_worst).assign(chosen=_weights(folder, at_worst))
+    write_csv(folder / ACCURACY, accuracy_table(runs))
     write_csv(folder / WORST, worst)
     figures("robustness").draw(folder)
     shown = worst.assign(case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()])
@@ -230,3 +235,6 @@ def _conclude(config: Config, folder: Path, summary: "pd.DataFrame") -> None:
         "the attacks, each rule at its best rate\ntheir weight: how much a Byzantine message counted at the last, "
         f"relative to an equal share\n{table_text(table.reset_index())}"
     )
+    names = [f"{row.method} with {row.byzantine} Byzantine" for row in worst.itertuples()]
+    if edge := at_the_edge(worst, config.tune, names):
+        note(edge)

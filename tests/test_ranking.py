@@ -15,6 +15,7 @@ from asyncsim.study.ranking import (
     ranked,
     rates_as_good,
     spread,
+    tuned,
     verdict,
 )
 
@@ -181,6 +182,90 @@ def test_the_best_rate_and_the_edge_of_the_rates():
     )
     assert "at the largest rate of --tune, 0.2: b" in at_the_edge(table, (0.2, 0.1), table["method"])
     assert at_the_edge(table, (0.1,), table["method"]) == at_the_edge(table, None, table["method"]) == ""
+
+
+def rated(rates: dict[float, list[tuple[float, float]]], method: str = "a") -> pd.DataFrame:
+    """Make runs of some rates from their times and losses, seed by seed; a loss of NaN diverged."""
+    rows = [
+        {
+            "method": method,
+            "learning_rate": rate,
+            "seed": seed,
+            "status": "diverged" if np.isnan(loss) else "finished",
+            "time_to_target": time,
+            "first_touch": time,
+            "train_loss": loss,
+        }
+        for rate, values in rates.items()
+        for seed, (time, loss) in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+    ("measure", "better", "worse"),
+    [
+        # Fewest diverged seeds, even if fewer reach the target, or none.
+        (TIME, [(INF, 2.0), (INF, 2.0)], [(1.0, 0.1), (INF, NAN)]),
+        (LOSS, [(1.0, 9.0), (1.0, 9.0)], [(1.0, 0.1), (INF, NAN)]),
+        (TIME, [(9.0, 0.1), (INF, NAN)], [(INF, NAN), (INF, NAN)]),
+        # Then most seeds at the target, whatever their times and losses.
+        (TIME, [(90.0, 3.0), (INF, 3.0)], [(INF, 0.1), (INF, 0.1)]),
+        (TIME, [(90.0, 3.0), (90.0, 3.0)], [(1.0, 0.1), (INF, 0.1)]),
+        # Then the mean time, and the final loss where it is the same or infinite.
+        (TIME, [(4.0, 3.0), (5.0, 3.0)], [(2.0, 0.1), (8.0, 0.1)]),
+        (TIME, [(4.0, 0.1), (6.0, 0.3)], [(6.0, 0.3), (4.0, 0.2)]),
+        (TIME, [(9.0, 0.1), (INF, 0.2)], [(1.0, 0.2), (INF, 0.2)]),
+        (TIME, [(INF, 0.1), (INF, 0.2)], [(INF, 0.2), (INF, 0.2)]),
+        # A tie is the summary's first.
+        (TIME, [(4.0, 0.1), (6.0, 0.3)], [(6.0, 0.3), (4.0, 0.1)]),
+        (TIME, [(INF, NAN), (INF, NAN)], [(INF, NAN), (INF, NAN)]),
+    ],
+)
+def test_the_rule_of_the_best_rate(measure, better, worse):
+    for rates in ({0.1: better, 0.2: worse}, {0.2: worse, 0.1: better}):
+        tie = sorted(map(str, better)) == sorted(map(str, worse))
+        runs = rated(rates)
+        best = tuned(runs, ["method"], measure)
+        assert best["learning_rate"].tolist() == [next(iter(rates)) if tie else 0.1] * 2
+        assert best["seed"].tolist() == [0, 1] and set(best) == set(runs)
+        # The same order as in the tables of all rates.
+        assert grid(runs, ("method", "learning_rate"), (), measure)["learning_rate"].iloc[0] == (
+            best["learning_rate"].iloc[0]
+        )
+
+
+def test_of_the_most_the_mean_counts_and_a_seed_without_it_comes_after():
+    runs = rated({0.1: [(1.0, 0.5), (1.0, 0.5)], 0.2: [(1.0, 0.4), (1.0, 0.4)], 0.4: [(1.0, 0.1), (1.0, 0.1)]})
+    accuracy = Measure("test_accuracy", "most")
+    runs["test_accuracy"] = [0.7, 0.9, 0.8, 0.8, 1.0, NAN]
+    # The means of 0.1 and 0.2 are the same, so that the loss decides.
+    assert set(tuned(runs, ["method"], accuracy)["learning_rate"]) == {0.2}
+    # Without a loss on all data that of the minibatches does, and without any the order.
+    runs = runs.rename(columns={"train_loss": "final_loss"})
+    assert set(tuned(runs, ["method"], accuracy)["learning_rate"]) == {0.2}
+    assert set(tuned(runs.drop(columns="final_loss"), ["method"], accuracy)["learning_rate"]) == {0.1}
+
+
+def test_the_order_of_the_study_stays_and_a_method_may_have_no_rate():
+    fast, slow = [(1.0, 0.1)], [(2.0, 0.1)]
+    parts = [rated({0.1: slow}, "b"), rated({0.1: fast}, "a"), rated({NAN: slow}, "c"), rated({0.2: fast}, "b")]
+    best = tuned(pd.concat([*parts, rated({0.2: slow}, "a")], ignore_index=True), ["method"], TIME)
+    assert best["method"].tolist() == ["b", "a", "c"]
+    np.testing.assert_array_equal(best["learning_rate"], [0.2, 0.1, NAN])
+    over = ["method", "learning_rate"]
+    runs = pd.concat(parts, ignore_index=True).assign(name="x")
+    assert tuned(runs, ["name"], TIME, over)[over].to_numpy().tolist() == [["a", 0.1]]
+
+
+def test_the_worst_case_of_each_rate_counts():
+    attacks = {"alie": {0.1: [(1.0, 0.5)], 0.2: [(1.0, 0.1)]}, "zero": {0.1: [(1.0, 0.6)], 0.2: [(1.0, 0.9)]}}
+    runs = pd.concat([rated(rates).assign(attack=attack) for attack, rates in attacks.items()])
+    best = tuned(runs, ["method"], LOSS, cases=["attack"])
+    assert best[["learning_rate", "attack"]].to_numpy().tolist() == [[0.1, "zero"]]
 
 
 def test_a_quieter_rate_within_a_standard_error_of_the_best_is_named():

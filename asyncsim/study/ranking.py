@@ -1,7 +1,8 @@
 """Rank methods, policies or learning rates, and say how sure their order is.
 
 A study's summary has a row for each run. `grid` returns a row for each combination of some columns, with means and
-spreads over the seeds, the best first; `ranked` adds how sure the order of some of these rows is::
+spreads over the seeds, the best first; `tuned` selects the runs of each method at its best rate in that order; `ranked`
+adds how sure the order of some rows is::
 
     every = grid(summary, ("method", "learning_rate"), ["time_to_target", "train_loss"], measure)
     table = ranked(every.drop_duplicates("method"), summary, ("method", "learning_rate"), measure)
@@ -46,15 +47,19 @@ class Measure(NamedTuple):
 
 
 def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measure: Measure) -> pd.DataFrame:
-    """Return a row for each combination of the columns ``by`` of a summary, the best measure first.
+    """Return a row for each combination of the columns ``by`` of a summary, the best first.
 
-    Rows with the measure of every seed come first: it is missing where a run diverged, or never reached its target.
-    Rows without it are sorted by a loss. Columns: ``by``, ``seeds``, ``diverged``; with a target ``reached`` and
+    This order is the one rule by which studies choose rates: the fewest diverged seeds; the fewest seeds without the
+    measure, for a target those that never reached it; the best mean of the measure; the least mean of the final loss,
+    on the training data if it is known. Rows that tie keep the order of the summary.
+
+    Columns: ``by``, ``seeds``, ``diverged``; with a target ``reached`` and
     ``touched`` (seeds that met and held it, that met it at all) and ``first_touch``; then means and standard deviations
     (``..._sd``) of ``columns`` and of the measure. Means of a target are over all seeds, infinite if one never reached
     it; the others are over the seeds that finished.
     """
     columns = [name for name in dict.fromkeys((measure.name, *columns)) if name in summary]
+    loss = next((name for name in ("train_loss", "final_loss") if name in summary), measure.name)
     rows = []
     for values, group in summary.groupby(list(by), sort=False, dropna=False):
         ended = group[group["status"] == "finished"]
@@ -66,14 +71,35 @@ def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measu
         for name in columns:
             own = group[name] if name in _AT_LEAST else ended[name]
             row |= {name: own.mean(), f"{name}_sd": own.std() if np.isfinite(own).all() else np.nan}
-        row["missing"] = len(group) - int(np.isfinite(group[measure.name]).sum())
-        rows.append(row)
-    found = pd.DataFrame(rows)
-    loss = next((name for name in ("train_loss", "final_loss") if name in found), measure.name)
-    order = {"missing": True, loss: True, measure.name: measure.best == "least"}
-    keys = ["missing", measure.name, *({loss} - {measure.name})]
-    found = found.sort_values(keys, ascending=[order[name] for name in keys], na_position="last", kind="stable")
-    return found.drop(columns="missing").reset_index(drop=True)
+        missing = len(group) - int(np.isfinite(group[measure.name]).sum())
+        rows.append({**row, "missing": missing, "final loss": ended[loss].mean()})
+    order = {"diverged": True, "missing": True, measure.name: measure.best == "least", "final loss": True}
+    table = pd.DataFrame(rows).sort_values(list(order), ascending=list(order.values()), kind="stable")
+    return table.drop(columns=["missing", "final loss"]).reset_index(drop=True)
+
+
+def tuned(
+    summary: pd.DataFrame,
+    by: Sequence[str],
+    measure: Measure,
+    over: Sequence[str] = ("learning_rate",),
+    cases: Sequence[str] = (),
+) -> pd.DataFrame:
+    """Select the runs of each combination of the columns ``by`` at its best rate: the first in the order of `grid`.
+
+    The combinations keep the order of the summary, and so do the runs of each.
+
+    Parameters
+    ----------
+    over : Sequence[str]
+        Columns of the values that were tried for each combination.
+    cases : Sequence[str]
+        Columns of cases, attacks for instance, of which the worst counts for each tried value; only its runs remain.
+    """
+    values = [*by, *over]
+    order = grid(summary, [*values, *cases], (), measure)
+    best = order.drop_duplicates(values, keep="last").drop_duplicates(list(by))
+    return summary[list(by)].drop_duplicates().merge(best[[*values, *cases]]).merge(summary)
 
 
 def ranked(table: pd.DataFrame, summary: pd.DataFrame, by: Sequence[str], measure: Measure) -> pd.DataFrame:
