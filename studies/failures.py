@@ -19,7 +19,7 @@ from asyncsim.clusters.laws import as_law
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, figures, read, trace_means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.study.target import Target, until_target
+from asyncsim.study.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,18 +138,11 @@ def times_table(finished: Finished, target: Target) -> "pd.DataFrame":
     target), ``time_to_target`` (s, simulated; infinite if a seed did not meet it), and ``final_loss`` of minibatches,
     the mean over the seeds that finished.
     """
-    import pandas as pd
+    from asyncsim.study.ranking import means
 
-    rows = []
-    names = ["workers", "policy", "deaths", "method"]
-    for key, group in finished.summary.groupby(names, sort=False):
-        ended = group[group["status"] == "finished"]
-        reached = until_target([target.time(finished.run(name).evaluations) for name in group["run_folder"]])
-        counts = {"seeds": len(group), "diverged": len(group) - len(ended)}
-        rows.append(
-            {**dict(zip(names, key, strict=True)), **counts, **reached, "final_loss": ended["final_loss"].mean()}
-        )
-    return pd.DataFrame(rows)
+    times = [target.time(finished.run(name).evaluations) for name in finished.summary["run_folder"]]
+    runs = finished.summary.assign(time_to_target=times)
+    return means(runs, ["workers", "policy", "deaths", "method"], ["time_to_target", "final_loss"])
 
 
 def _conclude(target: Target, folder: Path, summary: "pd.DataFrame") -> None:

@@ -25,7 +25,7 @@ from asyncsim.clusters.topologies import as_topology, slow_links
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
-from asyncsim.study.target import Target, TargetOptions, until_target
+from asyncsim.study.target import Target, TargetOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,42 +233,30 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
 def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     """Return a row per split of the data, topology and method at its best learning rate, in the order of the study.
 
-    The best rate is that of `asyncsim.study.ranking.tuned` for the target. Columns: ``dirichlet`` if the study has splits
-    (infinite: alike), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``, ``reached`` (seeds that met
-    and held the target), ``time_to_target`` (s, simulated) and ``gradients_to_target`` (infinite if a seed did not),
-    the measures at the last evaluation, of the worst replica too if they were evaluated, ``simulated_seconds`` of the
+    The best rate is that of `asyncsim.study.ranking.tuned` for the target. Columns: ``dirichlet`` if the
+    study has splits (infinite: alike), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``,
+    ``reached`` (seeds that met and held the target), ``time_to_target`` (s, simulated) and
+    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation, of the worst replica too if they were evaluated, ``simulated_seconds`` of the
     whole run, ``consensus_distance`` (mean squared distance of the replicas from their mean, averaged over the
     evaluations after the first) and ``spectral_gap``.
     """
-    import pandas as pd
-
-    from asyncsim.study.ranking import Measure, tuned
+    from asyncsim.study.ranking import Measure, means, tuned
     from asyncsim.theory import spectral_gap
 
     finished = read(folder, "gossip")
     worst = [f"{name}_worst" for name in _MEASURES[:2]]
     gaps = {topology: spectral_gap(topology, config.workers) for topology in config.topologies}
     keys = [name for name in ("dirichlet", "topology", "method") if name in finished.summary]
-    rows = []
-    runs_at_best = tuned(finished.summary, keys, Measure("time_to_target"))
-    for key, group in runs_at_best.groupby([*keys, "learning_rate"], sort=False):
-        runs = [finished.run(name).evaluations for name in group["run_folder"]]
-        distances = [one["consensus_distance"].iloc[1:].mean() for one in runs if "consensus_distance" in one]
-        ended = group[group["status"] == "finished"]
-        rows.append(
-            {
-                **dict(zip((*keys, "learning_rate"), key, strict=True)),
-                "seeds": len(group),
-                "diverged": len(group) - len(ended),
-                **until_target(group["time_to_target"]),
-                "gradients_to_target": group["gradients_to_target"].mean(),
-                **{name: ended[name].mean() for name in dict.fromkeys((*_MEASURES, goal.of, *worst)) if name in ended},
-                "simulated_seconds": ended["simulated_seconds"].mean(),
-                "consensus_distance": float(np.mean(distances)) if distances else np.nan,
-                "spectral_gap": gaps.get(str(group["topology"].iloc[0]), np.nan),
-            }
-        )
-    return pd.DataFrame(rows)
+    runs = tuned(finished.summary, keys, Measure("time_to_target"))
+    evaluations = [finished.run(name).evaluations for name in runs["run_folder"]]
+    runs["consensus_distance"] = [
+        table["consensus_distance"].iloc[1:].mean() if "consensus_distance" in table else np.nan
+        for table in evaluations
+    ]
+    columns = ["time_to_target", "gradients_to_target", *_MEASURES, goal.of, *worst]
+    columns += ["simulated_seconds", "consensus_distance"]
+    table = means(runs, [*keys, "learning_rate"], dict.fromkeys(columns))
+    return table.assign(spectral_gap=table["topology"].map(gaps))
 
 
 def verdict(table: "pd.DataFrame", goal: Target) -> str:

@@ -2,8 +2,8 @@
 
 The comparison of the LSGD paper on one cluster: every method at each communication period (--window, local steps
 between two visits) and learning rate, with the same gradients for all, and each at the rate that is best for it there:
-the one of the fewest seeds that diverged, then with the least error on the test data at the end, or loss on the
-training data where no accuracy is measured.
+the one of the fewest seeds that diverged, then of the least error on the test data at the end, then of the least
+loss on the training data.
 With more workers than --group-size LSGD runs twice, with one leader and with one for each group.
 
 Paper scale is ResNet-20 on CIFAR-10 with the settings of the authors' program, and about nine million gradients: for an
@@ -123,7 +123,7 @@ def run(config: Config) -> Result:
             table = results_table(read(folder, "leaders"), config.target)
             write_csv(folder / TABLE, table)
             print(report(cells[0].problem.name, table))
-            names = [f"{row.method} with {row.workers} workers, window {row.window}" for row in table.itertuples()]
+            names = [f"{row.method} with {row.workers} workers and window {row.window}" for row in table.itertuples()]
             if edge := at_the_edge(table, config.learning_rate, names, "--learning-rate"):
                 note(edge)
             draw("leaders", folder, "lsgd")

@@ -3,8 +3,8 @@
 Every method has the same workers, latency and communication period (--window, local steps between two rounds), beside
 data-parallel SGD, which communicates after each gradient, and Entropy-SGD, whose one worker never does. All compute as
 many gradients in all, with Nesterov momentum in their local steps, each at the best of its learning rates: the one of
-the fewest seeds that diverged, then of the least error on the test data at the end, or loss on the training data where
-no accuracy is measured. Prints how many gradients and communications and how much simulated time each needs until a
+the fewest seeds that diverged, then of the least error on the test data at the end, then of the least loss on the
+training data. Prints how many gradients and communications and how much simulated time each needs until a
 target; writes traces, runs, two tables and a figure.
 """
 
@@ -19,7 +19,7 @@ from asyncsim.base.files import write_csv
 from asyncsim.study.config import LawLike, MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read
 from asyncsim.study.sweep import Result, run_cells, sweep
-from asyncsim.study.target import Target, check_rates, until_target
+from asyncsim.study.target import Target, check_rates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,37 +90,25 @@ def results_table(folder: Path) -> "pd.DataFrame":
     measured, and ``rounds`` and ``simulated_seconds`` of the whole run.
     """
     import numpy as np
-    import pandas as pd
 
-    from asyncsim.study.ranking import Measure, tuned
+    from asyncsim.study.ranking import Measure, means, tuned
 
-    finished, rows = read(folder, "replicas"), []
+    finished = read(folder, "replicas")
     summary = finished.summary
     goal = Measure("test_accuracy", "most") if "test_accuracy" in summary else Measure("train_loss")
     trace_of = functools.cache(finished.trace)  # several methods and all rates share a trace
-    for (method, rate), group in tuned(summary, ["method"], goal).groupby(["method", "learning_rate"], sort=False):
-        visits, whole = [], []
-        for one in group.itertuples():
-            frame = trace_of(one.trace_file).frame
-            before, met = frame["commit_time"] <= one.time_to_target, np.isfinite(one.time_to_target)
-            alone = one.own_workers == 1  # communicates with nobody
-            whole.append(0.0 if alone else len(frame) / one.own_workers)
-            visits.append(np.inf if not met else 0.0 if alone else float(before.sum()) / one.own_workers)
-        ended = group[group["status"] == "finished"]
-        row = {
-            "method": method,
-            "learning_rate": rate,
-            "seeds": len(group),
-            "diverged": len(group) - len(ended),
-            **until_target(group["time_to_target"]),
-            "gradients_to_target": group["gradients_to_target"].mean(),
-            "rounds_to_target": np.mean(visits),
-        }
-        if "test_accuracy" in ended:
-            row["test_error"] = 1 - ended["test_accuracy"].mean()
-        row |= {name: ended[name].mean() for name in ("test_loss", "train_loss") if name in ended}
-        rows.append({**row, "rounds": np.mean(whole), "simulated_seconds": ended["simulated_seconds"].mean()})
-    return pd.DataFrame(rows)
+    runs, visits, whole = tuned(summary, ["method"], goal), [], []
+    for run in runs.itertuples():
+        frame = trace_of(run.trace_file).frame
+        before, met = frame["commit_time"] <= run.time_to_target, np.isfinite(run.time_to_target)
+        alone = run.own_workers == 1  # communicates with nobody
+        whole.append(0.0 if alone else len(frame) / run.own_workers)
+        visits.append(np.inf if not met else 0.0 if alone else float(before.sum()) / run.own_workers)
+    columns = ["time_to_target", "gradients_to_target", "rounds_to_target", "test_accuracy", "test_loss", "train_loss"]
+    columns += ["rounds", "simulated_seconds"]
+    runs = runs.assign(rounds_to_target=visits, rounds=whole)
+    table = means(runs, ["method", "learning_rate"], columns).rename(columns={"test_accuracy": "test_error"})
+    return table.assign(test_error=1 - table["test_error"]) if "test_error" in table else table
 
 
 def _complete(cell: "Cell") -> "Cell":

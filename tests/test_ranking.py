@@ -233,8 +233,9 @@ def test_the_rule_of_the_best_rate(measure, better, worse):
         assert best["learning_rate"].tolist() == [next(iter(rates)) if tie else 0.1] * 2
         assert best["seed"].tolist() == [0, 1] and set(best) == set(runs)
         # The same order as in the tables of all rates.
-        assert grid(runs, ("method", "learning_rate"), (), measure)["learning_rate"].iloc[0] == (
-            best["learning_rate"].iloc[0]
+        assert (
+            grid(runs, ("method", "learning_rate"), (), measure)["learning_rate"].iloc[0]
+            == (best["learning_rate"].iloc[0])
         )
 
 

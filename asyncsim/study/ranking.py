@@ -1,8 +1,8 @@
 """Rank methods, policies or learning rates, and say how sure their order is.
 
-A study's summary has a row for each run. `grid` returns a row for each combination of some columns, with means and
-spreads over the seeds, the best first; `tuned` selects the runs of each method at its best rate in that order; `ranked`
-adds how sure the order of some rows is::
+A study's summary has a row for each run. `means` returns a row for each combination of some columns, with
+means over the seeds; `grid` adds their spreads and puts the best first; `tuned` selects the runs of each method
+at its best rate; `ranked` adds how sure the order of some rows is::
 
     every = grid(summary, ("method", "learning_rate"), ["time_to_target", "train_loss"], measure)
     table = ranked(every.drop_duplicates("method"), summary, ("method", "learning_rate"), measure)
@@ -46,36 +46,50 @@ class Measure(NamedTuple):
         return self.title or self.name.replace("_", " ")
 
 
-def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measure: Measure) -> pd.DataFrame:
-    """Return a row for each combination of the columns ``by`` of a summary, the best first.
+def means(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], spreads: bool = False) -> pd.DataFrame:
+    """Return a row for each combination of the columns ``by`` of a summary, in the order of the summary.
 
-    This order is the one rule by which studies choose rates: the fewest diverged seeds; the fewest seeds without the
-    measure, for a target those that never reached it; the best mean of the measure; the least mean of the final loss,
-    on the training data if it is known. Rows that tie keep the order of the summary.
-
-    Columns: ``by``, ``seeds``, ``diverged``; with a target ``reached`` and
-    ``touched`` (seeds that met and held it, that met it at all) and ``first_touch``; then means and standard deviations
-    (``..._sd``) of ``columns`` and of the measure. Means of a target are over all seeds, infinite if one never reached
-    it; the others are over the seeds that finished.
+    Columns: ``by``, ``seeds``, ``diverged``; with a target ``reached`` (seeds that met and held it); and means of
+    the ``columns`` that the summary has. Means of ``..._to_target`` are over all seeds, infinite if one never
+    reached it; the others are over the seeds that finished. With ``spreads`` also standard deviations (``..._sd``),
+    and with a target ``touched`` (seeds that met it at all) and ``first_touch``.
     """
-    columns = [name for name in dict.fromkeys((measure.name, *columns)) if name in summary]
-    loss = next((name for name in ("train_loss", "final_loss") if name in summary), measure.name)
-    rows = []
+    columns, rows = [name for name in columns if name in summary], []
     for values, group in summary.groupby(list(by), sort=False, dropna=False):
         ended = group[group["status"] == "finished"]
         row = {**dict(zip(by, values, strict=True)), "seeds": len(group), "diverged": len(group) - len(ended)}
         if "time_to_target" in group:
             row["reached"] = int(np.isfinite(group["time_to_target"]).sum())
-            row["touched"] = int(np.isfinite(group["first_touch"]).sum())
-            row["first_touch"] = group["first_touch"].mean()
+            if spreads:
+                row["touched"] = int(np.isfinite(group["first_touch"]).sum())
+                row["first_touch"] = group["first_touch"].mean()
         for name in columns:
-            own = group[name] if name in _AT_LEAST else ended[name]
-            row |= {name: own.mean(), f"{name}_sd": own.std() if np.isfinite(own).all() else np.nan}
-        missing = len(group) - int(np.isfinite(group[measure.name]).sum())
-        rows.append({**row, "missing": missing, "final loss": ended[loss].mean()})
-    order = {"diverged": True, "missing": True, measure.name: measure.best == "least", "final loss": True}
-    table = pd.DataFrame(rows).sort_values(list(order), ascending=list(order.values()), kind="stable")
-    return table.drop(columns=["missing", "final loss"]).reset_index(drop=True)
+            seeds = (group if name.endswith("_to_target") else ended)[name]
+            row[name] = seeds.mean()
+            if spreads:
+                row[f"{name}_sd"] = seeds.std() if np.isfinite(seeds).all() else np.nan
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def grid(summary: pd.DataFrame, by: Sequence[str], columns: Iterable[str], measure: Measure) -> pd.DataFrame:
+    """Return a row for each combination of the columns ``by`` of a summary, the best first.
+
+    Studies choose rates by this order: the fewest diverged seeds; the most seeds that have the measure, which for
+    a target are the seeds that reached it; the best mean of the measure; the least mean of the final loss, on the
+    training data if it is known. Rows that tie keep the order of the summary.
+
+    Columns: those of `means` with spreads, of the measure and of ``columns``.
+    """
+    loss = next((name for name in ("train_loss", "final_loss") if name in summary), measure.name)
+    table = means(summary, by, dict.fromkeys((measure.name, *columns)), spreads=True)
+    finished = summary["status"] == "finished"
+    ranks = summary.assign(missing=~np.isfinite(summary[measure.name]), loss=summary[loss].where(finished))
+    ranks = ranks.groupby(list(by), sort=False, dropna=False).agg({"missing": "sum", "loss": "mean"})
+    mean = table[measure.name] * (1 if measure.best == "least" else -1)
+    # The last key decides first; NaN comes last.
+    order = np.lexsort((ranks["loss"], mean, ranks["missing"], table["diverged"]))
+    return table.iloc[order].reset_index(drop=True)
 
 
 def tuned(
