@@ -236,9 +236,10 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     The best rate is that of `asyncsim.study.ranking.tuned` for the target. Columns: ``dirichlet`` if the
     study has splits (infinite: alike), ``topology``, ``method``, ``learning_rate``, ``seeds``, ``diverged``,
     ``reached`` (seeds that met and held the target), ``time_to_target`` (s, simulated) and
-    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation, of the worst replica too if they were evaluated, ``simulated_seconds`` of the
-    whole run, ``consensus_distance`` (mean squared distance of the replicas from their mean, averaged over the
-    evaluations after the first) and ``spectral_gap``.
+    ``gradients_to_target`` (infinite if a seed did not), the measures at the last evaluation, of the worst
+    replica too if they were evaluated, ``simulated_seconds`` of the whole run, ``consensus_distance`` (mean
+    squared distance of the replicas from their mean, averaged over the evaluations after the first) and
+    ``spectral_gap``.
     """
     from asyncsim.study.ranking import Measure, means, tuned
     from asyncsim.theory import spectral_gap

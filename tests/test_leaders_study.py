@@ -113,6 +113,7 @@ def test_methods_that_take_no_optimizer_keep_their_rule(tmp_path, capsys):
     options = {"workers": (2,), "window": (1,), "gradients": 8, "seeds": 1, "problem": "quadratic"}
     result = leaders.run(leaders.Config(methods=("gem",), local_momentum=0.9, out=tmp_path / "with", **options))
     told = capsys.readouterr().err
+    assert "note: best at the l" in told and ": gem with 2 workers and window 1; a rate" in told
     assert told.count("local_momentum and weight_decay change nothing for gem") == 1
     plain = leaders.run(leaders.Config(methods=("gem",), out=tmp_path / "without", **options))
     assert result.summary["final_loss"].tolist() == plain.summary["final_loss"].tolist()

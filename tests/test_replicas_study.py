@@ -30,4 +30,6 @@ def test_all_compute_as_many_gradients_and_communicate_as_often_as_they_say(tmp_
     assert (table["rounds_to_target"] <= table["rounds"]).all() and (table["gradients_to_target"] <= 60).all()
     best = finished.summary.groupby(["method", "learning_rate"])["train_loss"].mean().unstack().idxmin(axis=1)
     np.testing.assert_array_equal(table["learning_rate"], best[table.index])
-    assert (tmp_path / "mine" / "replicas.png").exists() and "until a train loss of 7" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert (tmp_path / "mine" / "replicas.png").exists() and "until a train loss of 7" in said.out
+    assert "note: best at the l" in said.err and "; a rate beyond it may be better" in said.err

@@ -1,5 +1,6 @@
 """The study of robustness: worst cases at the best rates, and how much Byzantine messages counted."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -28,7 +29,37 @@ def test_worst_cases_at_best_rates(tmp_path, capsys):
     told = (
         "note: attack = 'alie(workers=2)': with 2 of 8 workers z is 0, so that they send the mean, which is no attack"
     )
+    assert "note: best at the l" in printed.err and "; a rate beyond it may be better" in printed.err
     assert printed.err.count(told) == 1 and "WeakAttackWarning" not in printed.err
+
+
+def test_a_worst_case_counts_a_diverged_run_as_accuracy_0():
+    """At 0.1 a seed diverges under the worst attack, and yet its mean accuracy is above the worst of 0.2."""
+    rows = [
+        {
+            "method": "median()",
+            "byzantine": 2,
+            "attack": attack,
+            "learning_rate": rate,
+            "seed": seed,
+            "status": "diverged" if np.isnan(accuracy) else "finished",
+            "test_accuracy": accuracy,
+            "train_loss": 1.0,
+        }
+        for rate, attack, accuracies in (
+            (0.1, "alie", [0.9, 0.9, 0.9]),
+            (0.2, "alie", [0.3, 0.3, 0.3]),
+            (0.1, "zero", [0.9, 0.9, np.nan]),
+            (0.2, "zero", [0.8, 0.8, 0.8]),
+        )
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    robustness = study.load("robustness")
+    (worst,) = robustness.accuracy_table(robustness.worst_runs(robustness.scored(pd.DataFrame(rows)))).to_dict(
+        "records"
+    )
+    assert (worst["learning_rate"], worst["attack"], worst["seeds"], worst["diverged"]) == (0.1, "zero", 3, 1)
+    assert worst["test_accuracy"] == pytest.approx(0.6)
 
 
 def test_an_attack_that_is_none_cannot_be_the_only_one(tmp_path, capsys):
