@@ -39,6 +39,7 @@ from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
 from asyncsim.study.loading import sha256
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
+from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import TargetOptions, say_at_start, until_target
 from asyncsim.traces.columns import package_versions
@@ -459,8 +460,6 @@ def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.Da
     """
     import pandas as pd
 
-    from asyncsim.study.ranking import Measure, tuned
-
     runs = read_table(folder / REPLAYS) if (folder / REPLAYS).exists() else pd.DataFrame(columns=["status"])
     runs = runs[runs["status"] != results.FAILED]
     if runs.empty:
@@ -599,8 +598,6 @@ def answer(config: Config, table: "pd.DataFrame", links: str) -> str:
     text += f"; {links}" if links else ""
     if "time_to_target" not in table:
         return f"{text}."
-    from asyncsim.study.ranking import at_the_edge
-
     ended = table[table["time_to_target"].notna()].sort_values("time_to_target", kind="stable")
     edge = at_the_edge(ended, config.tune, list(map(repr, ended["name"])))
     return f"{text}; {_first(config, ended)}." + (f"\n{edge}" if edge else "")
