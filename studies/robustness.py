@@ -49,8 +49,8 @@ class Config(StudyConfig):
     rule allows."""
     attacks: tuple[str, ...] = ("sign_flip(scale=10)", "alie", "inner_product", "label_flip")
     """Attacks, without the Byzantine workers; see above."""
-    byzantine: tuple[int, ...] = (3, 6)
-    """Numbers of Byzantine workers, the first ones of the cluster."""
+    byzantine: tuple[int, ...] | None = None
+    """Numbers of Byzantine workers, the first ones of the cluster; by default 15 and 30 % of the workers."""
     tune: tuple[float, ...] = (0.1, 0.4)
     """Learning rates to try."""
     worker_momentum: float = 0.0
@@ -65,16 +65,23 @@ class Config(StudyConfig):
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
         super().check()
-        for name in ("rules", "attacks", "byzantine", "tune"):
+        for name in ("rules", "attacks", "tune", *(("byzantine",) if self.byzantine is not None else ())):
             given = require_list(name, getattr(self, name))
             if len(set(given)) < len(given):
                 raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
-        for count in self.byzantine:
+        for count in self.counts:
             require_count("byzantine", count)
         for rate in self.tune:
             require_positive("tune", rate)
         require_fraction("worker_momentum", self.worker_momentum)
         require_fraction("server_momentum", self.server_momentum)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of Byzantine workers."""
+        if self.byzantine is not None:
+            return self.byzantine
+        return tuple(sorted({max(1, round(share * self.workers)) for share in (0.15, 0.3)}))
 
 
 def run(config: Config) -> Result:
@@ -86,7 +93,7 @@ def run(config: Config) -> Result:
         cells = []
         for base in sweep(config, [{"learning_rate": rate} for rate in config.tune]):
             methods = base.methods
-            for count in (0, *config.byzantine):
+            for count in (0, *config.counts):
                 rules = [_method(config, base, text, count) for text in config.rules]
                 for attack in config.attacks if count else (NONE,):
                     cells.append(_cell(base, count, attack, [*methods, *rules]))
@@ -157,7 +164,7 @@ def _attack(text: str, count: int) -> "Attack":
 
 def _require_attacks(config: Config) -> None:
     """Raise InputError for a number of Byzantine workers of which no attack is one."""
-    for count in config.byzantine:
+    for count in config.counts:
         attacks = [_attack(text, count) for text in config.attacks]
         for attack in attacks:
             attack.byzantine(config.workers)
