@@ -198,7 +198,7 @@ def test_many_workers_have_the_same_events(cluster, commits, seed):
     """The environment for many workers, with periods of any length against the times."""
     few = simulate(cluster, commits, seed)
     for per_period in (0.1, 3, 1000):
-        with mock.patch.multiple(clock, _FEW=0, _PER_PERIOD=per_period):
+        with mock.patch.multiple(clock, _SMALL_CLUSTER=0, _PER_PERIOD=per_period):
             many = simulate(cluster, commits, seed)
         assert many.frame.equals(few.frame) and many.present.equals(few.present)
 

@@ -268,7 +268,7 @@ class Cluster:
         near = functools.partial(collective_time, bandwidth=bandwidth, latency=latency.value)
         far = dict(far_bandwidth=self.far_bandwidth, far_latency=None if far_latency is None else far_latency.value)
         if sites is not None:
-            counts = np.bincount(np.repeat(np.arange(len(sites)), sites)[list(members)])
+            counts = np.bincount(np.array(self.site_of)[list(members)])
             sites = tuple(counts[counts > 0].tolist())
 
         def seconds(size: float) -> float:
@@ -327,6 +327,17 @@ class Cluster:
         if not way.alike:
             raise InputError("latency, bandwidth: workers differ in these; see Cluster.ways for each of them")
         return way
+
+    @property
+    def site_of(self) -> list[int]:
+        """The number of each worker's site."""
+        sites = self.sites or (self.workers,)
+        return np.repeat(np.arange(len(sites)), sites).tolist()
+
+    @property
+    def link_sizes(self) -> tuple[int, ...]:
+        """The number of workers on each link, where bandwidth is shared: one link, or one for each site."""
+        return self.sites if self.sites and self.far_bandwidth is not None else (self.workers,)
 
     def _ways(self, far: Sequence[bool]) -> tuple[Way, Way]:
         found = []

@@ -1,4 +1,4 @@
-"""Absences: workers that crash, leave and join, and a server that is down.
+"""Let workers crash, leave and join, and the server go down.
 
 A crash, or a departure, ends the life of a worker (`asyncsim.simulation.world`); the server counts it
 until the failure is detected. When the worker is back it begins a new life, with the newest version:
@@ -16,13 +16,12 @@ from asyncsim.base.errors import InputError
 from asyncsim.clusters.failures import Failure
 from asyncsim.simulation.station import Station, Worker
 from asyncsim.simulation.weather import Incidents, Weather
-from asyncsim.traces.columns import APPLIED, CANCELLED, FAILED_BY, SPELLS
+from asyncsim.traces.columns import APPLIED, CANCELLED, CRASH, FAILED_BY, LEAVE, NOTHING, RESENT, SPELLS
 
 if TYPE_CHECKING:
     from asyncsim.simulation.world import World
 
-NOTHING, CRASH, LEAVE, _, RESENT = range(len(FAILED_BY))
-#: Rows and spells without an accepted message after which a run is given up; so many more for each worker.
+#: Rows and spells without an accepted message after which a run is given up; more for each worker.
 _FRUITLESS, _FRUITLESS_OF_A_WORKER = 100_000, 1_000
 
 
@@ -34,28 +33,28 @@ class Absences:
     jobs, reads_made : list of int
         How many reads of each worker have been consumed, and made.
     has_begun, under_way : list of bool
-        Whether each worker has begun a computation that has no row; whether a message or a request of it
-        is on its way to the server, or there: a crash does not stop that.
+        Whether each worker has begun a computation without a row so far; whether its message or request is
+        under way to the server, or at the server: a crash does not stop these.
     incarnation, incarnation_of_job : list of int
-        How often each worker had lost its state by now, and before its computation began.
+        How often each worker has lost its state: so far, and before its computation began.
     """
 
     def __init__(self, world: "World", weather: Weather):
         self._world, self._weather, self._clock = world, weather, world.clock
         n = len(weather.present)
         self.jobs = [0] * n
-        self.reads_made = [int(here) for here in weather.present]
+        self.reads_made = [int(is_present) for is_present in weather.present]
         self.has_begun = [False] * n
         self.under_way = [False] * n
-        self._away = [int(not here) for here in weather.present]  # spells that keep it away
-        self.incarnation = list(self._away)
-        self.incarnation_of_job = list(self._away)
-        self._absence: list[list[float]] = [[] for _ in range(n)]
+        self._absences = [int(not is_present) for is_present in weather.present]  # spells under way
+        self.incarnation = list(self._absences)
+        self.incarnation_of_job = list(self._absences)
+        self._spell: list[list[float]] = [[] for _ in range(n)]
         self._spells: list[list[float]] = []
         for index in range(n):
             if not weather.present[index]:
-                self._absence[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan]
-                self._spells.append(self._absence[index])
+                self._spell[index] = [index, SPELLS.index("leave"), 0.0, math.nan, 0.0, 0.0, math.nan]
+                self._spells.append(self._spell[index])
         self._restored, self._restores = -1.0, 0
         self._checkpoint, self._since_checkpoint, self._writing_until = 0, 0, 0.0
         self._down, self._when_up = False, list[Callable[[], None]]()
@@ -69,7 +68,7 @@ class Absences:
                 self._next_crash(incidents, 0)
         for index, changes in enumerate(weather.changes):
             for time, joins in changes:
-                self._at(time, functools.partial(self._come if joins else self._leave, index))
+                self._at(time, functools.partial(self._readmit if joins else self._leave, index))
 
     @property
     def spells(self) -> list[float]:
@@ -99,26 +98,26 @@ class Absences:
         return has_begun
 
     def after_commit(self, worker: Worker, outcome: int) -> None:
-        """Let workers continue after a message, whose sender may have gone."""
+        """Let workers continue after a message; its sender may be away."""
         index, gate, resume = worker.index, self._world.gate, self.resume
         self.close_job(index, NOTHING, outcome)
         self.under_way[index] = False
         released = gate.released(worker, outcome) if gate.holds else (worker,)
-        if self._away[index]:
+        if self._absences[index]:
             gate.forget(index)
             self._end_life(index)
-            released = [other for other in released if other is not worker]
-        for other in released:
-            resume(other)
+            released = [peer for peer in released if peer is not worker]
+        for peer in released:
+            resume(peer)
         if outcome == APPLIED:
-            self._version_made()
+            self._after_version()
 
     def after_read(self, index: int) -> bool:
-        """End the visit of a read; return whether its worker is there."""
+        """End the visit of a read; return whether its worker is present."""
         self.under_way[index] = False
-        if self._away[index]:
+        if self._absences[index]:
             self._end_life(index)
-        return not self._away[index]
+        return not self._absences[index]
 
     def resume(self, worker: Worker) -> None:
         """Let a worker continue after a commit."""
@@ -127,11 +126,11 @@ class Absences:
         world.resume(worker)
 
     def enter(self, index: int) -> None:
-        """Begin a new life of a worker, once the server is up, if the worker is there and has none."""
+        """Begin a new life of a worker, once the server is up, if the worker is present and has none."""
         world = self._world
         if self._down:
             self._when_up.append(functools.partial(self.enter, index))
-        elif not self._away[index] and world.lives[index] is None:
+        elif not self._absences[index] and world.lives[index] is None:
             worker = world.begin_life(index)
             if world.gate.must_wait(index):
                 world.gate.wait(worker)
@@ -147,26 +146,26 @@ class Absences:
         def crash() -> None:
             self._count_failure()
             for index in incidents.workers:
-                self._go(index, CRASH, incidents.failure.detect or 0.0)
-            self._at(end, come)
+                self._remove(index, CRASH, incidents.failure.detect or 0.0)
+            self._at(end, readmit)
 
-        def come() -> None:
+        def readmit() -> None:
             for index in incidents.workers:
-                self._come(index)
+                self._readmit(index)
             self._next_crash(incidents, number + 1)
 
         self._at(begin, crash)
 
     def _leave(self, index: int) -> None:
-        self._go(index, LEAVE, detect=0.0)
+        self._remove(index, LEAVE, detect=0.0)
 
-    def _go(self, index: int, why: int, detect: float) -> None:
-        """Take a worker away; its message, if it is under way, stays."""
-        self._away[index] += 1
-        if self._away[index] == 1:
-            kind = SPELLS.index(FAILED_BY[why])
-            self._absence[index] = [index, kind, self._clock._now, math.nan, math.nan, math.nan, math.nan]
-            self._spells.append(self._absence[index])
+    def _remove(self, index: int, cause: int, detect: float) -> None:
+        """Begin an absence of a worker; its message stays if it is under way."""
+        self._absences[index] += 1
+        if self._absences[index] == 1:
+            kind = SPELLS.index(FAILED_BY[cause])
+            self._spell[index] = [index, kind, self._clock._now, math.nan, math.nan, math.nan, math.nan]
+            self._spells.append(self._spell[index])
             if not self.under_way[index]:
                 self._world.gate.forget(index)
                 self._end_life(index)
@@ -182,32 +181,32 @@ class Absences:
         world = self._world
         world.lives[index] = None
         world.computing.pop(index, None)
-        why = FAILED_BY.index(SPELLS[int(self._absence[index][1])])
+        cause = FAILED_BY.index(SPELLS[int(self._spell[index][1])])
         while self.has_read_ahead(index):
-            world.add_row(index, CANCELLED, why)
+            world.add_row(index, CANCELLED, cause)
 
     def _detect(self, index: int, incarnation: int) -> None:
-        """Count a worker no longer, if it is still away."""
+        """Remove a member that is still away."""
         gate = self._world.gate
         if self._down:
             self._when_up.append(functools.partial(self._detect, index, incarnation))
             return
-        if not self._away[index] or incarnation != self.incarnation[index] or index not in gate.members:
+        if not self._absences[index] or incarnation != self.incarnation[index] or index not in gate.members:
             return
-        self._absence[index][4:6] = self._clock._now, len(self._world.steps)
+        self._spell[index][4:6] = self._clock._now, len(self._world.steps)
         version = gate.version
         for worker in gate.dismiss(index):
             self.resume(worker)
         if gate.version > version:
-            self._version_made()
+            self._after_version()
 
-    def _come(self, index: int) -> None:
-        """Let a worker back in, with the newest version."""
-        self._away[index] -= 1
-        if self._away[index]:
+    def _readmit(self, index: int) -> None:
+        """End an absence of a worker, which gets the newest version."""
+        self._absences[index] -= 1
+        if self._absences[index]:
             return
-        absence = self._absence[index]
-        absence[3], absence[6] = self._clock._now, len(self._world.steps)
+        spell = self._spell[index]
+        spell[3], spell[6] = self._clock._now, len(self._world.steps)
         if index not in self._world.gate.members:
             self._world.gate.admit(index)
         self.enter(index)
@@ -233,13 +232,13 @@ class Absences:
                 self.resume(worker)
             self._world.stop_outdated()
             waiting, self._when_up = self._when_up, []
-            for then in waiting:
-                then()
+            for action in waiting:
+                action()
 
         self._at(begin, go_down)
 
-    def _version_made(self) -> None:
-        """Write a checkpoint if one is due, and stop what the newest version has made too stale."""
+    def _after_version(self) -> None:
+        """Write a checkpoint if one is due, and stop computations that are now too stale."""
         outages = self._weather.outages
         if outages is not None and not self._down:
             self._write_checkpoint(outages)
@@ -251,13 +250,14 @@ class Absences:
         if not outage.checkpoint_every or self._since_checkpoint < outage.checkpoint_every:
             return
         self._since_checkpoint = 0
-        begins, written = outages.spells.at(self._outages_begun)[0], self._clock._now + (outage.checkpoint_time or 0.0)
-        self._writing_until = min(written, begins)
-        if written <= begins:
+        outage_begin = outages.spells.at(self._outages_begun)[0]
+        write_end = self._clock._now + (outage.checkpoint_time or 0.0)
+        self._writing_until = min(write_end, outage_begin)
+        if write_end <= outage_begin:
             self._checkpoint = self._world.gate.version
 
     def _service_time(self, service: Callable[[int], float], outages: Incidents) -> Callable[[int], float]:
-        """Return how long a service takes that begins now, with the checkpoint and the outages before its end."""
+        """Return the function from a worker to a service's duration (s), checkpoints and outages included."""
         at, server, number = outages.spells.at, self._world.server, 0
 
         def service_time(index: int) -> float:
@@ -266,30 +266,30 @@ class Absences:
             begin = time = max(now, self._writing_until)
             while at(number)[1] <= now:
                 number += 1
-            ahead, left = number, lasts
-            while at(ahead)[0] < time + left:
-                out, back = at(ahead)
-                if back > time:
-                    if out <= begin:
-                        begin = back
-                    left -= max(out - time, 0.0)
-                    time = back
-                ahead += 1
+            next_outage, remaining = number, lasts
+            while at(next_outage)[0] < time + remaining:
+                outage_begin, outage_end = at(next_outage)
+                if outage_end > time:
+                    if outage_begin <= begin:
+                        begin = outage_end
+                    remaining -= max(outage_begin - time, 0.0)
+                    time = outage_end
+                next_outage += 1
             if isinstance(server, Station):
                 server.serve_time[index] = begin
             if time == now:
                 return lasts
-            takes = time + left - now
+            takes = time + remaining - now
             while now + takes < begin:  # by round-off
                 takes = math.nextafter(takes, math.inf)
             return takes
 
         return service_time
 
-    # Both.
+    # Shared by workers and server.
 
     def _count_failure(self) -> None:
-        """Raise InputError where there is nothing but failures."""
+        """Count a failure; raise InputError if too many came without an accepted message."""
         self._fruitless += 1
         if self._fruitless > self._most_fruitless:
             failures: tuple[Failure, ...] = self._world.cluster.failures
@@ -298,6 +298,6 @@ class Absences:
                 f"in {self._fruitless:,} failures; give longer times between them, or shorter computations"
             )
 
-    def _at(self, time: float, then: Callable[[], None]) -> None:
+    def _at(self, time: float, action: Callable[[], None]) -> None:
         timeout = self._clock.timeout(max(time - self._clock._now, 0.0))
-        timeout.callbacks.append(lambda _: then())
+        timeout.callbacks.append(lambda _: action())

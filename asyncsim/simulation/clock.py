@@ -1,4 +1,4 @@
-"""The clock of every simulation, a SimPy environment, and the record that a run writes."""
+"""The clock of a simulation, a SimPy environment, and the record of its rows."""
 
 from array import array
 from heapq import heapify, heappop, heappush
@@ -10,8 +10,8 @@ from simpy.events import NORMAL
 
 from asyncsim.clusters.cluster import Cluster
 
-#: Up to this many workers SimPy's own queue is the faster one.
-_FEW = 3_000
+#: Workers up to which SimPy's queue is faster.
+_SMALL_CLUSTER = 3_000
 #: Computations that end in one period, on average.
 _PER_PERIOD = 64
 
@@ -81,8 +81,8 @@ class PeriodicClock(Clock):
 
 
 def clock_for(cluster: Cluster) -> Clock:
-    """Return a clock fit for as many workers as the cluster has."""
-    if cluster.workers <= _FEW:
+    """Return the faster clock for a cluster."""
+    if cluster.workers <= _SMALL_CLUSTER:
         return Clock()
     laws, windows = cluster.compute_laws, cluster.windows
     ends_per_second = sum(1.0 / (law.mean * count) for law, count in zip(laws, windows, strict=True))

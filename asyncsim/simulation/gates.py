@@ -1,7 +1,7 @@
 """Gates: the state of a server's timing policy.
 
 A gate takes a message, makes a version when one is complete, and names the workers that continue. It
-counts *members*: nobody waits for a worker that is known to be away.
+counts *members*: workers that are not known to be away.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ class Gate:
 
     def take(self, index: int, read_version: int) -> int:
         """Return the outcome of a message that was computed from a version; count a new version."""
-        if self._limit is not None and self.version - read_version >= self._limit:
+        if self.outdated(read_version):
             return DISCARDED
         if not self._completes(index):
             return BUFFERED
@@ -58,7 +58,7 @@ class Gate:
         self.members.add(index)
 
     def dismiss(self, index: int) -> Sequence[Worker]:
-        """Count a worker no longer; return the workers that continue, of a version that this completes too."""
+        """Remove a member; return the workers that continue, if that completes a version."""
         self.members.discard(index)
         return ()
 
@@ -98,17 +98,20 @@ class Batches(Gate):
     def __init__(self, policy: Policy, members: Iterable[int], count: int):
         super().__init__(policy, members)
         self._count = count
-        self._taken = 0
+        self._collected = 0
 
     def _completes(self, index: int) -> bool:
-        self._taken += 1
-        if self._taken < self._count:
+        self._collected += 1
+        if not self._is_full():
             return False
         self._empty()
         return True
 
+    def _is_full(self) -> bool:
+        return self._collected >= self._count
+
     def _empty(self) -> None:
-        self._taken = 0
+        self._collected = 0
 
 
 class Barrier(Batches):
@@ -121,16 +124,16 @@ class Barrier(Batches):
         self._delivered = set[int]()
 
     def released(self, worker: Worker, outcome: int) -> Sequence[Worker]:
-        """Return everyone once the version is made, nobody before; senders of discarded messages."""
+        """Return all waiting workers once the version is made; the sender of a discarded message at once."""
         if outcome == DISCARDED:
             return (worker,)
         self._waiting.append(worker)
         return self._release() if outcome == APPLIED else ()
 
     def dismiss(self, index: int) -> Sequence[Worker]:
-        """Count a worker no longer; that may complete the version."""
+        """Remove a member, which may complete the version."""
         self.members.discard(index)
-        if not self._taken or not self._is_full():
+        if not self._collected or not self._is_full():
             return ()
         self._empty()
         self.version += 1
@@ -141,20 +144,16 @@ class Barrier(Batches):
         return index in self._delivered
 
     def _completes(self, index: int) -> bool:
-        self._taken += 1
         self._delivered.add(index)
-        if not self._is_full():
-            return False
-        self._empty()
-        return True
+        return super()._completes(index)
 
     def _is_full(self) -> bool:
-        if self._taken >= self._count:
+        if super()._is_full():
             return True
         return len(self._delivered) >= len(self.members) and self._delivered >= self.members
 
     def _empty(self) -> None:
-        self._taken = 0
+        super()._empty()
         self._delivered.clear()
 
 
@@ -172,7 +171,7 @@ class Rounds(Gate):
         self.members.add(index)
 
     def dismiss(self, index: int) -> Sequence[Worker]:
-        """Count a worker no longer; the round goes on without it."""
+        """Remove a member from the round."""
         collects = bool(self._missing)
         for workers in (self.members, self._missing, self._due):
             workers.discard(index)
@@ -199,7 +198,7 @@ class Rounds(Gate):
         """Begin the next round where this one is over."""
         if not self._missing and not self._due:
             self._missing, self._ahead = self.members - self._ahead, set()
-            if not self._missing:  # everyone is ahead already: the next message of each makes a version
+            if not self._missing:  # all members are ahead: the next message of each makes a version
                 self._due = set(self.members)
 
     def _empty(self) -> None:
@@ -213,22 +212,22 @@ class Buckets(Gate):
         super().__init__(policy, members)
         self._count = count
         self._filled = set[int]()
-        self._needed = {index % count for index in self.members}
+        self._required = {index % count for index in self.members}
 
     def admit(self, index: int) -> None:
         """Count a worker; its bucket must be filled."""
         self.members.add(index)
-        self._needed.add(index % self._count)
+        self._required.add(index % self._count)
 
     def dismiss(self, index: int) -> Sequence[Worker]:
-        """Count a worker no longer; a bucket without members may stay empty."""
+        """Remove a member; a bucket without members may stay empty."""
         self.members.discard(index)
-        self._needed = {member % self._count for member in self.members}
+        self._required = {member % self._count for member in self.members}
         return ()
 
     def _completes(self, index: int) -> bool:
         self._filled.add(index % self._count)
-        if not self._filled >= self._needed:
+        if not self._filled >= self._required:
             return False
         self._empty()
         return True
@@ -278,7 +277,7 @@ class Clocks(Gate):
         self.members.add(index)
 
     def dismiss(self, index: int) -> Sequence[Worker]:
-        """Count a worker no longer; release everyone if it was the slowest alone."""
+        """Remove a member; release all waiting workers if no other was as slow."""
         self.members.discard(index)
         self._workers_at[self._clocks[index]] -= 1
         return self._release() if self._catch_up() else ()

@@ -4,8 +4,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.network import takes_no_time
 from asyncsim.simulation.clock import Clock
@@ -21,13 +19,13 @@ class Journeys:
     Parameters
     ----------
     clock, cluster, seed
-        Those of the run.
+        The clock, the cluster and the seed of the run.
     direction : int
         `UP`, to the server, or `DOWN`.
     visits : list of int
         The number of each worker's computation, from one: only every `far_every`-th visit is far.
     exists : function
-        Says of a `Worker` whether it is still that worker's life; nothing is sent to one that ended.
+        Whether a `Worker` is still the life of its worker; a life that has ended gets no messages.
     """
 
     def __init__(
@@ -54,34 +52,29 @@ class Journeys:
                 return travels(index) + (transfer[index] if loaded else 0.0)
 
             self._near_or_far = near_or_far
-        self._links: list[Station] = []
-        self._link_of: list[int] = []
-        if cluster.shared_bandwidth:
-            apart = cluster.sites if cluster.sites and cluster.far_bandwidth is not None else (cluster.workers,)
-            self._links = [self._link(exists) for _ in apart]
-            self._link_of = np.repeat(np.arange(len(apart)), apart).tolist()
+        self._links = [self._link(exists) for _ in cluster.link_sizes] if cluster.shared_bandwidth else []
 
-    def before(self, then: Step, loaded: bool = True) -> Step:
-        """Return the step that travels, with the parameters if ``loaded``, and continues with ``then``."""
+    def before(self, next_step: Step, loaded: bool = True) -> Step:
+        """Return the step that travels, with the parameters if ``loaded``, and continues with ``next_step``."""
         if not loaded or not self._links:
-            return self._travel(then, loaded)
-        enter = [link.visit(self._travel(then, loaded=False)) for link in self._links]
+            return self._travel(next_step, loaded)
+        enter = [link.visit(self._travel(next_step, loaded=False)) for link in self._links]
         if len(enter) == 1:
             return enter[0]
-        link_of = self._link_of
+        link_of = self._cluster.site_of
         return lambda worker: enter[link_of[worker.index]](worker)
 
-    def _travel(self, then: Step, loaded: bool) -> Step:
+    def _travel(self, next_step: Step, loaded: bool) -> Step:
         clock, latency, transfer = self._clock, self._latency, self._transfer
-        loaded_or_not = self._near_or_far
+        near_or_far = self._near_or_far
         time: Callable[[int], float] = latency
-        if loaded_or_not is not None:
-            time = lambda index: loaded_or_not(index, loaded)  # noqa: E731
+        if near_or_far is not None:
+            time = lambda index: near_or_far(index, loaded)  # noqa: E731
         elif loaded and any(transfer):
             time = lambda index: latency(index) + transfer[index]  # noqa: E731
         elif takes_no_time(self._way.latency):
-            return then
-        arrival: list[Callable[[Any], None]] = [then]
+            return next_step
+        arrival: list[Callable[[Any], None]] = [next_step]
 
         def depart(worker: Worker) -> None:
             worker.callbacks = arrival

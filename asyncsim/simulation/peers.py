@@ -1,9 +1,9 @@
-"""Clusters without a server: who computes, sends and takes up when.
+"""Simulate clusters without a server: computations, messages, and the gradients that take messages up.
 
-Two kinds of events are enough: a worker's gradient is applied, and a worker goes on to its next
-computation. A message needs no event of its own, as its arrival is known when it is sent. At one instant
-gradients are applied first, worker by worker, then workers go on: a message that is sent at an instant
-and takes no time has arrived for all computations that begin then.
+There are two kinds of events: a worker's gradient is applied, and a worker continues with its next
+computation. A message needs no event, as its arrival is known when it is sent. At each instant
+gradients are applied first, worker by worker; then workers continue. So a message that takes no time
+has arrived for all computations that begin at the instant of its sending.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,8 +58,8 @@ class Peers:
         self.clock = clock_for(cluster)
         self.rows = Record(("worker", "start_time", "send_time", "commit_time"))
         self.workers = [Worker(self.clock, index) for index in range(n)]
-        self.done = [0] * n  # gradients applied
-        self.begun, self.ended = [0.0] * n, [0.0] * n
+        self.applied = [0] * n  # gradients of each worker
+        self.start_time, self.end_time = [0.0] * n, [0.0] * n
         self.duration = delays(cluster.compute_laws, seed, "compute", cluster.windows)
         self.latency, self.transfer, self.at_once = _journeys(cluster, self.topology, seed)
         self.accepted: list[int] = []
@@ -68,7 +68,7 @@ class Peers:
         self._go_on: list[Callable[[Any], None]] = [self.go_on]
 
     def run(self, commits: int, report: Callable[[int], None]) -> None:
-        """Run until so many gradients were applied; report progress now and then."""
+        """Run until ``commits`` gradients were applied; report the progress."""
         self.commits = commits
         for index in range(self.cluster.workers):
             self.compute(index, 0.0)
@@ -104,10 +104,10 @@ class Peers:
         self.clock.schedule_at(worker, time, self.cluster.workers + index)
 
     def add_row(self, index: int) -> bool:
-        """Record a gradient that is applied now; return whether the run goes on."""
-        self.rows.entries.extend((index, self.begun[index], self.ended[index], self.clock._now))
+        """Record a gradient that is applied now; return whether the run continues."""
+        self.rows.entries.extend((index, self.start_time[index], self.end_time[index], self.clock._now))
         self.accepted.append(index)
-        self.done[index] += 1
+        self.applied[index] += 1
         return len(self.accepted) < self.commits
 
     def trace(self) -> Trace:
@@ -119,18 +119,19 @@ class Peers:
         takes_up: str,
         sources: list[list[int]],
         weights: list[list[float]],
-        kept: Any,
+        kept_share: Any,
         partner: Any,
         in_flight: list[tuple[int, int, float, float]],
     ) -> Trace:
         """Build the trace from the record and the messages."""
         cluster, table = self.cluster, self.rows.table()
         worker = table["worker"].astype(np.int64)
-        rows = pd.DataFrame(table).assign(local_steps=np.array(cluster.windows)[worker], kept=kept, partner=partner)
+        local_steps = np.array(cluster.windows)[worker]
+        rows = pd.DataFrame(table).assign(local_steps=local_steps, kept=kept_share, partner=partner)
         # A worker whose last gradient has just been applied has not begun another.
         started = np.full(cluster.workers, -1.0)
         started[worker] = table["start_time"]
-        open_start = np.where(np.array(self.begun) > started, self.begun, np.nan)
+        open_start = np.where(np.array(self.start_time) > started, self.start_time, np.nan)
         source = Source(
             cluster.workers, GOSSIP, max(cluster.windows), seed=self.seed, cluster=cluster, takes_up=takes_up
         )
@@ -145,29 +146,29 @@ class Messages(Peers):
         n, policy = cluster.workers, cluster.policy
         self._edges = self.topology.edges(n)
         per_row = sum(len(edges.sender) for edges in self._edges) / (len(self._edges) * n)
-        needed = commits * per_row * _MESSAGE_BYTES
-        require_memory(f"commits = {commits}", f"a trace of so many, {per_row:g} messages each", needed)
+        memory = commits * per_row * _MESSAGE_BYTES
+        require_memory(f"commits = {commits}", f"a trace of so many, {per_row:g} messages each", memory)
         self._sends = self.topology.sends(n)
         self._expected = [np.bincount(edges.taker, minlength=n).tolist() for edges in self._edges]
         # Whether a worker waits for the round that lies `behind` its own, and takes up only that.
         self._waits = policy.name != "asynchronous"
         self._behind = policy.steps or 0
         self._by_round = policy.name == "neighbours"
-        self._beside = policy.mix == "beside"
+        self._mixes_beside = policy.mix == "beside"
         # The messages of a round to a worker, and their latest arrival; those to take up whenever they arrive.
         self._rounds: list[dict[int, tuple[list[_Message], list[float]]]] = [{} for _ in range(n)]
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
-        self._taken: list[list[_Message]] = [[] for _ in range(n)]
+        self._mixed: list[list[_Message]] = [[] for _ in range(n)]
         self._waiting, self._ready = [-1] * n, [0.0] * n  # the round that a worker waits for, and since when
         self._sources: list[list[int]] = []
         self._weights: list[list[float]] = []
 
     def compute(self, index: int, now: float) -> None:
-        """Begin a computation, which ends without a visit of anybody."""
-        self.begun[index] = now
-        self.ended[index] = end = now + self.duration(index)
-        if self._beside:
-            self._wait_or(self.apply_at, index, self.done[index] - 1, end)
+        """Begin a computation."""
+        self.start_time[index] = now
+        self.end_time[index] = end = now + self.duration(index)
+        if self._mixes_beside:
+            self._after_round(self.apply_at, index, self.applied[index] - 1, end)
         else:
             self.apply_at(index, end)
 
@@ -182,18 +183,18 @@ class Messages(Peers):
                 arrival, row, share = heappop(box)
                 messages.append((row, share, arrival))
             messages.sort()
-            self._rounds[index].pop(self.done[index] - 1 - self._behind, None)
-        self._taken[index] = messages
+            self._rounds[index].pop(self.applied[index] - 1 - self._behind, None)
+        self._mixed[index] = messages
         self.compute(index, now)
 
     def apply(self, worker: Worker) -> None:
         """Apply a gradient with the messages taken up for it, and send to the neighbours."""
         index, now = worker.index, self.clock._now
-        number = self.done[index]
-        if self._beside:
+        number = self.applied[index]
+        if self._mixes_beside:
             messages = self._round(index)
         else:
-            messages, self._taken[index] = self._taken[index], []
+            messages, self._mixed[index] = self._mixed[index], []
         row = len(self._sources)
         self._sources.append([message[0] for message in messages])
         self._weights.append([message[1] for message in messages])
@@ -201,13 +202,13 @@ class Messages(Peers):
         self._send(index, number, row)
         if not goes_on:
             return
-        if self._beside:
+        if self._mixes_beside:
             self.compute(index, now)
         else:
-            self._wait_or(self.go_on_at, index, number - self._behind, now)
+            self._after_round(self.go_on_at, index, number - self._behind, now)
 
     def _send(self, index: int, number: int, row: int) -> None:
-        """Send shares of a row's state to the neighbours of a round, and wake those that waited for no more."""
+        """Send shares of a row's state to the neighbours of a round; wake those whose round is complete."""
         now, part = self.clock._now, number % len(self._edges)
         for taker, share in self._sends[part][index]:
             arrival = now if self.at_once else now + self.latency(index, taker) + self.transfer(index, taker)
@@ -220,24 +221,24 @@ class Messages(Peers):
             latest[0] = max(latest[0], arrival)
             if self._waiting[taker] == number and len(messages) == self._expected[part][taker]:
                 self._waiting[taker] = -1
-                wake = self.apply_at if self._beside else self.go_on_at
+                wake = self.apply_at if self._mixes_beside else self.go_on_at
                 wake(taker, max(self._ready[taker], latest[0]))
 
     def _round(self, index: int) -> list[_Message]:
         """Return the messages of the round before a worker's next gradient, by their rows."""
-        messages, _ = self._rounds[index].pop(self.done[index] - 1, ([], [0.0]))
+        messages, _ = self._rounds[index].pop(self.applied[index] - 1, ([], [0.0]))
         return sorted(messages)
 
-    def _wait_or(self, then: Callable[[int, float], None], index: int, number: int, now: float) -> None:
-        """Let a worker go on, or apply, as soon as all messages of a round have arrived."""
+    def _after_round(self, schedule: Callable[[int, float], None], index: int, number: int, now: float) -> None:
+        """Schedule a worker's next event for the arrival of the last message of a round."""
         if self._waits and number >= 0:
-            needed = self._expected[number % len(self._edges)][index]
-            messages, latest = self._rounds[index].get(number, ((), (0.0,))) if needed else ((), (0.0,))
-            if len(messages) < needed:
+            expected = self._expected[number % len(self._edges)][index]
+            messages, latest = self._rounds[index].get(number, ((), (0.0,))) if expected else ((), (0.0,))
+            if len(messages) < expected:
                 self._waiting[index], self._ready[index] = number, now
                 return
             now = max(now, latest[0])
-        then(index, now)
+        schedule(index, now)
 
     def trace(self) -> Trace:
         """Return the trace of the run."""
@@ -250,20 +251,20 @@ class Messages(Peers):
         in_flight = [
             (row, taker, share, arrival)
             for taker in takers
-            for row, share, arrival in [*self._taken[taker], *waiting[taker]]
+            for row, share, arrival in [*self._mixed[taker], *waiting[taker]]
         ]
         worker = self.rows.table()["worker"].astype(np.int64)
         job = pd.Series(worker).groupby(worker).cumcount().to_numpy()
-        kept = np.array([edges.kept(n) for edges in self._edges])[(job - 1) % len(self._edges), worker]
-        takes_up = "commit" if self._beside else "read"
-        return self.trace_of(takes_up, self._sources, self._weights, np.where(job == 0, 1.0, kept), -1, in_flight)
+        kept_share = np.array([edges.kept(n) for edges in self._edges])[(job - 1) % len(self._edges), worker]
+        takes_up = "commit" if self._mixes_beside else "read"
+        return self.trace_of(takes_up, self._sources, self._weights, np.where(job == 0, 1.0, kept_share), -1, in_flight)
 
 
 class Handshakes(Peers):
     """Workers that average in pairs, under `handshake`.
 
-    An exchange queues for both replicas when it is asked for. Its begin is then known: when both have
-    finished the exchanges that were asked for before.
+    An exchange queues for both replicas at its request. So its begin is known at once: the end of the
+    exchanges that either worker requested before.
     """
 
     def __init__(self, cluster: Cluster, seed: int):
@@ -271,13 +272,13 @@ class Handshakes(Peers):
         n = cluster.workers
         self._partner_of = partners(self.topology, n, seed)
         self._partner, self._free = [-1] * n, [0.0] * n
-        self._met: list[int] = []
+        self._row_partners: list[int] = []
 
     def compute(self, index: int, now: float) -> None:
-        """Begin a computation, at whose end the worker asks a partner."""
-        self.begun[index] = now
-        self.ended[index] = end = now + self.duration(index)
-        partner = self._partner[index] = self._partner_of(index, self.done[index])
+        """Begin a computation, and draw the partner for its end."""
+        self.start_time[index] = now
+        self.end_time[index] = end = now + self.duration(index)
+        partner = self._partner[index] = self._partner_of(index, self.applied[index])
         (self.apply_at if self.at_once or partner < 0 else self.go_on_at)(index, end)
 
     def go_on(self, worker: Worker) -> None:
@@ -285,39 +286,38 @@ class Handshakes(Peers):
         index = worker.index
         partner = self._partner[index]
         begin = max(self.clock._now, self._free[index], self._free[partner])
-        there, back = self.latency(index, partner), self.latency(index, partner)
-        end = begin + there + back + (self.transfer(index, partner) + self.transfer(partner, index))
+        request, reply = self.latency(index, partner), self.latency(index, partner)
+        end = begin + request + reply + (self.transfer(index, partner) + self.transfer(partner, index))
         self._free[index] = self._free[partner] = end
         self.apply_at(index, end)
 
     def apply(self, worker: Worker) -> None:
         """Apply a gradient, at the end of an exchange."""
         index = worker.index
-        self._met.append(self._partner[index])
+        self._row_partners.append(self._partner[index])
         if self.add_row(index):
             self.compute(index, self.clock._now)
 
     def trace(self) -> Trace:
         """Return the trace of the run."""
-        sources: list[list[int]] = [[] for _ in self._met]
-        weights: list[list[float]] = [[] for _ in self._met]
-        return self.trace_of("commit", sources, weights, 1.0, self._met, [])
+        sources: list[list[int]] = [[] for _ in self._row_partners]
+        weights: list[list[float]] = [[] for _ in self._row_partners]
+        return self.trace_of("commit", sources, weights, 1.0, self._row_partners, [])
 
 
 def _journeys(
     cluster: Cluster, topology: Topology, seed: int
 ) -> tuple[Callable[[int, int], float], Callable[[int, int], float], bool]:
-    """Return from sender and taker to a message's latency and to what the bandwidth adds (s), and if both are zero."""
+    """Return functions of sender and taker: a message's latency and its transfer time (s); and if both are zero."""
     (near, _), (far, _) = cluster.near_ways, cluster.ways
     at_once = takes_no_time(far.latency + near.latency) and not any(far.transfer + near.transfer)
     latency, slow = delays(near.latency, seed, "latency up"), topology.slowness(cluster.workers)
     if near == far and not slow:
         return lambda sender, taker: latency(sender), lambda sender, taker: near.transfer[sender], at_once
     between = delays(far.latency, seed, "far latency up")
-    sites = cluster.sites or (cluster.workers,)
-    site = np.repeat(np.arange(len(sites)), sites).tolist()
+    site = cluster.site_of
 
-    def take(sender: int, taker: int) -> float:
+    def travel(sender: int, taker: int) -> float:
         drawn = latency(sender) if site[sender] == site[taker] else between(sender)
         return drawn * slow.get((sender, taker), 1.0)
 
@@ -325,13 +325,13 @@ def _journeys(
         way = near if site[sender] == site[taker] else far
         return way.transfer[sender] * slow.get((sender, taker), 1.0)
 
-    return take, transfer, at_once
+    return travel, transfer, at_once
 
 
 def partners(topology: Topology, workers: int, seed: int) -> Callable[[int, int], int]:
-    """Return which neighbour a worker averages with after a gradient of a number, drawn at random; -1 for nobody.
+    """Return a function of a worker and its gradient's number: the neighbour drawn for it; -1 without neighbours.
 
-    A worker's numbers must come in order, from 0.
+    The numbers of a worker must be asked for in order, from 0.
     """
     neighbours, streams = topology.neighbours(workers), Streams(seed, "partner")
     ahead: list[list[int]] = [[] for _ in range(workers)]

@@ -55,8 +55,8 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
         raise InputError(f"cluster = {cluster!r}: must be an asyncsim.Cluster")
     commits = require_count("commits", commits)
     seed = require_count("seed", seed, minimum=0)
-    needed = commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES
-    require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", needed)
+    memory = commits * _COMMIT_BYTES + cluster.workers * WORKER_BYTES
+    require_memory(f"commits = {commits}", f"a trace of so many by {cluster.workers} workers", memory)
     with _no_garbage_collection(), _progress(commits, progress) as report:
         if cluster.topology is not None:
             return simulate_without_server(cluster, commits, seed, report)

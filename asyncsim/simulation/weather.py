@@ -1,7 +1,7 @@
-"""Weather: the failures of a cluster as they are drawn, whatever a run does.
+"""Draw the failures of a cluster, independently of a run.
 
-When a slow spell, a crash or an outage begins and ends comes from a stream of its own. So the end of
-a computation, or of a service, is known when it begins.
+The begins and ends of slow spells, crashes and outages come from separate streams. So the end of a
+computation, or of a service, is known when it begins.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from asyncsim.clusters.failures import Failure, presences
 from asyncsim.clusters.laws import Law, Uniform
 from asyncsim.simulation.delays import delays
 
-#: Spells in one computation after which it is given up.
+#: Spells in one computation after which the run is given up.
 _SPELLS_OF_A_STEP = 1_000_000
 
 
@@ -48,15 +48,15 @@ class Weather:
     Attributes
     ----------
     changes : list
-        For each worker when it leaves and joins, in order: pairs of time (s) and whether it joins.
+        For each worker its departures and returns, in order: pairs of time (s) and whether it joins.
     present : list of bool
-        Whether each worker is there at the begin.
+        Whether each worker is present at the start.
     incidents : list of Incidents
         The crashes and outages, in the order of the cluster's failures.
     outages : Incidents or None
-        Those of the server.
+        The outages of the server.
     slows, loses : bool
-        Whether there are spells in which workers are slow or pause; whether messages may be lost.
+        Whether workers may be slow or pause; whether messages may be lost.
     """
 
     def __init__(self, cluster: Cluster, seed: int):
@@ -76,9 +76,9 @@ class Weather:
             self._draw(failure, f"failure {failure.name} {number}", cluster)
 
     def working_time(self, index: int, now: float, work: float) -> float:
-        """Return how long a computation takes that begins now, at the speeds to come.
+        """Return the duration (s) of a computation that begins now.
 
-        ``work`` is the time that it takes at full speed.
+        ``work`` is its duration at full speed.
 
         Raises
         ------
@@ -88,16 +88,16 @@ class Weather:
         spells, passed, time = self._speeds[index], self._passed[index], now
         if not spells:
             return work
-        for which, (speeds, _) in enumerate(spells):
-            while speeds.at(passed[which])[1] <= now:
-                passed[which] += 1
+        for process, (speeds, _) in enumerate(spells):
+            while speeds.at(passed[process])[1] <= now:
+                passed[process] += 1
         ahead = list(passed)
         for _ in range(_SPELLS_OF_A_STEP):
             speed, until = 1.0, math.inf
-            for which, (speeds, factor) in enumerate(spells):
-                while speeds.at(ahead[which])[1] <= time:
-                    ahead[which] += 1
-                begin, end = speeds.at(ahead[which])
+            for process, (speeds, factor) in enumerate(spells):
+                while speeds.at(ahead[process])[1] <= time:
+                    ahead[process] += 1
+                begin, end = speeds.at(ahead[process])
                 speed *= factor if begin <= time else 1.0
                 until = min(until, end if begin <= time else begin)
             if speed > 0 and time + work / speed <= until:
@@ -107,7 +107,7 @@ class Weather:
         raise InputError(f"failures: a computation of worker {index} is not done after {_SPELLS_OF_A_STEP:,} spells")
 
     def loss(self, index: int) -> Failure | None:
-        """Return the failure that loses the message which a worker sends now, if one does."""
+        """Return the failure that loses a message sent now; None if it arrives."""
         for failure, chance in self._losses[index]:
             assert failure.probability is not None
             if chance(index) < failure.probability:

@@ -1,8 +1,8 @@
 """The world of a server: workers that compute, travel, wait, are served and read, under a gate and the weather.
 
-A worker waits for one thing at a time, so it *is* its next event, used again and again: no process
+A worker waits for one thing at a time, so it *is* its next event, used repeatedly: no process
 and no request object, and two events per visit when the network takes no time. Its cycle is a chain of
-steps, made once: a step sets a worker going and knows the step that follows. The protocols, in `_cycle`,
+steps, built at the start: a step lets a worker act and names the step that follows. The protocols, in `_cycle`,
 are ways to chain them.
 
 A `Worker` is one *life* of a worker. A crash ends it, unless its message is under way to the server;
@@ -27,9 +27,8 @@ from asyncsim.simulation.journeys import DOWN, UP, Journeys
 from asyncsim.simulation.station import OpenStation, Station, Step, Worker, waiting_room
 from asyncsim.simulation.weather import Weather
 from asyncsim.traces.bookkeeping import FAILURE_RECORD, READ_RECORD, STEP_RECORD
-from asyncsim.traces.columns import APPLIED, CANCELLED, DISCARDED, FAILED_BY, LOST
+from asyncsim.traces.columns import APPLIED, CANCELLED, DISCARDED, LOSS, LOST, NOTHING, RESENT
 
-NOTHING, LOSS, RESENT = map(FAILED_BY.index, ("nothing", "loss", "resent"))
 #: Commits between two updates of the progress bar: a fraction of a second.
 _BLOCK = 20_000
 
@@ -42,9 +41,9 @@ class World:
     steps, reads : Record
         The messages and cancelled computations, and the reads, in the order in which their services ended.
     causes : Record
-        With failures, the same rows as ``steps``: what lost a message, and what was restored before it.
+        With failures, for each row of ``steps``: the failure that lost it, and the restores before it.
     absences : Absences or None
-        With failures, who is away.
+        With failures, the absences of workers and of the server.
     lives : list of Worker or None
         The life of each worker that may continue.
     """
@@ -102,7 +101,7 @@ class World:
     def _cycle(self) -> Step:
         """Chain a worker's steps from one computation to the next, and return the computation.
 
-        ``resume`` is the step after a commit; ``enter`` that of a worker that comes back.
+        ``resume`` is the step after a commit; ``enter`` the first step of a returning worker.
         """
         cluster, server, exists = self.cluster, self.server, None
         if self.weather is not None:
@@ -114,7 +113,7 @@ class World:
             way_down = self._all_reduce
         computed: list[Callable[[Any], None]] = []
         compute = self._compute(computed)
-        up = way_up if self.weather is None else lambda then, loaded=True: self._send(way_up(then, loaded), loaded)
+        up = way_up if self.weather is None else lambda step, loaded=True: self._send(way_up(step, loaded), loaded)
         visit, commit, read = server.visit, self._commit, self._read
         if cluster.protocol == "exchange":
             self.resume = self.enter = read(way_down(compute))
@@ -176,9 +175,9 @@ class World:
 
         return compute
 
-    def _all_reduce(self, then: Step, loaded: bool = True) -> Step:
-        """Return the step that waits for the all-reduce of the gate's members, and continues with ``then``."""
-        clock, gate, arrival = self.clock, self.gate, [then]
+    def _all_reduce(self, next_step: Step, loaded: bool = True) -> Step:
+        """Return the step that waits for the all-reduce of the gate's members, and continues with ``next_step``."""
+        clock, gate, arrival = self.clock, self.gate, [next_step]
         seconds: dict[frozenset[int], float] = {}
 
         def depart(worker: Worker) -> None:
@@ -190,7 +189,7 @@ class World:
 
         return depart
 
-    def _send(self, then: Step, loaded: bool) -> Step:
+    def _send(self, next_step: Step, loaded: bool) -> Step:
         """Return the step that sends a message, or a request, which may be lost if ``loaded``."""
         weather, absences, lives = self.weather, self.absences, self.lives
         assert weather is not None and absences is not None
@@ -203,7 +202,7 @@ class World:
             loss = weather.loss(index) if may_be_lost else None
             if loss is None:
                 under_way[index] = True
-                then(worker)
+                next_step(worker)
                 return
             worker.callbacks = [lambda worker: self._time_out(worker, bool(loss.resend), send)]
             self.clock.schedule(worker, delay=loss.timeout or 0.0)
@@ -211,7 +210,7 @@ class World:
         return send
 
     def _time_out(self, worker: Worker, resend: bool, send: Step) -> None:
-        """Send a lost message again, or give it up."""
+        """Resend a lost message, or give it up."""
         index, absences = worker.index, self.absences
         assert absences is not None
         if self.lives[index] is not worker:
@@ -226,8 +225,8 @@ class World:
             self.lives[index] = None
             absences.enter(index)
 
-    def _commit(self, then: Step) -> Step:
-        """Return the end of a visit at which a message is taken; released workers continue with ``then``."""
+    def _commit(self, next_step: Step) -> Step:
+        """Return the end of a visit at which a message is taken; released workers continue with ``next_step``."""
         clock, gate, stops, absences = self.clock, self.gate, self._stops, self.absences
         steps, accepted = self.steps.entries.extend, self._accepted.append
         start_time, send_time, read_version = self._start_time, self._send_time, self._read_version
@@ -250,22 +249,22 @@ class World:
                 return
             if holds:
                 for released in gate.released(worker, outcome):
-                    then(released)
+                    next_step(released)
             else:
-                then(worker)
+                next_step(worker)
             if stops and outcome == APPLIED:
                 self.stop_outdated()
 
         return commit
 
-    def _read(self, then: Step, ends_visit: bool = False) -> Step:
+    def _read(self, next_step: Step, ends_visit: bool = False) -> Step:
         """Return the step that reads the newest version, at the end of a visit of its own if ``ends_visit``."""
         clock, gate, last_read, absences = self.clock, self.gate, self._last_read, self.absences
         reads, arrive_time, serve_time = self.reads.entries.extend, self.server.arrive_time, self.server.serve_time
 
-        def note(worker: Worker) -> None:
+        def note_version(worker: Worker) -> None:
             last_read[worker.index] = gate.version
-            then(worker)
+            next_step(worker)
 
         def read(worker: Worker) -> None:
             index = worker.index
@@ -275,13 +274,13 @@ class World:
                 absences.reads_made[index] += 1
                 if ends_visit and not absences.after_read(index):
                     return
-            then(worker)
+            next_step(worker)
 
         if not self.reads_are_commits:
             return read
-        return then if gate.takes_all else note
+        return next_step if gate.takes_all else note_version
 
-    # What ends a computation before its time.
+    # Stopped computations, and jobs without a message.
 
     def stop_outdated(self) -> None:
         """Stop the computations that the newest version has made too stale, in the order of workers."""

@@ -156,7 +156,7 @@ def _exchange_times(cluster: Cluster) -> list[float]:
     """Return the mean time (s) that the messages of each worker's exchange with a random neighbour travel."""
     assert cluster.topology is not None
     n, slow = cluster.workers, cluster.topology.slowness(cluster.workers)
-    site = np.repeat(np.arange(len(cluster.sites or (n,))), cluster.sites or (n,))
+    site = np.array(cluster.site_of)
     near, far = cluster.near_ways[0], cluster.ways[0]
     latencies = np.array([near.means, far.means])
     transfers = np.array([near.transfer, far.transfer])
@@ -239,9 +239,8 @@ def _links(cluster: Cluster) -> list[tuple[range, float]]:
     """
     if not cluster.shared_bandwidth:
         return [(range(cluster.workers), math.inf)]
-    apart = cluster.sites if cluster.sites is not None and cluster.far_bandwidth is not None else (cluster.workers,)
     links = []
-    for first, last in itertools.pairwise(np.cumsum([0, *apart]).tolist()):
+    for first, last in itertools.pairwise(np.cumsum([0, *cluster.link_sizes]).tolist()):
         seconds = max(min(way.transfer[first:last]) for way in cluster.ways)
         links.append((range(first, last), 1 / seconds if seconds > 0 else math.inf))
     return links

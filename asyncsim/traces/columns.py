@@ -32,6 +32,8 @@ FAILING_OUTCOMES = (*OUTCOMES, "lost")
 LOST = len(OUTCOMES)
 #: What lost a row of such a trace; a message that is ``"resent"`` has another row.
 FAILED_BY = ("nothing", "crash", "leave", "loss", "resent")
+#: Their positions.
+NOTHING, CRASH, LEAVE, LOSS, RESENT = range(len(FAILED_BY))
 #: The spells that are recorded, of workers and of the server.
 SPELLS = ("crash", "leave", "outage")
 #: The columns of a trace and their units.
