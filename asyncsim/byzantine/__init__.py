@@ -1,1 +1,1 @@
-"""Byzantine workers: what they send, and the rules that withstand it."""
+"""Byzantine workers: attacks, and aggregation rules that withstand them."""

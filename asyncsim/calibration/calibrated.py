@@ -53,7 +53,7 @@ class Calibration:
         ``what``; ``samples``, and their ``mean`` and ``std`` (s) per local step; ``law``, in a few words, and its
         ``law_mean`` and ``law_std`` (s); ``error``, the standard error of the mean (s), were the durations independent;
         ``distance``, the largest difference of the distribution functions. Where deaths cut computations short, the
-        samples are the completed ones, and mean, std and distance are those of Kaplan and Meier's distribution.
+        samples are the completed ones; mean, std and distance are of Kaplan and Meier's distribution.
         """
         return pd.DataFrame([part.row() for part in self.parts])
 
@@ -93,9 +93,9 @@ def calibrate(
 
     Workers that died make a cluster with `asyncsim.failures.crash`: the time to the next death is exponential, with the
     workers' time at work per death as its mean, and the time away is drawn from the recorded ones. A computation that a
-    death cut short is a censored observation: long computations die more often than short ones. So an exponential law
-    has the time computed over the computations completed as its mean; the other families have their censored
-    likelihood, and the durations themselves the estimate of Kaplan and Meier.
+    death cut short is a censored observation: long computations die more often than short ones. So the mean of an
+    exponential law is the computed time over the number of completed computations. The other families maximize the
+    censored likelihood, and empirical laws use the estimate of Kaplan and Meier.
 
     Parameters
     ----------
@@ -214,27 +214,27 @@ def examine(
     return Calibration(_with_laws(frame, parts), parts, (*dependence.notes(found), *notes), found, law)
 
 
-def _compute(found: Durations, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
-    """Return the law of computing, one for all or one for each worker."""
-    seconds, workers, cancelled = found.attempts
-    completed = len(found.compute)
-    together = fitted("compute", seconds, law, trace.window, cancelled)
-    if found.compute.mean() <= 0:
+def _compute(durations: Durations, trace: Trace, law: str, per_worker: bool | None) -> Sequence[Part]:
+    """Return the law of computing, of all workers or of each."""
+    seconds, workers, cancelled = durations.attempts
+    completed = len(durations.compute)
+    pooled = fitted("compute", seconds, law, trace.window, cancelled)
+    if durations.compute.mean() <= 0:
         raise InputError("trace: computations take no time; record start_time when a computation begins")
-    fewest = int(np.bincount(found.worker, minlength=trace.workers).min())
+    fewest = int(np.bincount(durations.worker, minlength=trace.workers).min())
     if trace.workers == 1 or per_worker is False or (per_worker is None and fewest < FEWEST):
-        return [together]
-    each = []
+        return [pooled]
+    separate = []
     for worker in range(trace.workers):
         chosen = workers == worker
         its_cancelled = None if cancelled is None else cancelled[chosen]
-        each.append(fitted(f"compute of worker {worker}", seconds[chosen], law, trace.window, its_cancelled))
-    different = sum(part.fit.bic(completed) for part in each) < together.fit.bic(completed)
-    if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in each):
+        separate.append(fitted(f"compute of worker {worker}", seconds[chosen], law, trace.window, its_cancelled))
+    different = sum(part.fit.bic(completed) for part in separate) < pooled.fit.bic(completed)
+    if law == "empirical" or any(isinstance(part.fit.law, Empirical) for part in separate):
         # Kruskal and Wallis' test of ranks, as empirical laws have no BIC.
-        samples = [part.uncensored for part in each]
+        samples = [part.uncensored for part in separate]
         different = bool(np.ptp(np.concatenate(samples)) > 0 and kruskal(*samples).pvalue < 1e-3)
-    return each if per_worker or different else [together]
+    return separate if per_worker or different else [pooled]
 
 
 def _uplink(found: Durations, given: Any, down: Law, law: str) -> tuple[Part, np.ndarray, list[str]]:

@@ -1,7 +1,7 @@
 """Laws fitted to durations: the named families by maximum likelihood, the best of them by BIC.
 
-Computations that a death cut short are censored observations: all that is known of such a duration is that it would
-have been longer. Its factor of the likelihood is the probability of that.
+Computations that a death cut short are censored observations: the whole duration would have been longer. The factor of
+the likelihood is the probability of a longer duration.
 
 Of ``n`` complete durations and a family with ``p`` parameters the criterion is Schwarz's, ``p log n - 2 log L``: the
 least is the best. Uniform and Pareto laws end where the durations do, so that for them it is a rule of thumb; mixtures
@@ -76,7 +76,7 @@ class Part(NamedTuple):
         return uncensored(self.durations, self.censored)
 
     def resampled(self, generator: np.random.Generator, law: str) -> "Part":
-        """Return it fitted to stretches of its durations, drawn anew; see `Calibration.resampled`."""
+        """Fit the part to random stretches of its durations; see `Calibration.resampled`."""
         values = self.durations
         if not len(values):
             return self
@@ -104,7 +104,7 @@ class Part(NamedTuple):
 
 
 def fitted(name: str, values: np.ndarray, law: str, steps: int = 1, censored: np.ndarray | None = None) -> Part:
-    """Return durations with the law fitted to them; of a named family, or as `calibrate` chooses for ``law``."""
+    """Fit a law to durations: of a named family, or as `calibrate` chooses for ``law``."""
     completed = len(values) if censored is None else int(np.count_nonzero(~censored))
     if completed < FEWEST:
         raise InputError(
@@ -117,8 +117,9 @@ def fitted(name: str, values: np.ndarray, law: str, steps: int = 1, censored: np
 def uncensored(durations: np.ndarray, censored: np.ndarray | None) -> np.ndarray:
     """Estimate the durations that censored ones would have had.
 
-    As many quantiles of Kaplan and Meier's distribution as there are complete durations; of what is longer than all of
-    these, if the longest is censored, each counts as the longest. Without censored ones the durations themselves.
+    Returned are quantiles of Kaplan and Meier's distribution, one for each complete duration. If the longest
+    duration is censored, quantiles beyond the complete ones are equal to it. Without censored ones the durations are
+    unchanged.
     """
     if censored is None:
         return durations
@@ -310,24 +311,25 @@ def _uniform(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
     low, high = float(x.min()), float(x.max())
     cut = cut[cut > low]
     if len(cut):
-        least = max(high, float(cut.max()))
+        longest = max(high, float(cut.max()))
 
         def slope(log_excess: float) -> float:
-            bound = least + math.exp(log_excess)
+            bound = longest + math.exp(log_excess)
             return float((1 / (bound - cut)).sum()) - (len(x) + len(cut)) / (bound - low)
 
-        bounds = [math.log((least - low) * factor) for factor in (1e-12, 1e6)]
+        bounds = [math.log((longest - low) * factor) for factor in (1e-12, 1e6)]
         if slope(bounds[0]) > 0:
-            high = least + math.exp(brentq(slope, *bounds, xtol=1e-9))
+            high = longest + math.exp(brentq(slope, *bounds, xtol=1e-9))
     law = Uniform(low, high)
     beyond = float(np.log(high - cut).sum()) if len(cut) else 0.0
     return law, beyond - (len(x) + len(cut)) * math.log(law.high - law.low)
 
 
 def _weibull(x: np.ndarray, cut: np.ndarray, steps: int) -> tuple[Law, float]:
-    every = np.concatenate([x, cut])
-    longest = float(every.max())
-    logs, complete = np.log(every) - math.log(longest), np.log(x) - math.log(longest)  # no power of these can overflow
+    samples = np.concatenate([x, cut])
+    longest = float(samples.max())
+    # No power of these can overflow.
+    logs, complete = np.log(samples) - math.log(longest), np.log(x) - math.log(longest)
 
     def slope(shape: float) -> float:
         powers = np.exp(shape * logs)

@@ -252,7 +252,7 @@ class Cluster:
     def collective_time_of(self, members: Collection[int]) -> float:
         """Return the seconds that the all-reduce of some workers takes after the barrier; 0 without one.
 
-        Where the others are gone and no power of two is left, ``halving_doubling`` is that of the next lower one: each
+        If the number of living workers is no power of two, ``halving_doubling`` uses the next lower one: each
         worker beyond it sends its message to another before, and receives the sum after.
         """
         policy = self.policy

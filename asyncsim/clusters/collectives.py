@@ -191,11 +191,11 @@ def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[f
     Layer ``k``'s gradient is sent while the backward passes of the layers below it and their forward passes in the next
     iteration run: they come between its gradient and the next use of its weights, so the first layer's communication
     cannot hide. All layers share the network, and a layer's message goes before those of the layers above it, which are
-    needed later. By the forward pass of layer ``k`` computing has waited for::
+    needed later. Until the forward pass of layer ``k`` computing waits for::
 
         max(0, communication of the layers 1 to j - computation below j), the largest of j = 1, ..., k
 
-    No other order of the messages waits less in all.
+    No other order of the messages has a shorter total wait.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def bubbles(layers: Sequence[Layer], computing: float, communicating: Sequence[f
     References
     ----------
     Das et al. 2016, "Distributed deep learning using synchronous stochastic gradient descent", arXiv 1602.06709. There
-    a layer waits for ``max(0, communication - computation)`` of its own, as if the others left the network to it.
+    each layer waits for its ``max(0, communication - computation)``, as if it had the network to itself.
     """
     below = np.cumsum([0.0, *(layer.operations for layer in layers)])[:-1]
     available = computing * below / max(sum(layer.operations for layer in layers), 1e-300)

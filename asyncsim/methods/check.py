@@ -111,10 +111,10 @@ def require_server(method: Method, trace: Trace) -> None:
     if gossips == (trace.protocol == "gossip"):
         meets = gossips and bool((trace.frame["partner"] >= 0).any())
         if meets != (method.meet is not None) and trace.workers > 1:
-            do, needed = ("meet in pairs", handshake()) if method.meet else ("send messages", method.timing.policy)
+            do, policy = ("meet in pairs", handshake()) if method.meet else ("send messages", method.timing.policy)
             raise InputError(
                 f"method = {method.name!r}: its workers {do}, and this trace's policy is {trace.policy}; simulate one "
-                f"with Cluster(topology=..., policy={needed.call if needed else 'asyncsim.neighbours()'})"
+                f"with Cluster(topology=..., policy={policy.call if policy else 'asyncsim.neighbours()'})"
             )
         return
     remedy = "Cluster(topology=asyncsim.topologies.ring()), say" if gossips else "a Cluster without topology"
@@ -150,11 +150,11 @@ def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
     """Return which outputs of a traced function depend on some of its inputs."""
     reached = {variable for variable, is_input in zip(jaxpr.invars, inputs, strict=True) if is_input}
     for equation in jaxpr.eqns:
-        given = [not hasattr(variable, "val") and variable in reached for variable in equation.invars]
+        dependent = [not hasattr(variable, "val") and variable in reached for variable in equation.invars]
         if equation.primitive.name in ("jit", "pjit"):
-            outputs = _depends(equation.params["jaxpr"].jaxpr, given)
+            outputs = _depends(equation.params["jaxpr"].jaxpr, dependent)
         else:
-            outputs = [any(given)] * len(equation.outvars)
+            outputs = [any(dependent)] * len(equation.outvars)
         reached |= {variable for variable, is_reached in zip(equation.outvars, outputs, strict=True) if is_reached}
     return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
 
@@ -297,7 +297,7 @@ def _check_replica(method: Method, message: Any, central: Any) -> None:
                 f"{central.dtype}"
             )
         return
-    # Of a dict the order of entries says nothing.
+    # The entries of a dict have no first one.
     leaves = message if isinstance(message, tuple) else jax.tree.leaves(message)
     if not (isinstance(message, tuple) or len(leaves) == 1) or getattr(leaves[0], "shape", None) != central.shape:
         raise InputError(

@@ -162,14 +162,14 @@ class Timing:
     Attributes
     ----------
     workers, protocol, window, discipline, read_blocks, policy
-        Those of its `asyncsim.Cluster`; other traces are refused. The policy may come as its text.
+        Fields of the trace's `asyncsim.Cluster`; other traces are refused. The policy may be a text.
     message_size : float
         Of the message, in vectors of parameters as they are sent down: 1/16 for two bits in the place of a number of
         32. Studies with a bandwidth give the method traces whose messages take so long on their way up; a replay takes
         any.
     message_share : function
-        ``message_share(bits) -> float``: the ``message_size`` where a parameter has so many bits. By default the
-        message has as many bits as with 32, and at most those of all parameters.
+        ``message_share(bits) -> float``: the ``message_size`` where a parameter has ``bits``. By default the message
+        has the same number of bits as with 32-bit parameters, and at most that of all parameters.
     far_every, groups : int
         On a cluster with sites, of each worker's visits only every so many-th goes beyond its site, if each of so many
         groups of neighbours, worker ``i`` of ``n`` being in ``i * groups // n``, is at one site. Given together. A
@@ -211,7 +211,7 @@ class Timing:
         object.__setattr__(self, "policy", require_policy(self.policy))
 
     def size_of_message(self, bits: int) -> float | None:
-        """Return the size of the message, in vectors of parameters of so many bits; None for any."""
+        """Return the size of the message, in vectors of parameters of ``bits`` each; None for any."""
         if self.message_size is None or bits == _BITS:
             return self.message_size
         return min(1.0, self.message_size * _BITS / bits) if self.message_share is None else self.message_share(bits)

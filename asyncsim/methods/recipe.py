@@ -18,7 +18,7 @@ Factory = TypeVar("Factory", bound=Callable[..., Method])
 
 
 class Recipe(NamedTuple):
-    """How a method was made.
+    """The call of a factory that made a method.
 
     Attributes
     ----------
@@ -28,21 +28,21 @@ class Recipe(NamedTuple):
         From numbers, which may be traced, to the method.
     numbers : dict
         Floating-point numbers by name.
-    made : Method
-        The method; one whose functions were replaced since has no recipe.
+    product : Method
+        The method; a method whose functions were replaced since has no recipe.
     """
 
     key: Hashable
     make: Callable[[Mapping[str, Any]], Method]
     numbers: dict[str, float]
-    made: Method
+    product: Method
 
 
 def shares_programs(factory: Factory) -> Factory:
     """Let the methods that a factory makes share compiled programs where they differ in numbers alone.
 
-    Only floating-point arguments become arguments of the program, and only those that the factory passes
-    on to arithmetic: counts and choices, and numbers that Python compares, remain constants.
+    Floating-point arguments become arguments of the program if the factory uses them in arithmetic only.
+    Counts, choices and numbers that Python compares remain constants.
 
     Examples
     --------
@@ -68,17 +68,17 @@ def shares_programs(factory: Factory) -> Factory:
 
 
 def recipe_of(method: Method) -> Recipe | None:
-    """Return how a method was made; None if nobody knows, or if it computes something else since."""
+    """Return the recipe of a method; None if it has none, or if the method computes something else since."""
     recipe = method.recipe
     if recipe is None:
         return None
     fields = [field for field in Method._fields if field not in ("name", "hyperparameters", "recipe")]
-    is_same = all(getattr(method, field) is getattr(recipe.made, field) for field in fields)
+    is_same = all(getattr(method, field) is getattr(recipe.product, field) for field in fields)
     return recipe if is_same else None
 
 
-def _recipe(factory: Callable[..., Method], arguments: Mapping[str, Any], made: Method) -> Recipe | None:
-    """Return the recipe of a call; None if an argument cannot be compared with those of other calls."""
+def _recipe(factory: Callable[..., Method], arguments: Mapping[str, Any], method: Method) -> Recipe | None:
+    """Build the recipe of a call; None if an argument has no hash."""
     numbers: dict[str, float] = {}
     constants: list[Hashable] = []
 
@@ -105,4 +105,4 @@ def _recipe(factory: Callable[..., Method], arguments: Mapping[str, Any], made: 
     def make(numbers: Mapping[str, Any]) -> Method:
         return factory(**{name: value(numbers) for name, value in values.items()})
 
-    return Recipe(key, make, numbers, made)
+    return Recipe(key, make, numbers, method)

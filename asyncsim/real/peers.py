@@ -312,7 +312,9 @@ def _compiled(same_method: Same, workers: int, window: int) -> _Functions:
         return made.worker, made.memory, made.message, made.step, jnp.sqrt(jnp.vdot(made.step, made.step))
 
     resume = (lambda own: method.resume(own, None)) if method.mix else None
-    return _Functions(*(one and jax.jit(whole_products()(one)) for one in (resume, add, mix, exchange, make)))
+    return _Functions(
+        *(function and jax.jit(whole_products()(function)) for function in (resume, add, mix, exchange, make))
+    )
 
 
 def check(method: Method, problem: Problem, header: Header) -> None:

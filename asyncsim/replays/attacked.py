@@ -41,19 +41,19 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
 @cached(maxsize=64)
 def _same_attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
     method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
-    made, recipe = _attacked(method, attack, byzantine)._replace(recipe=None), recipe_of(method)
+    attacked, recipe = _attacked(method, attack, byzantine)._replace(recipe=None), recipe_of(method)
     if recipe is None:
-        return made
+        return attacked
     make, key = recipe.make, (recipe.key, same_attack, mask)
-    return made._replace(
-        recipe=Recipe(key, lambda numbers: _attacked(make(numbers), attack, byzantine), recipe.numbers, made)
+    return attacked._replace(
+        recipe=Recipe(key, lambda numbers: _attacked(make(numbers), attack, byzantine), recipe.numbers, attacked)
     )
 
 
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if method.mix is not None or method.meet is not None:
         honest = tuple((~byzantine).tolist())
-        # A message then differs from what it counts for, which the replay sends along: its memory of the last one.
+        # Messages then differ from their honest mass, which the replay keeps in its memory.
         method = method._replace(
             honest=honest, last=None, init_server=lambda central: jnp.asarray(sum(honest), central.dtype)
         )
@@ -93,7 +93,7 @@ _OWN = 2**30
 
 
 def warn_of_weakness(attack: Attack | None, workers: int) -> None:
-    """Warn the caller of the caller of an attack that is none on so many workers."""
+    """Warn of an attack without effect on this number of workers."""
     if attack is None:
         return
     attack.byzantine(workers)  # whose error says more

@@ -27,7 +27,7 @@ class Mass(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message, and under attack the `Mass` that it moves, which is zero from a Byzantine worker; else ``()``."""
+    """A message, and under attack its `Mass`, which is zero from a Byzantine worker; else ``()``."""
 
     message: State
     mass: Any
@@ -50,21 +50,21 @@ def take_up(method: Method, row: Any, inbox: Sent, visit: Visit) -> Any:
     return row._replace(method=method.mix(row.method, inbox.message, visit), memory=mixed)
 
 
-def meet(method: Method, row: Any, other: Array, partner: Array, visit: Visit) -> tuple[Any, Array]:
+def meet(method: Method, row: Any, partner_replica: Array, partner: Array, visit: Visit) -> tuple[Any, Array]:
     """Average a worker's row with its partner's replica; return the row and the replica.
 
-    The memory becomes the `Mass` that the worker's replica after its commit replaces: of both, less the partner's new
-    one.
+    The memory becomes the `Mass` that the worker's next replica replaces: both replicas less the partner's new one.
     """
     assert method.meet is not None
-    own, met = method.meet(row.method, other, visit)
-    alone = partner < 0
-    own, met = jnp.where(alone, row.method, own), jnp.where(alone, other, met)
-    before, gone, left = (
+    replicas = row.method, partner_replica
+    averaged = method.meet(*replicas, visit)
+    new, new_partner = (jnp.where(partner < 0, old, mean) for old, mean in zip(replicas, averaged, strict=True))
+    mass, partner_mass, new_partner_mass = (
         _honest_part(method, Mass(replica, _ones(method, replica)), worker)
-        for replica, worker in ((row.method, visit.worker), (other, partner), (met, partner))
+        for replica, worker in ((row.method, visit.worker), (partner_replica, partner), (new_partner, partner))
     )
-    return row._replace(method=own, memory=jax.tree.map(lambda a, b, c: a + (b - c), before, gone, left)), met
+    memory = jax.tree.map(lambda a, b, c: a + (b - c), mass, partner_mass, new_partner_mass)
+    return row._replace(method=new, memory=memory), new_partner
 
 
 def commit_mean(
@@ -102,7 +102,7 @@ def _mass(method: Method, message: State) -> Mass:
 
 
 def _ones(method: Method, replica: Array) -> Any:
-    """Return the weight of a replica that has none of its own: one, for each member of an ensemble."""
+    """Return the weight 1 for a replica without one, for each member of an ensemble."""
     return () if method.honest is None else jnp.ones(replica.shape[:-1], replica.dtype)
 
 

@@ -75,7 +75,7 @@ class Dispatched:
         self._commit = _build_call(parts, recorders, layout, room)
         self._anew: Callable[..., Any] | None = None
         if layout.restarts:
-            self._anew = jax.jit(lambda numbers, *given: start_anew(_anew(parts(numbers)), *given))
+            self._anew = jax.jit(lambda numbers, *arguments: start_anew(_anew(parts(numbers)), *arguments))
 
     def advance(
         self, state: Apart, data: Any, constants: Constants, pieces: Pieces, count: np.int32, following: Pieces | None

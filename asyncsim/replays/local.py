@@ -31,7 +31,7 @@ class Learner(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What stays the same in a run, and may differ between runs of one compiled program.
+    """Constants of a run, which may differ between runs of one compiled program.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Constants(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The functions of a method on a problem: itself, that of `build_local` and that of `build_anew`."""
+    """A method, and the functions of `build_local` and `build_anew` for it on a problem."""
 
     method: Method
     local: Callable[..., "LocalResult"]

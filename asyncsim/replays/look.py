@@ -26,7 +26,7 @@ class Met(NamedTuple):
     read: Any
     pulled: Array  #: the central variable that its message is formed with
     memories: tuple[Memories, ...]  #: of all workers, for methods that see them
-    other: Any = ()  #: without a server the messages that it takes up, added up, or the replica of its partner
+    other: Any = ()  #: without a server the sum of the messages taken up, or the partner's replica
 
 
 def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces], Met]:
@@ -63,8 +63,8 @@ def build_look(
 ) -> Callable[..., list[dict[str, list[Array]]]]:
     """Return the jitted function that shows the first commit of some pieces: for each recorder that looks, by name.
 
-    It computes the commit anew, its gradient too. Its arguments: what the commit meets, the training data, the
-    constants of the run and the pieces. Each vector comes as the problem's tensors.
+    It repeats the commit and its gradient. Its arguments: the inputs of the commit, the training data, the constants of
+    the run and the pieces. Each vector comes as the problem's tensors.
     """
     over = over_members if layout.members is not None else lambda function: function
 

@@ -23,18 +23,21 @@ def over_members(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array], restarts: bool) -> Parts:
-    """Return the functions of all members, whose ``numbers`` have a leading axis; ``method`` is that of any of them."""
+    """Return the functions of all members.
+
+    ``numbers`` have a leading axis of members; ``method`` is the method of any member.
+    """
 
     def over(function_of: Callable[[Parts], Any]) -> Callable[..., Any]:
         def function(*arguments: Any) -> Any:
-            return over_members(lambda values, *own: function_of(make(values))(*own))(dict(numbers), *arguments)
+            return over_members(lambda values, *inputs: function_of(make(values))(*inputs))(dict(numbers), *arguments)
 
         return function
 
     def of_method(name: str) -> Any:
-        found = getattr(method, name)
+        function = getattr(method, name)
         # The defaults work with any axes, and are recognised as such.
-        return found if found in (None, send_update, add) else over(lambda parts: getattr(parts.method, name))
+        return function if function in (None, send_update, add) else over(lambda parts: getattr(parts.method, name))
 
     def local(data: Any, keys: Array, start: Array, learner: Learner, visit: Visit, job: Array, rows: Array):
         def of_member(values: Any, key: Array, start: Array, learner: Learner, visit: Visit, rows: Array):
@@ -42,10 +45,12 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
 
         return over_members(of_member)(dict(numbers), keys, start, learner, visit, rows)
 
-    def anew(read: Array) -> Any:
+    def restart(read: Array) -> Any:
         return jax.vmap(lambda values, read: make(values).anew(read))(dict(numbers), read)  # type: ignore[misc]
 
-    return Parts(method._replace(**{name: of_method(name) for name in _FUNCTIONS}), local, anew if restarts else None)
+    return Parts(
+        method._replace(**{name: of_method(name) for name in _FUNCTIONS}), local, restart if restarts else None
+    )
 
 
 def _axis(argument: Any) -> Any:
@@ -65,11 +70,11 @@ _AXES: Any = {"central": 0, "server": 0, "recorders": 0, "read": 1, "push_read":
 
 
 def batched_state(
-    make: Callable[..., ReplayState], numbers: Any, params: Any, *given: Any, **sizes: int
+    make: Callable[..., ReplayState], numbers: Any, params: Any, *arguments: Any, **sizes: int
 ) -> ReplayState:
     """Return the state at version zero; numbers and parameters have a leading axis of members, other arguments none."""
 
     def of_member(values: Any, params: Any) -> ReplayState:
-        return make(values, params, *given, **sizes)
+        return make(values, params, *arguments, **sizes)
 
     return jax.vmap(of_member, out_axes=ReplayState(**_AXES))(dict(numbers), params)

@@ -33,7 +33,7 @@ class Program(NamedTuple):
     engine : InPieces or Dispatched
         What computes commits, on a kind of state of its own.
     first, look : function
-        What the first commit of some pieces meets, and what recorders show of it; see `asyncsim.replays.look`.
+        The inputs of the first commit of some pieces, and the recorders' values of it; see `asyncsim.replays.look`.
     evaluate : function
         From the central variable, the problem's state, training and test data to a dict of numbers.
     replicas, spread : function or None
@@ -43,7 +43,7 @@ class Program(NamedTuple):
     honest : bool array or slice
         Without a server, the workers that count in ``spread`` and in evaluations of replicas: all, or the honest ones.
     each : function
-        From replicas, the problem's states of their workers and data to what each is evaluated at, ``[workers]``.
+        From replicas, their workers' states of the problem, and data to the values of each, ``[workers]``.
     flat : Flat
     devices : tuple of jax.Device
     """
@@ -94,16 +94,16 @@ def compiled(
         constants = {name: value for name, value in recipe.numbers.items() if name not in names}
         key = recipe.key, names, tuple(constants.values())
         family = Keyed(key, Family(lambda numbers: recipe.make({**constants, **numbers}), method))
-        # Of no type of their own, as Python's numbers are: they never promote.
+        # Weakly typed, like Python's numbers: they never promote.
         numbers = {name: jnp.asarray(recipe.numbers[name]) for name in names}
-    same = family, tuple(map(Same, recorders)), Same(problem), layout, dtype, devices, gradients_at_once()
-    return _build(*same), numbers
+    same_recorders = tuple(map(Same, recorders))
+    return _build(family, same_recorders, Same(problem), layout, dtype, devices, gradients_at_once()), numbers
 
 
 def compiled_ensemble(
     family: Family, recorders: tuple[Recorder, ...], problem: Problem, layout: Layout, dtype: Any, device: Any
 ) -> Program:
-    """Return the program of the members of an ensemble on one device; it is compiled anew for each ensemble."""
+    """Build the program of an ensemble on one device; each ensemble is compiled separately."""
     flat = _flatten(problem, dtype, device)
     of_member = _parts(family, problem, layout, flat, dtype)
 
@@ -118,8 +118,8 @@ def compiled_ensemble(
 
     make = functools.partial(batched_state, _initial(of_member, recorders, flat))
     engine = InPieces(parts, recorders, layout, (device,), make)
-    every = flat._replace(unravel=jax.vmap(flat.unravel))
-    first, look = build_first(family.method, layout), build_look(parts, recorders, every, layout)
+    flat_members = flat._replace(unravel=jax.vmap(flat.unravel))
+    first, look = build_first(family.method, layout), build_look(parts, recorders, flat_members, layout)
     each = _evaluation_of_each(problem, flat)
     replicas = _build_replicas(parts, family.method, layout)
     return Program(engine, first, look, jax.jit(evaluate_all), *replicas, each, flat, (device,))
@@ -198,8 +198,7 @@ def _build(
         parameters = problem.parameter_count
         room = gradients_a_group(parameters, _has_convolution(problem, dtype))
         of_trees = _parts(family, problem, layout, flat, dtype, on_trees=True)
-        given = recorders, flat, layout, devices[0], at_once, room, parameters
-        engine = Dispatched(of_trees, family.method, *given)
+        engine = Dispatched(of_trees, family.method, recorders, flat, layout, devices[0], at_once, room, parameters)
         first = engine.first
     else:
         engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat))
@@ -218,25 +217,27 @@ def _of_problem(same_problem: Same, dtype: Any, device: Any) -> tuple[Flat, Call
 def _parts(
     family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: Any, on_trees: bool = False
 ) -> MakeParts:
-    """Return the function from numbers to a method's functions, on vectors or on the problem's own tree."""
+    """Return the function from numbers to a method's functions, on vectors or on the problem's tree."""
 
     def parts(numbers: Any) -> Parts:
         method = family.make(numbers)
         local = build_local(method, problem, layout.window, layout.windows_differ)
-        anew = build_anew(method, problem, flat, dtype) if layout.restarts else None
-        return Parts(method, local if on_trees else from_vector(local, flat), anew)
+        restart = build_anew(method, problem, flat, dtype) if layout.restarts else None
+        return Parts(method, local if on_trees else from_vector(local, flat), restart)
 
     return parts
 
 
 def _initial(parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat) -> Callable[..., ReplayState]:
     """Return the function from numbers, parameters, the problem's state and sizes to the state at version zero."""
-    return lambda numbers, *given, **sizes: initial_state(parts(numbers).method, recorders, flat, *given, **sizes)
+    return lambda numbers, *arguments, **sizes: initial_state(
+        parts(numbers).method, recorders, flat, *arguments, **sizes
+    )
 
 
 @cached(maxsize=256)
 def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
-    """Return the names of a recipe's numbers that may be traced: with which the method has the same form."""
+    """Return the names of a recipe's numbers that may be traced without changing the form of the method."""
     recipe: Recipe = keyed.value
     params = jax.eval_shape(lambda: same_problem.value.init(jax.random.key(0)))
 
@@ -244,7 +245,7 @@ def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
         def has_same_form(traced: Any) -> int:
             method = recipe.make({**recipe.numbers, **traced})
             check_method(method, params)
-            if _form(method) != _form(recipe.made):
+            if _form(method) != _form(recipe.product):
                 raise TypeError
             return 0
 
@@ -257,12 +258,12 @@ def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
     names = tuple(recipe.numbers)
     if may_be_traced(names):
         return names
-    alone = tuple(name for name in names if may_be_traced((name,)))
-    return alone if may_be_traced(alone) else ()
+    traceable = tuple(name for name in names if may_be_traced((name,)))
+    return traceable if may_be_traced(traceable) else ()
 
 
 def _form(method: Method) -> tuple[Any, ...]:
-    """Return all that a program depends on besides what the functions of a method compute."""
+    """Return the properties of a method on which a program depends, besides the results of its functions."""
     functions = [
         value if value in (None, send_update, add) else callable(value)
         for name, value in zip(Method._fields, method, strict=True)
@@ -280,8 +281,7 @@ def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[A
     def replicas(state: ReplayState, numbers: Any) -> Any:
         method, replicas = parts(numbers).method, state.workers.method
         if method.mix is not None:
-            resume: Any = method.resume
-            replicas = jax.vmap(lambda replica: resume(replica, None))(replicas)
+            replicas = jax.vmap(lambda replica: method.resume(replica, None))(replicas)  # type: ignore[misc]
         return of_workers(replicas, layout.workers)
 
     def spread(state: ReplayState, numbers: Any) -> Any:

@@ -137,17 +137,16 @@ def _without_server(cluster: Cluster) -> ThroughputTheory:
 def _handshakes(cluster: Cluster, computing: list[float]) -> float:
     """Return the largest rate of gradients that pairwise averages over a network allow.
 
-    A worker computes, then exchanges: no rate exceeds ``1 / (computing + exchange)``. An exchange holds two replicas,
-    and ``n`` replicas are held for ``n`` seconds a second at most: so ``2 sum(rate * exchange) <= n``, and the shortest
-    exchanges make the most of that.
+    A worker computes, then exchanges: no rate exceeds ``1 / (computing + exchange)``. An exchange holds two of the
+    ``n`` replicas, so ``2 sum(rate * exchange) <= n``. The bound lets the shortest exchanges go first.
     """
     exchanges = _exchange_times(cluster)
-    total, left = 0.0, cluster.workers / 2
+    total, free_pairs = 0.0, cluster.workers / 2
     for exchange, seconds in sorted(zip(exchanges, computing, strict=True)):
         rate = 1 / (seconds + exchange)
         if exchange > 0:
-            rate = min(rate, left / exchange)
-            left -= rate * exchange
+            rate = min(rate, free_pairs / exchange)
+            free_pairs -= rate * exchange
         total += rate
     return total
 
@@ -162,11 +161,12 @@ def _exchange_times(cluster: Cluster) -> list[float]:
     transfers = np.array([near.transfer, far.transfer])
     seconds = []
     for worker, neighbours in enumerate(cluster.topology.neighbours(n)):
-        others = np.array(neighbours, np.int64)
-        away = (site[others] != site[worker]).astype(np.int64)
-        there = np.array([slow.get((worker, other), 1.0) for other in neighbours])
-        back = np.array([slow.get((other, worker), 1.0) for other in neighbours])
-        travel = there * (2 * latencies[away, worker] + transfers[away, worker]) + back * transfers[away, others]
+        partners = np.array(neighbours, np.int64)
+        is_far = (site[partners] != site[worker]).astype(np.int64)
+        slow_out = np.array([slow.get((worker, partner), 1.0) for partner in neighbours])
+        slow_in = np.array([slow.get((partner, worker), 1.0) for partner in neighbours])
+        travel = slow_out * (2 * latencies[is_far, worker] + transfers[is_far, worker])
+        travel += slow_in * transfers[is_far, partners]
         seconds.append(float(travel.mean()) if neighbours else 0.0)
     return seconds
 
@@ -221,8 +221,8 @@ def _highest_rate(cluster: Cluster) -> float:
     if _in_step(cluster):
         slowest = min(busiest / len(workers) for workers, busiest in _links(cluster))
         return min(rate, len(cycles) / max(cycles), len(cycles) * slowest)
-    own = [(math.fsum(1 / cycles[worker] for worker in workers), busiest) for workers, busiest in _links(cluster)]
-    return min(rate, math.fsum(map(min, own)))
+    link_rates = [min(math.fsum(1 / cycles[i] for i in workers), busiest) for workers, busiest in _links(cluster)]
+    return min(rate, math.fsum(link_rates))
 
 
 def _busiest_server(cluster: Cluster) -> float:
