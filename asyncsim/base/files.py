@@ -7,6 +7,7 @@ is renamed when it is whole.
 """
 
 import contextlib
+import csv
 import errno
 import functools
 import hashlib
@@ -88,7 +89,7 @@ def folder_name(text: str) -> str:
 
 
 def _absolute(path: Path) -> Path:
-    """Return a path from the root, without "..": what comes before one is the user's own, and is resolved."""
+    """Return an absolute path without "..", each resolved together with the folders before it."""
     path = path.absolute()
     if ".." not in path.parts:
         return path
@@ -125,9 +126,9 @@ def _has(entry: str, file: str, *_version: int) -> bool:
 
 
 class Held:
-    """A folder that this process has to itself, and what was written there.
+    """A folder locked by this process, and the list of files written there.
 
-    ``argument``: what named it.
+    ``argument``: the argument that named it.
     """
 
     def __init__(self, folder: Path, argument: str):
@@ -137,7 +138,7 @@ class Held:
 
     @property
     def is_there(self) -> bool:
-        """Whether its path still leads to it: somebody may have removed it, and others made it again."""
+        """Whether its path still leads to this folder, and not to nothing or to a new one."""
         return _identity(self.folder) == self._identity
 
     def has(self, path: Path) -> bool:
@@ -153,7 +154,7 @@ class Held:
             )
 
     def remove_written(self) -> None:
-        """Remove what was written, and nothing else: no file that others have put there, nor the folder around it."""
+        """Remove the listed files and folders only: neither files of others nor the folder itself."""
         for path in reversed(self.written) if self.is_there else ():
             with contextlib.suppress(OSError, InputError):  # of folders in which others have something
                 require_plain(path)
@@ -166,14 +167,14 @@ _held: list[Held] = []
 
 @contextlib.contextmanager
 def alone_in(folder: Path, argument: str) -> Iterator[Held]:
-    """Let no other process, nor another thread, do the same in a folder meanwhile; ``argument`` is what named it.
+    """Lock a folder against other processes and threads; ``argument`` is the argument that named it.
 
-    What this module writes there is listed, and is an InputError once the folder was removed or replaced.
+    Files that this module writes there are listed; writing is an InputError once the folder was removed or replaced.
 
     Raises
     ------
     InputError
-        One does already, or it is no folder that can be read.
+        It is locked already, or cannot be read as a folder.
     """
     try:
         # Windows opens no folders.
@@ -206,8 +207,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 def lock(descriptor: int) -> bool:
     """Lock an open file or folder until it is closed; return False if it is locked already, on this machine.
 
-    The end of a process, however it comes, ends its locks. Where the system or the file system knows none, there is
-    none.
+    Any end of a process ends its locks. Systems and file systems without locks lock nothing.
     """
     if sys.platform == "win32":
         return True
@@ -223,7 +223,7 @@ def lock(descriptor: int) -> bool:
 
 
 def partial_of(path: Path) -> Path:
-    """Return a new name, beside a path, for what is being written."""
+    """Return a new path beside another, for a half-written file or folder."""
     return path.with_name(f".{path.stem}.{secrets.token_hex(4)}.partial{path.suffix}")
 
 
@@ -362,17 +362,17 @@ def put_in_place(partial: Path, path: Path) -> None:
 
 
 def _list(path: Path, *inside: Path) -> None:
-    """List what comes into a held folder; raise InputError if that is not there any more."""
+    """List new files of a locked folder; raise InputError if the folder was removed or replaced."""
     for held in _holders(path):
         held.written.update(dict.fromkeys(one.absolute() for one in (path, *inside)))
 
 
 def _holders(path: Path) -> list[Held]:
-    """Return the held folders in which a path lies; raise InputError if one of them is not there any more."""
-    found = [held for held in _held if held.has(path)]
-    for held in found:
+    """Return the locked folders that hold a path; raise InputError if one was removed or replaced."""
+    holders = [held for held in _held if held.has(path)]
+    for held in holders:
         held.require_there()
-    return found
+    return holders
 
 
 def _sync(path: Path) -> None:
@@ -391,7 +391,7 @@ def _sync(path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: of a function its name, of what is no number, list or table its text."""
+    """Convert a value for JSON: functions to their names, and values of unknown types to texts."""
     if isinstance(value, Mapping):
         return {str(name): plain(entry) for name, entry in value.items()}
     if isinstance(value, tuple | list):
@@ -403,10 +403,14 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
+def write_text(path: Path, text: str, mode: int = 0o666) -> Path:
+    """Write a text; see `write_whole`."""
+    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"), mode)
+
+
 def write_json(path: Path, values: Any) -> Path:
     """Write plain values as an indented JSON file."""
-    text = json.dumps(values, indent=1) + "\n"
-    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    return write_text(path, json.dumps(values, indent=1) + "\n")
 
 
 def sealed(values: Mapping[str, Any]) -> str:
@@ -418,8 +422,7 @@ def sealed(values: Mapping[str, Any]) -> str:
 
 def write_sealed(path: Path, values: Mapping[str, Any]) -> Path:
     """Write plain values as a JSON file with a checksum."""
-    text = sealed(values)
-    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    return write_text(path, sealed(values))
 
 
 def unsealed(file: Path, version: int | None = None) -> dict[str, Any]:
@@ -452,8 +455,13 @@ def write_csv(path: Path, table: "pd.DataFrame") -> Path:
     return write_whole(path, lambda partial: table.to_csv(partial, index=False))
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Read the rows of a CSV file as texts by column; see `open_file`."""
+    return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+
+
 def read_table(path: Path) -> "pd.DataFrame":
-    """Read what `write_csv` wrote: the same numbers to the last bit, and no text taken for a missing number."""
+    """Read a table of `write_csv`: the same numbers to the last bit, and texts as they are."""
     import pandas as pd
 
     with open_file(path) as file:

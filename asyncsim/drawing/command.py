@@ -46,10 +46,10 @@ def draw_folder(folder: Path) -> list[Path]:
     """Draw the figures and the page of a study again, into its folder; return the files that were written."""
     _, study = study_of(folder)
     with reading_results(folder), collecting(unfinished(folder)) as drawn:
-        written = _draw(study, folder)
-        if not written:
+        paths = _draw(study, folder)
+        if not paths:
             raise InputError(f"folder = {str(folder)!r}: there are no figures of the study {study!r}")
-        return [*written, write_page(folder, drawn)]
+        return [*paths, write_page(folder, drawn)]
 
 
 def draw_page(folder: Path, out: Path) -> Path:

@@ -56,7 +56,7 @@ _LONGEST_VALUE = 40
 def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Group the runs of each name that differ in their seeds only; return the groups by labels.
 
-    If the runs of a name differ in other arguments, too, the labels have these in brackets:
+    If the runs of a name also differ in other arguments, their labels have the arguments in brackets:
     ``gem(kappa=2)``.
     """
     lines: dict[str, list[Run]] = {}
@@ -69,8 +69,8 @@ def runs_by_line(names: Sequence[str], runs: Sequence[Run]) -> dict[str, list[Ru
         repeats: Counter[tuple[str, str]] = Counter()
         for run, argument, seed in zip(members, arguments, seeds, strict=True):
             repeats[argument, seed] += 1
-            again = f"run={repeats[argument, seed]}" if repeats[argument, seed] > 1 else ""
-            inside = ", ".join(filter(None, [argument, again]))
+            repeat = f"run={repeats[argument, seed]}" if repeats[argument, seed] > 1 else ""
+            inside = ", ".join(filter(None, [argument, repeat]))
             lines.setdefault(f"{name}({inside})" if inside else name, []).append(run)
     return lines
 
@@ -88,9 +88,9 @@ def _arguments(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
         if all(isinstance(value, Mapping) for value in values):
             tables = [dict(flat(value)) for value in values]
         for entry in dict.fromkeys(itertools.chain(*tables)):
-            shown = [str(table.get(entry)) for table in tables]
-            if len(set(shown)) > 1:
-                for text, value in zip(texts, shown, strict=True):
+            entries = [str(table.get(entry)) for table in tables]
+            if len(set(entries)) > 1:
+                for text, value in zip(texts, entries, strict=True):
                     text[entry.rpartition(".")[2]] = _cut(value)
     return [", ".join(f"{name}={value}" for name, value in text.items()) for text in texts]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from asyncsim.base.console import counted, heard, number_text
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import open_file, read_text, within, write_whole
+from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import PHASES, collecting
 from asyncsim.pages.film import DISTANCE, MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
 from asyncsim.runs import index
@@ -41,7 +41,7 @@ def on_a_page(folder: Path) -> Iterator[None]:
     """Collect what is printed and drawn inside, then write the page of a study's folder with it."""
     with collecting(results.unfinished(folder)) as drawn, heard() as printed:
         yield
-    write_whole(folder / PRINTED, lambda partial: partial.write_text(printed.getvalue(), encoding="utf-8"))
+    write_text(folder / PRINTED, printed.getvalue())
     write_page(folder, drawn)
 
 
@@ -116,7 +116,7 @@ def animation(chosen: Sequence[tuple[str, Run, Trace]], frames: int) -> dict[str
             else "Each worker keeps a direction of its own, which means nothing: only a study with --animate records "
             "where its reads are."
         )
-    if any(not low <= loss <= high for one in films for _, loss in one.loss):
+    if any(not low <= loss <= high for animated in films for _, loss in animated.loss):
         about += f" Training losses are drawn from {number_text(low)} to {number_text(high)}, others at the edge."
     return {
         "about": about,
@@ -163,7 +163,7 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
     """
     config = results.config_of(folder)
     try:
-        rows = [row for row in _rows(folder / results.SUMMARY) if row.get("run_folder") and row.get("trace_file")]
+        rows = [row for row in read_rows(folder / results.SUMMARY) if row.get("run_folder") and row.get("trace_file")]
         best: dict[str, tuple[float, dict[str, str]]] = {}
         for row in rows:
             loss = float(row.get("train_loss") or "nan")
@@ -186,17 +186,12 @@ def two_runs(folder: Path) -> list[tuple[str, Run, Trace]]:
         return []
 
 
-def _rows(file: Path) -> list[dict[str, str]]:
-    with io.TextIOWrapper(open_file(file), encoding="utf-8", newline="") as opened:
-        return list(csv.DictReader(opened))
-
-
 def _in_order_of_table(folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Return the first of some rows of a summary for each row of `results.RANKING`, the best method first."""
     runs: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         runs.setdefault((row["method"], row.get("method.learning_rate") or ""), row)
-    ranks = [(row["method"], row.get("learning_rate") or "") for row in _rows(folder / results.RANKING)]
+    ranks = [(row["method"], row.get("learning_rate") or "") for row in read_rows(folder / results.RANKING)]
     return [runs[rank] for rank in ranks if rank in runs]
 
 
@@ -213,8 +208,7 @@ def _question(study: str) -> str:
 def _table(file: Path) -> dict[str, Any]:
     """Return the texts of a CSV file: its columns, its first rows, and how many rows there are."""
     try:
-        with io.TextIOWrapper(open_file(file), encoding="utf-8", newline="") as opened:
-            columns, *rows = list(csv.reader(opened)) or [[]]
+        columns, *rows = list(csv.reader(io.StringIO(read_text(file), newline=""))) or [[]]
     except (OSError, ValueError, csv.Error):
         columns, rows = [], []
     rows = [row for row in rows if len(row) == len(columns)]
@@ -244,4 +238,4 @@ def _write(path: Path, page: dict[str, Any]) -> Path:
         before, found, after = text.partition(place)
         assert found
         text = f"{before}{part}{after}"
-    return write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    return write_text(path, text)

@@ -203,7 +203,7 @@ def animate(arguments: Sequence[str]) -> int:
 
 
 def _show(folder: Path) -> None:
-    """Open the page of a folder of results in the browser; draw it anew if it was not written on this machine."""
+    """Open the page of a folder of results in the browser; draw a new one unless this machine wrote it."""
     page = folder / PAGE
     if not index.is_trusted(page):
         from asyncsim.drawing.command import draw_page

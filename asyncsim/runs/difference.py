@@ -28,9 +28,9 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     Entries that one of them does not have are left out, and the hashes of code unless nothing else differs.
     """
     pair = [{name: value for name, value in one.items() if name not in _NOT_OPTIONS} for one in (first, second)]
-    found = [dict(flat(one)) for one in pair]
-    names = dict.fromkeys([*found[0], *found[1]])
-    values = [(name, *(one.get(name, _ABSENT) for one in found)) for name in names]
+    entries = [dict(flat(config)) for config in pair]
+    names = dict.fromkeys([*entries[0], *entries[1]])
+    values = [(name, *(entry.get(name, _ABSENT) for entry in entries)) for name in names]
     shared = [one for one in values if _ABSENT not in one[1:]]
     changed = [(name, one_line(one, _LONGEST), one_line(two, _LONGEST)) for name, one, two in shared if one != two]
     return [one for one in changed if not one[0].startswith("code ")] or changed

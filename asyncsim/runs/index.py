@@ -9,7 +9,6 @@ import contextlib
 import csv
 import difflib
 import hashlib
-import io
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_choice, require_count, require_path, shown
-from asyncsim.base.files import RUN, files_below, open_file, read_text, remove, write_json, write_whole
+from asyncsim.base.files import RUN, files_below, read_rows, read_text, remove, write_json, write_text
 from asyncsim.runs.run import Run
 from asyncsim.study import results
 
@@ -183,27 +182,24 @@ def add_root(folder: str | os.PathLike) -> Path:
 
 
 def trust_page(page: Path) -> None:
-    """Remember the checksum of a page that was drawn here: only such pages are opened as they are."""
-    with contextlib.suppress(OSError):  # without a checksum the page is drawn anew
-        file = results.index_folder() / _PAGES
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as opened:
-            opened.write(f"{hashlib.sha256(page.read_bytes()).hexdigest()}\n")
+    """Record the checksum of a page drawn on this machine: only such pages are opened unchanged."""
+    with contextlib.suppress(OSError, ValueError):  # without a checksum the page is drawn again
+        results.add_line(results.index_folder() / _PAGES, hashlib.sha256(page.read_bytes()).hexdigest())
 
 
 def page_of(folder: Path) -> Path:
-    """Return the place of the page that is drawn here from the results of somebody else's folder."""
+    """Return the path of the page that this machine draws of another user's folder."""
     name = hashlib.sha256(str(folder.absolute()).encode(errors="replace")).hexdigest()[:16]
     return results.index_folder() / "drawn" / f"{name}.html"
 
 
 def is_trusted(page: Path) -> bool:
-    """Return whether a page is one that was drawn here: a stranger's may run scripts of any kind."""
+    """Return whether a page was drawn on this machine: any other may run arbitrary scripts."""
     try:
         if not page.is_file() or page.stat().st_size > _LARGEST:
             return False
-        known = (results.index_folder() / _PAGES).read_text(encoding="utf-8").split()
-        return hashlib.sha256(page.read_bytes()).hexdigest() in known
+        checksums = (results.index_folder() / _PAGES).read_text(encoding="utf-8").split()
+        return hashlib.sha256(page.read_bytes()).hexdigest() in checksums
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -217,8 +213,7 @@ def forget() -> int:
     kept = [root for root in known if root.exists()]
     if len(kept) < len(known):
         lines = "".join(f"{root}\n" for root in kept)
-        file = results.index_folder() / results.KNOWN
-        write_whole(file, lambda partial: partial.write_text(lines, encoding="utf-8"), mode=0o600)
+        write_text(results.index_folder() / results.KNOWN, lines, mode=0o600)
     return len(gone)
 
 
@@ -381,8 +376,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
     try:
         if file.stat().st_size > _LARGEST:
             return []
-        with io.TextIOWrapper(open_file(file), encoding="utf-8", newline="") as opened:
-            return list(csv.DictReader(opened))
+        return read_rows(file)
     except (OSError, ValueError, csv.Error):
         return []
 

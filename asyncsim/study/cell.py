@@ -56,7 +56,7 @@ class Cell(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name of its folders, where its own leads nowhere else."""
+        """The name of the cell as the name of a folder."""
         return folder_name(self.name)
 
     def own(self, method: Method, seed: int = 0) -> tuple[Cluster, int]:
@@ -99,9 +99,9 @@ def timings(cluster: Cluster, methods: list[Method], bits: int = 32) -> dict[Clu
 
 
 def meet(cluster: Cluster, timing: Timing, bits: int = 32) -> Cluster:
-    """Return the cluster with what a method's timing needs, all else and all random numbers being equal.
+    """Return the cluster with the timing of a method; all else and all random numbers stay equal.
 
-    ``bits``: of a parameter in a message.
+    ``bits``: the size of a parameter in a message.
     """
     needs: dict[str, Any] = {name: value for name, value in vars(timing).items() if value is not None}
     if needs.get("workers", cluster.workers) != cluster.workers:

@@ -138,7 +138,7 @@ def _of_results(config: Mapping[str, Any]) -> dict[str, Any]:
 def write_config(
     folder: Path, record: Mapping[str, Any], absent: Sequence[str], count: int, interrupted: bool = False
 ) -> None:
-    """Write what the results depend on, and the names of the absent runs of ``count``."""
+    """Write the configuration of the results, and the names of the absent runs of ``count``."""
     missing = {INCOMPLETE: list(absent), ALL_RUNS: count} if absent or interrupted else {}
     write_sealed(folder / CONFIG, {**record, **missing})
 
@@ -159,23 +159,23 @@ def unfinished(folder: Path, config: Mapping[str, Any] | None = None) -> str:
     missing = len(absent) - sum(os.path.lexists(folder / name) for name in inside)
     if not isinstance(count, int) or count < missing:
         return f"unfinished: {counted(missing, 'run')} missing"
-    more = "" if missing else "more than "
-    return f"unfinished: {count - missing:,} of {more}{counted(count, 'run')}"
+    bound = "" if missing else "more than "
+    return f"unfinished: {count - missing:,} of {bound}{counted(count, 'run')}"
 
 
 def write_made(folder: Path, seconds: float | None = None) -> None:
-    """Write when a study was begun, on what, and how many seconds it has run by now, those of earlier attempts too."""
+    """Write a study's start, its device, and its seconds so far, including earlier attempts."""
     try:
-        made = dict(json.loads(read_text(folder / MADE)))
+        record = dict(json.loads(read_text(folder / MADE)))
     except (OSError, ValueError, TypeError):
-        made = {"id": secrets.token_hex(8), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        record = {"id": secrets.token_hex(8), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     jax = sys.modules.get("jax")  # studies without gradients load none
-    device = jax.devices()[0].device_kind if jax is not None and seconds is not None else made.get("device")
-    made |= {"device": device, "cores": os.cpu_count(), "system": platform.platform()}
+    device = jax.devices()[0].device_kind if jax is not None and seconds is not None else record.get("device")
+    record |= {"device": device, "cores": os.cpu_count(), "system": platform.platform()}
     if seconds is not None:
-        earlier = made.get("wall_time")
-        made["wall_time"] = round(seconds + (earlier if isinstance(earlier, int | float) else 0), 3)
-    write_json(folder / MADE, made)
+        earlier = record.get("wall_time")
+        record["wall_time"] = round(seconds + (earlier if isinstance(earlier, int | float) else 0), 3)
+    write_json(folder / MADE, record)
 
 
 def index_folder() -> Path:
@@ -185,28 +185,33 @@ def index_folder() -> Path:
 
 
 def private_file(file: Path) -> Path:
-    """Make a file of the index, and its folder, unless they exist; only the user may read what was run where."""
+    """Create a file of the index and its folder unless they exist; only the user may read them."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    with contextlib.suppress(OSError):  # somebody else's, or a disk that is only read
+    with contextlib.suppress(OSError):  # of another user, or on a read-only disk
         file.chmod(0o600)
     return file
 
 
-def remember(folder: Path, strict: bool = False) -> None:
-    """Let the index find a folder of results, or the folders inside one; ``strict``: an InputError if it cannot.
+def add_line(file: Path, line: str) -> None:
+    """Append a line to a file of the index, unless the file has it.
 
-    A line that is appended is whole, however many processes append.
+    An appended line is whole, however many processes append.
     """
+    if line not in private_file(file).read_text(encoding="utf-8").splitlines():
+        with file.open("a", encoding="utf-8") as opened:
+            opened.write(f"{line}\n")
+
+
+def remember(folder: Path, strict: bool = False) -> None:
+    """Let the index find a folder of results, or the folders inside one; ``strict``: an InputError if it cannot."""
     path = folder.absolute()
     path = path.parent if path.parent.name == "results" else path
     file = index_folder() / KNOWN
     try:
-        known = private_file(file).read_text(encoding="utf-8").splitlines()
-        if str(path) not in known and str(path).isprintable():
-            with file.open("a", encoding="utf-8") as opened:
-                opened.write(f"{path}\n")
+        if str(path).isprintable():
+            add_line(file, str(path))
     except (OSError, ValueError) as error:
         if strict:
             raise InputError(
@@ -316,11 +321,11 @@ def _make(out: Path | None, study: str) -> tuple[Path, list[Path]]:
     for number in itertools.count(1):
         folder = Path("results", study if number == 1 else f"{study}-{number}") if out is None else out
         try:
-            there = out is not None and require_plain(folder).exists()
-            if there and (not folder.is_dir() or any(folder.iterdir())):
+            is_present = out is not None and require_plain(folder).exists()
+            if is_present and (not folder.is_dir() or any(folder.iterdir())):
                 raise _taken(folder)
             made = [path for path in (folder, *folder.parents) if not path.exists()]
-            folder.mkdir(parents=True, exist_ok=there)
+            folder.mkdir(parents=True, exist_ok=is_present)
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return folder, made

@@ -137,7 +137,7 @@ def save_trace(trace: Any, path: str | os.PathLike) -> Path:
 
 
 def write_trace(trace: Any, path: Path) -> Path:
-    """Write a trace, also in the place of another file."""
+    """Write a trace; replace an existing file."""
     table = pa.Table.from_pandas(trace.frame[list(COLUMNS)], preserve_index=False)
     if trace.protocol == GOSSIP:
         kinds = (pa.list_(pa.int64()), pa.list_(pa.float64()), pa.float64(), pa.int64())
