@@ -88,6 +88,18 @@ def test_numbers_that_python_compares_remain_constants(trace):
     assert doubled.equals(twice) and not doubled.equals(plain)
 
 
+def test_a_constant_may_decide_whether_another_number_is_traced(trace):
+    @shares_programs
+    def gated(learning_rate=0.1, gate=1.0, extra=0.0):
+        doubled = gate == 0.0 and extra > 0.3
+        return Method("gated", {}, gradient_steps(2 * learning_rate if doubled else learning_rate))
+
+    problem, _ = counting_problem()
+    losses = [replayed(trace, gated(gate=gate, extra=0.5), problem).commits["loss"] for gate in (1.0, 0.0)]
+    assert losses[0].equals(replayed(trace, methods.downpour(0.1), problem).commits["loss"])
+    assert losses[1].equals(replayed(trace, methods.downpour(0.2), problem).commits["loss"])
+
+
 def test_arguments_that_cannot_be_compared_have_a_program_of_their_own(trace):
     @shares_programs
     def scaled(scales):

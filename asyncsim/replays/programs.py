@@ -91,6 +91,8 @@ def compiled(
     family = Keyed(Same(method), Family(lambda numbers: method, method))
     if recipe is not None:
         names = _traced_numbers(Keyed(recipe.key, recipe), Same(problem))
+        if len(names) < len(recipe.numbers):  # the value of a constant may decide about other numbers
+            names = _traced_numbers(Keyed((recipe.key, *recipe.numbers.values()), recipe), Same(problem))
         constants = {name: value for name, value in recipe.numbers.items() if name not in names}
         key = recipe.key, names, tuple(constants.values())
         family = Keyed(key, Family(lambda numbers: recipe.make({**constants, **numbers}), method))
