@@ -149,6 +149,16 @@ def test_no_text_of_a_stranger_controls_the_terminal(there, capsys):
     assert str(InputError("\x1b[31mred\n\u202e\udc80")) == "?[31mred\n??"
 
 
+@pytest.mark.parametrize("name", ["summary.csv", "config.json"])
+def test_a_link_in_a_folder_is_named_and_not_called_damage(name, there, capsys):
+    shutil.copytree(there / "compare", there / "linked")
+    (there / "linked" / name).unlink()
+    (there / "linked" / name).symlink_to(there / "compare" / name)
+    assert main(["figures", "results/linked"]) == 2
+    error = capsys.readouterr().err
+    assert f"{name}': is a link" in error and "damaged" not in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("damage", ["cell", "workers"])
 def test_damaged_results_end_in_one_line(damage, there, capsys):
     folder = there / ("staleness" if damage == "cell" else "compare")

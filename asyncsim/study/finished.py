@@ -93,6 +93,8 @@ class Finished(NamedTuple):
             table = read_table(path)
         except FileNotFoundError as error:
             raise InputError(f"folder = {str(self.folder)!r}: no {name} there; {remedy}") from error
+        except InputError:  # a link, say
+            raise
         except (OSError, ValueError) as error:
             raise InputError(f"{str(path)!r}: {_damage(error)}; {remedy}") from error
         missing = [column for column in columns if column not in table]
@@ -128,6 +130,8 @@ def read(folder: str | os.PathLike, study: str, columns: Sequence[str] | None = 
     finished = Finished(folder, config, None)
     try:
         finished = finished._replace(summary=read_summary(folder))
+    except InputError:  # a link, say
+        raise
     except (OSError, ValueError) as error:
         what = f"its {results.SUMMARY} {_damage(error)}; {finished.remedy}"
         raise InputError(f"folder = {str(folder)!r}: {what}") from error
@@ -151,6 +155,8 @@ def study_of(folder: Path) -> tuple[dict[str, Any], str]:
         config: Any = json.loads(read_text(path)) if path.exists() else {}
         if not isinstance(config, dict):
             raise ValueError("no table in JSON")
+    except InputError:  # a link, say
+        raise
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no JSON, or cut off"
         raise InputError(
