@@ -13,7 +13,14 @@ from asyncsim.methods.recipe import recipe_of
 from asyncsim.replays.programs import Keyed, Same, _traced_numbers
 
 #: Numbers on which the form of a method depends, so that each value has a program.
-CONSTANTS = {"lsgd": {"step_pull"}, "mem_sgd": {"fraction"}, "parle": {"noise"}}
+CONSTANTS = {
+    "fedasync": {"rho"},
+    "fedbuff": {"server_momentum"},
+    "lsgd": {"step_pull"},
+    "mem_sgd": {"fraction"},
+    "parle": {"noise"},
+    "robust": {"worker_momentum", "server_momentum"},
+}
 #: Arguments without a default.
 NEEDED = {"limit": 3, "count": 2, "buckets": 2}
 

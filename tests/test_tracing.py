@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from asyncsim import InputError, problems, tracing
+from asyncsim import InputError, problems
+from asyncsim.base import tracing
 from asyncsim.methods import Method, gradient_steps
 from asyncsim.methods.check import check_method
 

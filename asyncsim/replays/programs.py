@@ -247,7 +247,7 @@ def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
         def has_same_form(traced: Any) -> int:
             method = recipe.make({**recipe.numbers, **traced})
             check_method(method, params)
-            if _form(method) != _form(recipe.product):
+            if _form(method, params) != _form(recipe.product, params):
                 raise TypeError
             return 0
 
@@ -264,14 +264,19 @@ def _traced_numbers(keyed: Keyed, same_problem: Same) -> tuple[str, ...]:
     return traceable if may_be_traced(traceable) else ()
 
 
-def _form(method: Method) -> tuple[Any, ...]:
-    """Return the properties of a method on which a program depends, besides the results of its functions."""
+def _form(method: Method, params: Any) -> tuple[Any, ...]:
+    """Return the properties of a method on which a program depends: its switches, and the shapes of its states."""
     functions = [
         value if value in (None, send_update, add) else callable(value)
         for name, value in zip(Method._fields, method, strict=True)
         if name not in ("name", "hyperparameters", "optimizer", "timing", "rounds", "honest", "recipe")
     ]
-    return (*functions, method.sees_loss, method.sees_memories, method.needs_key, method.honest)
+    central, *_ = jax.eval_shape(lambda tree: (jnp.concatenate([*map(jnp.ravel, jax.tree.leaves(tree))]),), params)
+    inits = method.init_worker, method.init_server, method.init_memory
+    states = [*(jax.eval_shape(init, central) for init in inits), jax.eval_shape(method.optimizer.init, params)]
+    leaves, structure = jax.tree.flatten(states)
+    shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    return (*functions, method.sees_loss, method.sees_memories, method.needs_key, method.honest, structure, shapes)
 
 
 def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[Any, Any, Any]:
