@@ -38,7 +38,7 @@ class Gate:
 
     def take(self, index: int, read_version: int) -> int:
         """Return the outcome of a message that was computed from a version; count a new version."""
-        if self.outdated(read_version):
+        if self._limit is not None and self.version - read_version >= self._limit:
             return DISCARDED
         if not self._completes(index):
             return BUFFERED
@@ -148,7 +148,7 @@ class Barrier(Batches):
         return super()._completes(index)
 
     def _is_full(self) -> bool:
-        if super()._is_full():
+        if self._collected >= self._count:
             return True
         return len(self._delivered) >= len(self.members) and self._delivered >= self.members
 
