@@ -266,7 +266,8 @@ class Cluster:
         assert isinstance(bandwidth, float)
         kind, nodes, sites = policy.collective, len(members), self.sites
         near = functools.partial(collective_time, bandwidth=bandwidth, latency=latency.value)
-        far = dict(far_bandwidth=self.far_bandwidth, far_latency=None if far_latency is None else far_latency.value)
+        far_seconds = None if far_latency is None else far_latency.value
+        between = functools.partial(near, far_bandwidth=self.far_bandwidth, far_latency=far_seconds)
         if sites is not None:
             counts = np.bincount(np.array(self.site_of)[list(members)])
             sites = tuple(counts[counts > 0].tolist())
@@ -274,7 +275,7 @@ class Cluster:
         def seconds(size: float) -> float:
             if kind == "halving_doubling" and nodes < self.workers and nodes & (nodes - 1):
                 return near(kind, size, 2 ** (nodes.bit_length() - 1)) + near("tree", size, 2)
-            return near(kind, size, nodes, sites=sites, **far)  # type: ignore[arg-type]
+            return between(kind, size, nodes, sites=sites)
 
         if policy.layers is None:
             return seconds(size)

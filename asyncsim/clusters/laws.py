@@ -476,7 +476,7 @@ def as_law(argument: str, value: Any) -> Law:
         )
     try:
         # A real number of any type: Constant checks it and makes it a float.
-        law = parse(value) if isinstance(value, str) else Constant(value)  # type: ignore[arg-type]
+        law = parse(value) if isinstance(value, str) else Constant(value)  # type: ignore[arg-type]  # any real
     except InputError as error:
         raise InputError(f"{argument}: {error}") from None
     if not isinstance(law, Law):

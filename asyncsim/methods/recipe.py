@@ -8,7 +8,7 @@ learning rate or a momentum then share what is compiled.
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from asyncsim.base.errors import InputError
 from asyncsim.methods.method import Method
@@ -64,7 +64,7 @@ def shares_programs(factory: Factory) -> Factory:
         arguments.apply_defaults()
         return method._replace(recipe=_recipe(factory, arguments.arguments, method))
 
-    return make  # type: ignore[return-value]
+    return cast(Factory, make)
 
 
 def recipe_of(method: Method) -> Recipe | None:

@@ -46,7 +46,11 @@ def batched_parts(make: MakeParts, method: Method, numbers: Mapping[str, Array],
         return over_members(of_member)(dict(numbers), keys, start, learner, visit, rows)
 
     def restart(read: Array) -> Any:
-        return jax.vmap(lambda values, read: make(values).anew(read))(dict(numbers), read)  # type: ignore[misc]
+        def of_member(values: Any, read: Array) -> Any:
+            anew: Any = make(values).anew
+            return anew(read)
+
+        return jax.vmap(of_member)(dict(numbers), read)
 
     return Parts(
         method._replace(**{name: of_method(name) for name in _FUNCTIONS}), local, restart if restarts else None

@@ -288,7 +288,8 @@ def _build_replicas(parts: MakeParts, method: Method, layout: Layout) -> tuple[A
     def replicas(state: ReplayState, numbers: Any) -> Any:
         method, replicas = parts(numbers).method, state.workers.method
         if method.mix is not None:
-            replicas = jax.vmap(lambda replica: method.resume(replica, None))(replicas)  # type: ignore[misc]
+            resume: Any = method.resume  # which every method with ``mix`` has
+            replicas = jax.vmap(lambda replica: resume(replica, None))(replicas)
         return of_workers(replicas, layout.workers)
 
     def spread(state: ReplayState, numbers: Any) -> Any:

@@ -1,5 +1,6 @@
 """Journeys between workers and the server: latency, bandwidth, and the links that workers share."""
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +43,7 @@ class Journeys:
         purpose = f"latency {('up', 'down')[direction]}"
         self._way, self._transfer = way, way.transfer
         self._latency = delays(way.latency, seed, purpose)
-        self._near_or_far: Callable[[int, bool], float] | None = None
+        self._near_or_far: Callable[..., float] | None = None
         if cluster.far_every > 1 and way != near:
             far, latency = delays(way.latency, seed, f"far {purpose}"), delays(near.latency, seed, purpose)
 
@@ -66,13 +67,14 @@ class Journeys:
 
     def _travel(self, next_step: Step, loaded: bool) -> Step:
         clock, latency, transfer = self._clock, self._latency, self._transfer
-        near_or_far = self._near_or_far
-        time: Callable[[int], float] = latency
-        if near_or_far is not None:
-            time = lambda index: near_or_far(index, loaded)  # noqa: E731
-        elif loaded and any(transfer):
-            time = lambda index: latency(index) + transfer[index]  # noqa: E731
-        elif takes_no_time(self._way.latency):
+
+        def with_transfer(index: int) -> float:
+            return latency(index) + transfer[index]
+
+        time: Callable[[int], float] = with_transfer if loaded and any(transfer) else latency
+        if self._near_or_far is not None:
+            time = functools.partial(self._near_or_far, loaded=loaded)
+        elif time is latency and takes_no_time(self._way.latency):
             return next_step
         arrival: list[Callable[[Any], None]] = [next_step]
 

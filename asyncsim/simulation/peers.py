@@ -6,6 +6,7 @@ gradients are applied first, worker by worker; then workers continue. So a messa
 has arrived for all computations that begin at the instant of its sending.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
@@ -42,7 +43,7 @@ def simulate_without_server(cluster: Cluster, commits: int, seed: int, report: C
     return peers.trace()
 
 
-class Peers:
+class Peers(ABC):
     """Workers that compute and exchange with each other; the subclasses say how.
 
     Attributes
@@ -79,17 +80,17 @@ class Peers:
             self.rows.pack()
             report(stop)
 
+    @abstractmethod
     def compute(self, index: int, now: float) -> None:
         """Begin a computation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def apply(self, worker: Worker) -> None:
         """Apply a gradient."""
-        raise NotImplementedError
 
+    @abstractmethod
     def go_on(self, worker: Worker) -> None:
         """Begin the next computation, or an exchange."""
-        raise NotImplementedError
 
     def apply_at(self, index: int, time: float) -> None:
         """Schedule the end of a gradient: the first events of an instant, worker by worker."""
@@ -110,9 +111,9 @@ class Peers:
         self.applied[index] += 1
         return len(self.accepted) < self.commits
 
+    @abstractmethod
     def trace(self) -> Trace:
         """Return the trace of the run."""
-        raise NotImplementedError
 
     def trace_of(
         self,

@@ -103,9 +103,8 @@ class World:
 
         ``resume`` is the step after a commit; ``enter`` the first step of a returning worker.
         """
-        cluster, server, exists = self.cluster, self.server, None
-        if self.weather is not None:
-            exists = lambda worker: self.lives[worker.index] is worker  # noqa: E731
+        cluster, server = self.cluster, self.server
+        exists = None if self.weather is None else self._exists
         way_up, way_down = (
             Journeys(self.clock, cluster, self.seed, direction, self._visits, exists).before for direction in (UP, DOWN)
         )
@@ -131,6 +130,9 @@ class World:
             write = up(visit(commit(self.resume)))
             computed.append(up(visit(read(way_down(write), ends_visit=True)), loaded=False))
         return compute
+
+    def _exists(self, worker: Worker) -> bool:
+        return self.lives[worker.index] is worker
 
     def _compute(self, computed: list[Callable[[Any], None]]) -> Step:
         clock, lives, computing, visits = self.clock, self.lives, self.computing, self._visits
