@@ -32,7 +32,7 @@ API = {
     "problems": "problems",
     "recorders": "replays.recorders",
     "replay": "replays.replay replays.ensemble",
-    "runs": "runs.run runs.opened",
+    "runs": "replays.run runs.opened",
     "plots": "drawing.plots",
     "theory": "theory",
     "calibration": "calibration calibration.prediction",

@@ -19,12 +19,12 @@ import asyncsim.real.peers as peers
 from asyncsim.base.console import note, on_a_terminal
 from asyncsim.base.errors import InputError, require_count, require_path, require_positive
 from asyncsim.base.files import plain, require_plain
-from asyncsim.methods.check import require_enough
 from asyncsim.methods.method import OF_JOURNEYS
 from asyncsim.real.computing import Computing, check
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import CHECKPOINT, TRACE, Header, Recorded, load, read_log, usable_checkpoint
 from asyncsim.real.server import ServerActor, WorkerActor
+from asyncsim.replays.suitable import require_enough
 from asyncsim.traces.columns import write_trace
 
 #: One thread for all that a process computes: several processes share the cores.
@@ -241,11 +241,12 @@ def ray_cluster(address: str | None = None, cpus: float = 1.0) -> Iterator[Any]:
     See `asyncsim.study.ray_executor.joined`. A local cluster has so many CPUs to give, whatever the machine has.
     """
     ray = require_ray()
-    from asyncsim.study.ray_executor import joined
+    from asyncsim.study.ray_executor import joined, send_by_value
 
     if address is not None and address.startswith("ray://"):
         raise InputError(f"address = {address!r}: the server writes to this machine; give HOST:PORT of the cluster")
     with joined(address, num_cpus=math.ceil(cpus), object_store_memory=_STORE):
+        send_by_value()
         yield ray
 
 
@@ -376,7 +377,7 @@ def _without_server(
     start_timeout: float,
     timeout: float,
     progress: bool | None,
-) -> list[peers.Result]:
+) -> list[peers.PeerResult]:
     """Start workers without a server, and return what each has recorded when all are done; raise InputError if not."""
     count, key = header.processes.workers, secrets.token_hex(32)
     options, content = _sent(ray, method, problem, count, cpus, memory)
@@ -424,8 +425,6 @@ def _sent(
     ray: Any, method: Any, problem: Any, count: int, cpus: float, memory: int | None
 ) -> tuple[dict[str, Any], Any]:
     """Return the options of ``count`` actors, and what they compute with; raise InputError if there is no room."""
-    from asyncsim.study.ray_executor import send_by_value
-
     there = ray.cluster_resources()
     for name, each, unit in (("CPU", cpus, "CPUs"), ("memory", memory or 0, "bytes of memory")):
         if each * count > there.get(name, 0):
@@ -439,7 +438,6 @@ def _sent(
     options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
     if memory is not None:
         options["memory"] = memory
-    send_by_value()
     return options, ray.put(ray.cloudpickle.dumps((method, problem)))
 
 

@@ -8,7 +8,6 @@ that have changed. Neither pandas nor JAX is imported here: a shell waits for th
 import contextlib
 import csv
 import difflib
-import hashlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 from asyncsim.base.console import counted, number_text
 from asyncsim.base.errors import InputError, require_choice, require_count, require_path, shown
 from asyncsim.base.files import RUN, files_below, read_rows, read_text, remove, write_json, write_text
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study import results
 
 #: Raised whenever an older asyncsim could not read the database: it is made anew then.
@@ -33,8 +32,6 @@ create table folders (path text primary key, stamp text, id text, study text, da
 create table tags (name text, path text, run text, commit_ integer, note text, date text, primary key (name, path));
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-#: The file of the checksums of pages, a line each.
-_PAGES = "pages"
 #: Levels of folders below a root that are searched for results.
 _DEPTH = 3
 #: The largest file (bytes) that is read for the index: a stranger's folder may hold anything.
@@ -54,7 +51,7 @@ class Tag(NamedTuple):
     date: str = ""
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A folder of results in the index."""
 
     folder: Path
@@ -68,7 +65,7 @@ class Entry(NamedTuple):
     gone: bool  #: the folder is not there any more, and was not found elsewhere
 
 
-def entries() -> list[Entry]:
+def entries() -> list[IndexEntry]:
     """Return all known folders of results, the newest first."""
     with _database() as database:
         gone = refresh(database)
@@ -77,7 +74,7 @@ def entries() -> list[Entry]:
             tags.setdefault(str(tag.folder), []).append(tag)
         columns = "path, study, date, cluster, methods, headline, runs"
         rows = database.execute(f"select {columns} from folders order by date desc, path").fetchall()
-    return [Entry._make((Path(path), *rest, tuple(tags.get(path, ())), path in gone)) for path, *rest in rows]
+    return [IndexEntry._make((Path(path), *rest, tuple(tags.get(path, ())), path in gone)) for path, *rest in rows]
 
 
 def tag(folder: str | os.PathLike, name: str, note: str = "", run: str | None = None, commit: int | None = None) -> Tag:
@@ -179,29 +176,6 @@ def add_root(folder: str | os.PathLike) -> Path:
         raise InputError(f"root = {str(folder)!r}: is no folder; give one that holds results")
     results.remember(path, strict=True)
     return path
-
-
-def trust_page(page: Path) -> None:
-    """Record the checksum of a page drawn on this machine: only such pages are opened unchanged."""
-    with contextlib.suppress(OSError, ValueError):  # without a checksum the page is drawn again
-        results.add_line(results.index_folder() / _PAGES, hashlib.sha256(page.read_bytes()).hexdigest())
-
-
-def page_of(folder: Path) -> Path:
-    """Return the path of the page that this machine draws of another user's folder."""
-    name = hashlib.sha256(str(folder.absolute()).encode(errors="replace")).hexdigest()[:16]
-    return results.index_folder() / "drawn" / f"{name}.html"
-
-
-def is_trusted(page: Path) -> bool:
-    """Return whether a page was drawn on this machine: any other may run arbitrary scripts."""
-    try:
-        if not page.is_file() or page.stat().st_size > _LARGEST:
-            return False
-        checksums = (results.index_folder() / _PAGES).read_text(encoding="utf-8").split()
-        return hashlib.sha256(page.read_bytes()).hexdigest() in checksums
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def forget() -> int:

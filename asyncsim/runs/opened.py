@@ -8,8 +8,8 @@ import pandas as pd
 
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.files import files_below
+from asyncsim.replays.run import Run
 from asyncsim.runs import index
-from asyncsim.runs.run import Run
 from asyncsim.study import results
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace import Trace

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim import recorders
 from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import folder_name, plain, require_plain, set_aside
@@ -24,12 +23,13 @@ from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.methods import Method, Timing
-from asyncsim.methods.check import require_enough, require_replies
 from asyncsim.problems import Problem
+from asyncsim.replays import recorders
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.replays.replay import replay
+from asyncsim.replays.run import Run
+from asyncsim.replays.suitable import require_enough, require_replies
 from asyncsim.replays.waves import find_waves
-from asyncsim.runs.run import Run
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.config import StudyConfig
 from asyncsim.study.executor import computing_device
