@@ -14,6 +14,7 @@ from asyncsim.base.console import counted, note, tell
 from asyncsim.base.errors import InputError, choices_like
 from asyncsim.pages.trust import is_trusted, page_of
 from asyncsim.runs import index
+from asyncsim.runs.folders import one_line
 from asyncsim.study.results import PAGE
 
 #: Folders that a table shows unless all are asked for.
@@ -189,7 +190,7 @@ def _table(entries: Sequence[index.IndexEntry]) -> str:
     rows = [["tag", "study", "cluster", "methods", "best", "age", "folder"]]
     for one in entries:
         tags = ", ".join(tag.name for tag in one.tags) or "-"
-        methods = index.one_line(one.methods)
+        methods = one_line(one.methods)
         rows.append([tags, one.study, one.cluster, methods, one.headline, _age(one.date, now), _short(one.folder)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else 10_000
@@ -197,7 +198,7 @@ def _table(entries: Sequence[index.IndexEntry]) -> str:
         widths[widths.index(max(widths[:5]))] -= 1
     lines = []
     for row in rows:
-        cells = [*map(index.one_line, row[:-1], widths), row[-1]]
+        cells = [*map(one_line, row[:-1], widths), row[-1]]
         lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
     return "\n".join(lines)
 
