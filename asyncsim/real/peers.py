@@ -25,6 +25,7 @@ from asyncsim.base.tracing import whole_products
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
 from asyncsim.real.computing import Computation, Computing, OwnVisit, State, save_state
+from asyncsim.real.processes import require_ray
 from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
 from asyncsim.real.server import KeyedActor, clock_zero
 from asyncsim.replays.central import Mass, Sent, initial_memory, meet, take_up
@@ -361,11 +362,9 @@ class PeerActor(KeyedActor):
     """A `Peer` in a Ray actor."""
 
     def __init__(self, content: bytes, key: str, *given: Any):
-        import ray
-
         method, problem = pickle.loads(content)
         index, header = given
-        self._ray = ray
+        self._ray = require_ray()
         super().__init__(key, Peer(index, method, problem, header))
 
     def begin(self) -> str:

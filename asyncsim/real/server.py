@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsim.real.computing import Computation, Computing, Parameters, load_state, save_state
+from asyncsim.real.processes import require_ray
 from asyncsim.real.recording import (
     CHECKPOINT,
     STATES,
@@ -373,7 +374,7 @@ class WorkerActor(RealWorker):
 
     def visit(self, server: Any, key: str, node: str, timeout: float) -> None:
         """Compute and visit until the server, an actor on this node of the cluster, has nothing more to do."""
-        import ray
+        ray = require_ray()
 
         class Remote:
             """The server: its functions are calls that wait for the answer."""

@@ -4,7 +4,6 @@ Ray is imported when a recording is made: it may not be installed.
 """
 
 import contextlib
-import importlib.util
 import math
 import os
 import secrets
@@ -21,7 +20,7 @@ from asyncsim.base.errors import InputError, require_count, require_path, requir
 from asyncsim.base.files import plain, require_plain
 from asyncsim.methods.method import OF_JOURNEYS
 from asyncsim.real.computing import Computing, check
-from asyncsim.real.processes import Processes
+from asyncsim.real.processes import Processes, require_ray
 from asyncsim.real.recording import CHECKPOINT, TRACE, Header, Recorded, load, read_log, usable_checkpoint
 from asyncsim.real.server import ServerActor, WorkerActor
 from asyncsim.replays.suitable import require_enough
@@ -221,17 +220,6 @@ def _prepare(folder: Path, header: Header, resume: bool) -> None:
     # The server reads them too; here the user sees what is wrong.
     load(folder)
     usable_checkpoint(folder / CHECKPOINT, len(read_log(folder)[0]))
-
-
-def require_ray() -> Any:
-    """Return the module Ray; raise InputError if it is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise InputError('ray: is not installed, and real processes need it; pip install "asyncsim[ray]"')
-    # Ray's own announcement of a change that does not matter here.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
-    return ray
 
 
 @contextlib.contextmanager
