@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim.base import hooks
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
+from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import (
     Constant,
     Empirical,
@@ -39,6 +39,7 @@ from asyncsim.clusters.policy import (
     overlap,
     rounds,
 )
+from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
 
 __version__ = "0.1.0.dev0"
 

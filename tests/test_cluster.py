@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, Policy, asynchronous
+from asyncsim.clusters.cluster import Cluster, Policy, asynchronous
 from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture, Uniform
 from asyncsim.clusters.policy import barrier
+from asyncsim.clusters.workers import HeterogeneityWarning
 
 REFUSED = [
     ({"workers": 0}, r"workers = 0: must be at least 1"),

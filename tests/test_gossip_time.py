@@ -473,7 +473,7 @@ RING = {"workers": 4, "compute": 1, "topology": "ring()"}
         ({"policy": "handshake()", "topology": None}, "without a server; give a topology"),
         ({"topology": "rng()"}, "did you mean 'ring"),
         ({"topology": "ring(3)"}, "parameters given"),
-        ({"topology": topologies.ring}, r"call it, as in topologies.ring\(\)"),
+        ({"topology": topologies.ring}, r"call it, as in asyncsim.topologies.ring\(\)"),
         ({"topology": 3}, "must be a topology"),
         ({"topology": "random_regular(4)"}, "at most 3"),
         ({"topology": "random_regular(3)", "workers": 5}, "odd number"),

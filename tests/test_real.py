@@ -274,7 +274,7 @@ def test_what_processes_cannot_do_is_refused(tmp_path):
 
 
 def test_without_ray_the_remedy_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncsim.real.supervisor.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("asyncsim.real.processes.importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install \"asyncsim\[ray\]\""):
         record(methods.downpour(), problem(), Processes(2), 5, folder=tmp_path / "none")
     validate = study.load("validate")

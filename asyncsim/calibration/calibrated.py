@@ -25,9 +25,9 @@ from asyncsim.clusters.laws import Constant, Empirical, Law, as_law
 from asyncsim.traces.durations import Durations, choices, deaths, durations
 from asyncsim.traces.trace import Trace
 
-#: Who is served next where visits wait for one another.
 #: The parts that a trace has in which workers died.
 _DEATHS, _AWAY = "time to a death", "time away"
+#: Who is served next where visits wait for one another.
 _QUEUES = tuple(name for name in DISCIPLINES if name != "lock_free")
 
 

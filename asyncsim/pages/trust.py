@@ -8,8 +8,6 @@ from asyncsim.study import results
 
 #: The file of the checksums of pages, a line each.
 _PAGES = "pages"
-#: The largest page (bytes) that is checked: a stranger's folder may hold anything.
-_LARGEST = 50_000_000
 
 
 def trust_page(page: Path) -> None:
@@ -27,7 +25,7 @@ def page_of(folder: Path) -> Path:
 def is_trusted(page: Path) -> bool:
     """Return whether a page was drawn on this machine."""
     try:
-        if not page.is_file() or page.stat().st_size > _LARGEST:
+        if not page.is_file() or page.stat().st_size > results.LARGEST:
             return False
         checksums = (results.index_folder() / _PAGES).read_text(encoding="utf-8").split()
         return hashlib.sha256(page.read_bytes()).hexdigest() in checksums

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import json
 import math
 import os
 import re
@@ -13,15 +12,13 @@ from typing import Any
 
 from asyncsim.base.console import number_text
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import RUN, files_below, read_rows, read_text
+from asyncsim.base.files import RUN, files_below, read_rows
 from asyncsim.study import results
 
 #: Names of tags.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Levels of folders below a root that are searched for results.
 _DEPTH = 3
-#: The largest file (bytes) that is read for the index: a stranger's folder may hold anything.
-_LARGEST = 50_000_000
 #: Characters of a text in the index, and of a list of methods or a note.
 LONGEST_TEXT, _LONGEST_LIST = 100, 1000
 #: Most tags of a folder.
@@ -51,7 +48,7 @@ def search(known: Iterable[str]) -> Iterator[Path]:
             continue
         seen.add(folder)
         if (folder / results.CONFIG).exists():
-            if isinstance(_json(folder / results.CONFIG).get("study"), str):
+            if isinstance(results.config_of(folder).get("study"), str):
                 yield folder
         elif depth < _DEPTH:
             with contextlib.suppress(OSError), os.scandir(folder) as inside:
@@ -76,7 +73,7 @@ def stamp(folder: Path) -> str:
 
 def describe(folder: Path) -> dict[str, Any]:
     """Return what the index keeps of a folder: its study, date, cluster, methods, headline and tags."""
-    config, made = _json(folder / results.CONFIG), _json(folder / results.MADE)
+    config, made = results.config_of(folder), results.json_table(folder / results.MADE)
     date = made.get("date")
     if not isinstance(date, str):
         date = ""
@@ -105,7 +102,7 @@ def _tags(folder: Path) -> list[dict[str, Any]]:
         files = sorted(files_below(folder / "tags"), key=lambda file: file.stem)
     tags = []
     for file in [file for file in files if file.suffix == ".json" and NAME.fullmatch(file.stem)][:_MOST_TAGS]:
-        values = _json(file)
+        values = results.json_table(file)
         run, commit = values.get("run"), values.get("commit")
         tags.append(
             {
@@ -132,20 +129,10 @@ def one_line(value: Any, longest: int = LONGEST_TEXT) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """Return the table of a JSON file; an empty one if it cannot be read."""
-    try:
-        if file.stat().st_size > _LARGEST:
-            return {}
-        return dict(json.loads(read_text(file)))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
-
-
 def _rows(file: Path) -> list[dict[str, str]]:
     """Return the rows of a summary as texts; none if it cannot be read."""
     try:
-        if file.stat().st_size > _LARGEST:
+        if file.stat().st_size > results.LARGEST:
             return []
         return read_rows(file)
     except (OSError, ValueError, csv.Error):

@@ -27,10 +27,11 @@ from asyncsim.base.errors import (
 )
 from asyncsim.base.files import plain
 from asyncsim.base.units import BYTES, positive
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, SlowLinkWarning, proportional_windows
+from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.failures import Failure
 from asyncsim.clusters.laws import Law, parse
 from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.clusters.workers import HeterogeneityWarning, proportional_windows
 from asyncsim.study.loading import OF_METHODS, OF_PROBLEMS, files_of, recognised
 
 if TYPE_CHECKING:
