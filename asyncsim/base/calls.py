@@ -104,7 +104,7 @@ def made(
         return called(argument, value, functions)
     uncalled = any(value is function for function in functions.values())
     instead = f"call it, as in {module}{form_of(value)}" if uncalled else f"write {module}{example}"
-    raise InputError(f"{argument} = {shown(repr(value))}: must be a {argument}; {instead}")
+    raise InputError(f"{argument} = {value!r:.80}: must be a {argument}; {instead}")
 
 
 def bind(call: Call, target: Any, told: str, complete: bool = True) -> dict[str, Any]:
