@@ -91,7 +91,7 @@ def called(
         raise InputError(f"{subject}: {str(error).removeprefix(f'{subject}: ')}") from None
 
 
-def made(
+def from_text(
     argument: str, value: Any, kind: type, functions: Mapping[str, Callable[..., Any]], module: str, example: str
 ) -> Any:
     """Return a value of a kind from itself, or from the text of a call that makes it.

@@ -147,9 +147,7 @@ def calibrate(
     the order of one computation in those of each worker. In a recording of real workers a computation that a death cut
     short begins at its read, so that the way down counts as computing there.
     """
-    found = examine(
-        trace, law=law, per_worker=per_worker, latency_up=latency_up, discipline=discipline, warm_up=warm_up
-    )
+    found = examine(**locals())
     for note in found.notes:
         warnings.warn(f"trace: {note}", CalibrationWarning, stacklevel=2)
     return found.cluster

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asyncsim.base.calls import called, made
+from asyncsim.base.calls import called, from_text
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.clusters.collectives import COLLECTIVES, NETWORKS
 
@@ -387,4 +387,4 @@ def parse_policy(text: str) -> Policy:
 
 def as_policy(value: Any) -> Policy:
     """Return a policy from itself or its text."""
-    return made("policy", value, Policy, POLICIES, "asyncsim.", "asynchronous()")
+    return from_text("policy", value, Policy, POLICIES, "asyncsim.", "asynchronous()")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncsim.base.calls import made, write
+from asyncsim.base.calls import from_text, write
 from asyncsim.base.errors import (
     InputError,
     require_choice,
@@ -326,7 +326,7 @@ def as_topology(value: Any) -> Topology:
     InputError
         For anything else.
     """
-    return made("topology", value, Topology, TOPOLOGIES, "asyncsim.topologies.", "ring()")
+    return from_text("topology", value, Topology, TOPOLOGIES, "asyncsim.topologies.", "ring()")
 
 
 def is_symmetric(topology: Topology, workers: int) -> bool:
