@@ -58,6 +58,11 @@ COLUMNS = {
     "outcome": "",
 }
 
+#: The columns of the parts of messages, where there are several servers.
+PART_COLUMNS = (
+    *("part", "commit", "worker", "job", "shard", "read_version", "read_arrive_time", "read_serve_time", "read_time"),
+    *("push_version", "push_time", "arrive_time", "serve_time", "commit_time", "staleness", "version", "outcome"),
+)
 #: The protocol of traces without a server, and the columns that only they have.
 GOSSIP = "gossip"
 GOSSIP_COLUMNS = {"sources": "rows", "weights": "", "kept": "", "partner": ""}
@@ -98,6 +103,17 @@ def no_open_reads() -> pd.DataFrame:
     counts = {name: np.zeros(0, np.int64) for name in ("worker", "job", "read_version")}
     times = {name: np.zeros(0) for name in ("read_arrive_time", "read_serve_time", "read_time")}
     return pd.DataFrame({**counts, **times})
+
+
+def no_parts() -> pd.DataFrame:
+    """Return an empty table of parts of messages."""
+    columns = {name: np.zeros(0, float if name.endswith("_time") else np.int64) for name in PART_COLUMNS}
+    return pd.DataFrame({**columns, "outcome": pd.Categorical([], OUTCOMES)})
+
+
+def no_open_parts() -> pd.DataFrame:
+    """Return an empty table of open reads of shards."""
+    return no_open_reads().assign(shard=np.zeros(0, np.int64))
 
 
 def nobody_present() -> pd.DataFrame:

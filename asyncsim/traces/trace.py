@@ -22,7 +22,9 @@ from asyncsim.traces.columns import (
     Source,
     load_trace,
     no_messages,
+    no_open_parts,
     no_open_reads,
+    no_parts,
     no_spells,
     nobody_present,
     save_trace,
@@ -126,6 +128,8 @@ class Trace:
     present: pd.DataFrame = field(default_factory=nobody_present)
     in_flight: pd.DataFrame = field(default_factory=no_messages)
     spells: pd.DataFrame = field(default_factory=no_spells)
+    parts: pd.DataFrame = field(default_factory=no_parts)
+    open_parts: pd.DataFrame = field(default_factory=no_open_parts)
 
     def __post_init__(self) -> None:
         missing = [name for name in COLUMNS if name not in self.frame]
