@@ -22,8 +22,6 @@ from asyncsim.traces.columns import (
     SPELLS,
     Source,
     no_messages,
-    no_open_parts,
-    no_parts,
     no_spells,
 )
 from asyncsim.traces.gossip import previous_rows
@@ -71,11 +69,12 @@ def trace_of(
     columns = _rows(cluster, commits, reads, jobs, read_visits)
     outcomes = OUTCOMES if spells is None else FAILING_OUTCOMES
     columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), outcomes)
-    parts, open_parts = _parts(cluster, shards, jobs)
+    tables = {"open_reads": _open_reads(reads, jobs, read_visits), "present": pd.DataFrame(present)}
+    if shards:
+        tables |= _parts(cluster, shards, jobs)
     if spells is not None:
         columns["failed_by"] = pd.Categorical.from_codes(commits["failed_by"].astype(np.int8), FAILED_BY)
         columns |= {name: commits[name].astype(np.int64) for name in ("incarnation", "restored", "restores")}
-    open_reads = _open_reads(reads, jobs, read_visits)
     source = Source(
         workers=cluster.workers,
         protocol=cluster.protocol,
@@ -88,8 +87,7 @@ def trace_of(
     if spells is not None:
         kinds = np.array(SPELLS, object)[spells["kind"].astype(np.int64)]
         table = pd.DataFrame({**spells, "kind": kinds}).astype({"worker": np.int64})[list(table)]
-    tables = {"open_reads": open_reads, "present": pd.DataFrame(present), "spells": table}
-    return Trace(pd.DataFrame(columns), source, parts=parts, open_parts=open_parts, **tables)
+    return Trace(pd.DataFrame(columns), source, **tables, spells=table)
 
 
 class _PerWorker:
@@ -154,9 +152,9 @@ def _open_reads(reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> pd
 
 def _parts(
     cluster: Cluster, shards: Sequence[tuple[Columns, Columns]], jobs: _PerWorker
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> dict[str, pd.DataFrame]:
     """Build the tables of the parts of messages, and of the open reads of shards."""
-    tables, open_tables = [no_parts()], [no_open_parts()]
+    tables, open_tables = [], []
     for shard, (commits, reads) in enumerate(shards):
         reads = _with_first(reads, range(cluster.workers))
         shard_jobs, read_visits = (
@@ -170,7 +168,8 @@ def _parts(
         tables.append(table.assign(shard=shard))
         open_tables.append(_open_reads(reads, shard_jobs, read_visits).assign(shard=shard))
     parts = pd.concat(tables, ignore_index=True).sort_values("commit_time", kind="stable", ignore_index=True)
-    return parts.assign(part=np.arange(len(parts)))[list(PART_COLUMNS)], pd.concat(open_tables, ignore_index=True)
+    parts = parts.assign(part=np.arange(len(parts)))[list(PART_COLUMNS)]
+    return {"parts": parts, "open_parts": pd.concat(open_tables, ignore_index=True)}
 
 
 def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> Columns:

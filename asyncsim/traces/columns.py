@@ -144,7 +144,13 @@ _METADATA = b"asyncsim"
 _CHECKSUM = b"asyncsim.sha256"
 _DIGITS = re.compile(re.escape(_CHECKSUM) + rb".{1,3}?([0-9a-f]{64})", re.DOTALL)
 #: Small tables that travel in the header, by name, with what makes an empty one.
-_SIDE_TABLES = {"open_reads": no_open_reads, "present": nobody_present, "in_flight": no_messages, "spells": no_spells}
+_SIDE_TABLES = {
+    "open_reads": no_open_reads,
+    "open_parts": no_open_parts,
+    "present": nobody_present,
+    "in_flight": no_messages,
+    "spells": no_spells,
+}
 
 
 def save_trace(trace: Any, path: str | os.PathLike) -> Path:
@@ -162,6 +168,8 @@ def write_trace(trace: Any, path: Path) -> Path:
     if trace.has_failures:
         for name in FAILURE_COLUMNS:
             table = table.append_column(name, pa.array(trace.frame[name]))
+    if trace.servers > 1:
+        table = table.append_column("parts", _part_lists(trace.parts, len(trace)))
     header = json.dumps(_header(trace), sort_keys=True).encode()
     table = table.replace_schema_metadata({_METADATA: header, _CHECKSUM: b"0" * 64})
 
@@ -194,6 +202,9 @@ def load_trace(kind: Any, path: str | os.PathLike) -> Any:
         for name in {"sources", "weights"} & set(frame):
             frame[name] = table[name].to_pylist()
         rest = {name: _unpack(header[name], empty()) for name, empty in _SIDE_TABLES.items() if name in header}
+        if "parts" in frame:
+            del frame["parts"]
+            rest["parts"] = _parts_of(table["parts"], _unpack(header["parts"], no_parts()))
         trace = kind(frame, _source(header["source"]), **rest)
         jobs = frame.groupby("worker", sort=False)["job"]
         again: Any = False
@@ -232,12 +243,36 @@ def _header(trace: Any) -> dict[str, Any]:
     if trace.protocol != GOSSIP:  # what there is only without a server
         units = COLUMNS | (FAILURE_COLUMNS if trace.has_failures else {})
         del source["takes_up"], sides["in_flight"]
+    if trace.servers > 1:
+        sides["parts"] = trace.parts[trace.parts["commit"] < 0].to_dict("list")
+    else:
+        del sides["open_parts"]
     return {"kind": "trace", "format": FORMAT, "units": units, "source": source, **sides}
 
 
 def _unpack(columns: dict[str, list], empty: pd.DataFrame) -> pd.DataFrame:
     """Return a side table with the types it had."""
-    return pd.DataFrame({name: np.asarray(columns[name], empty[name].dtype) for name in empty})
+    if "shard" in columns:
+        empty = empty.assign(shard=np.zeros(0, np.int64))
+    return pd.DataFrame({name: np.asarray(columns[name]) for name in empty}).astype(empty.dtypes.to_dict())
+
+
+def _part_lists(parts: pd.DataFrame, rows: int) -> pa.Array:
+    """Return the parts of each row as a list of structs."""
+    columns = parts[parts["commit"] >= 0].sort_values("commit", kind="stable").drop(columns="commit")
+    columns["outcome"] = columns["outcome"].cat.codes
+    structs = pa.StructArray.from_arrays([pa.array(columns[name]) for name in columns], list(columns))
+    return pa.ListArray.from_arrays(np.linspace(0, len(columns), rows + 1).astype(np.int32), structs)
+
+
+def _parts_of(lists: pa.ChunkedArray, incomplete: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of parts from the lists in a file, and the parts of messages that are not complete."""
+    structs = lists.combine_chunks()
+    columns = {field.name: structs.flatten().field(field.name).to_numpy(False) for field in structs.type.value_type}
+    parts = pd.DataFrame({**columns, "commit": np.repeat(np.arange(len(lists)), structs.value_lengths())})
+    parts["outcome"] = pd.Categorical.from_codes(parts["outcome"], OUTCOMES)
+    parts = pd.concat([parts, incomplete]).sort_values("part", ignore_index=True)
+    return parts.assign(outcome=pd.Categorical(parts["outcome"], OUTCOMES))[list(PART_COLUMNS)]
 
 
 def _read_table(path: Path) -> tuple[Any, bool]:
