@@ -265,7 +265,7 @@ def _candidate(config: Config, base: Cluster | None, size: float | None, labels:
             raise InputError("compression: a sum of compressed messages is not compressed, so an all-reduce takes none")
         policy = dataclasses.replace(policy, collective=collective)
     if policy.collective is not None:  # and no server
-        own |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo"}
+        own |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
         for name in ("bandwidth", "far_bandwidth"):
             own[name] = _narrower(name, getattr(config, name))
     own["policy"] = policy

@@ -15,7 +15,7 @@ from asyncsim.base.errors import InputError, require_choice, require_count, requ
 from asyncsim.base.threads import has_one_core
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
-from asyncsim.methods.check import check_method, require_arrived, require_server, require_timing
+from asyncsim.methods.check import check_method, require_arrived, require_one_server, require_server, require_timing
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import under_attack, warn_of_weakness
@@ -298,6 +298,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     recorders = require_recorders(record)
     params = jax.eval_shape(problem.init, jax.random.key(0))
     shown = check_method(method, params, trace.workers)
+    require_one_server(trace.servers, problem.parameter_count)
     require_server(method, trace)
     require_timing(method, trace)
     require_arrived(method, trace, params)

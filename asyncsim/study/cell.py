@@ -24,7 +24,7 @@ from asyncsim.clusters.cluster import Cluster, SlowLinkWarning
 from asyncsim.clusters.laws import Law
 from asyncsim.clusters.network import PerWorker
 from asyncsim.methods import Method, Timing
-from asyncsim.methods.check import require_enough, require_replies
+from asyncsim.methods.check import require_enough, require_one_server, require_replies
 from asyncsim.problems import Problem
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.replays.replay import replay
@@ -165,6 +165,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
             for method in cell.methods:
                 cluster, commits = cell.own(method, seed)
                 require_enough(method.name, method.timing, cluster.workers)
+                require_one_server(cluster.servers, cell.problem.parameter_count)
                 name = f"seed{seed}"
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"

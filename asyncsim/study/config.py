@@ -146,6 +146,8 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
     discipline: Discipline = "fifo"
     """Who is served next of those that wait: the first to come, the lowest worker index, or any; lock_free: nobody
     waits."""
+    servers: int = 1
+    """Servers that each hold an equal part of the parameters, in studies of times alone."""
     read_blocks: int = 1
     """With lock_free and write_then_read: blocks of the parameters that a read sees one after the other."""
 
@@ -402,6 +404,7 @@ class StudyConfig(StudyOptions):
             protocol=self.protocol,
             exclusive=self.exclusive,
             discipline=self.discipline,
+            servers=self.servers,
             read_blocks=self.read_blocks,
             policy=policy,
             sites=self.sites or None,

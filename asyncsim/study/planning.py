@@ -102,6 +102,9 @@ def measure(
         messages = np.count_nonzero(late & (trace.frame["outcome"] != "cancelled").to_numpy())
         sent = (up * messages + down * np.count_nonzero(late)) / lasting
     staleness = column["staleness"][accepted][warm_up + 1 :]
+    if trace.servers > 1:
+        parts = trace.accepted.parts
+        staleness = parts.loc[(parts["commit"] > warm_up) & parts["outcome"].isin(ACCEPTED), "staleness"].to_numpy()
     shares = _shares_with_failures(trace, warm_up) if trace.has_failures else _shares(column, accepted, begin)
     return {
         **found,

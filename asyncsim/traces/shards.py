@@ -47,8 +47,8 @@ def _rules(
         ("part", column["part"] == np.arange(len(parts)), "must count the rows from 0"),
         ("worker", (column["worker"] >= 0) & (column["worker"] < workers), f"must be from 0 to {workers - 1}"),
         ("shard", (column["shard"] >= 0) & (column["shard"] < servers), f"must be from 0 to {servers - 1}"),
-        ("shard", ~is_repeated, "must be another one for each part of a job"),
         *((name, of_row[name], "must be that of its row in frame") for name in ("worker", "job")),
+        ("shard", ~is_repeated, "must be another one for each part of a job"),
         ("version", before == last, "must be the shard's version before, and one more where a part was applied"),
         *(
             (name, (column[name] >= 0) & (column[name] <= before), "must be a version that there was before the commit")
