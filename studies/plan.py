@@ -508,7 +508,8 @@ def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
     if not first.shared_bandwidth:
         return text, "links: each worker has one of its own to the server, together more than an all-reduce has"
     far = ", and each other site one to it" if first.far_bandwidth is not None else ""
-    return text, f"links: the server has one{far}; workers share them, as an all-reduce does"
+    server = "the server" if first.servers == 1 else "each server"
+    return text, f"links: {server} has one{far}; workers share them, as an all-reduce does"
 
 
 #: Units of times, the first of which there are two or more is taken.

@@ -169,7 +169,7 @@ def require_one_server(servers: int, parameters: int) -> None:
     if servers > 1:
         raise InputError(
             f"servers = {servers}: a replay of several servers is not built yet, only their simulation; "
-            "give servers = 1, or a study of times alone (staleness, queue, plan)"
+            "give servers = 1, or run the study plan, which measures times alone"
         )
 
 
