@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import asyncsim
-from asyncsim import Cluster, Constant, Exponential, Gamma, InputError, Trace, simulate
+from asyncsim import Cluster, InputError, Trace, simulate
 from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters import policy
 from asyncsim.theory import queue_theory, staleness_theory, throughput_theory
@@ -140,7 +140,9 @@ def test_messages_follow_from_their_parts(cluster, commits, seed):
     assert len(trace.accepted) == commits
     whole = parts[parts["commit"] >= 0].groupby("commit")
     assert (whole["shard"].nunique() == cluster.servers).all() and len(whole) == len(frame)
-    pd.testing.assert_series_equal(whole["commit_time"].max(), frame["commit_time"], check_index=False, check_names=False)
+    pd.testing.assert_series_equal(
+        whole["commit_time"].max(), frame["commit_time"], check_index=False, check_names=False
+    )
     last = parts.loc[whole["part"].max()]
     for name in ("worker", "job", "arrive_time", "serve_time"):
         assert last[name].tolist() == frame[name].tolist(), name
@@ -157,7 +159,7 @@ def test_messages_follow_from_their_parts(cluster, commits, seed):
 
 @pytest.mark.parametrize("servers", [2, 4])
 def test_the_mean_staleness_of_each_shard_is_conserved(servers):
-    """Of ``K`` commits to a shard, with ``n`` workers: the staleness and the ages of open reads sum to ``K (n - 1)``."""
+    """Of K commits to a shard by n workers, the staleness and the ages of open reads sum to K (n - 1)."""
     workers, commits = 6, 500
     laws = ["gamma(1, 0.5)"] * 4 + ["exponential(3)"] * 2
     trace = simulate(Cluster(workers, laws, "exponential(0.2)", "exponential(0.3)", servers=servers), commits, seed=3)
@@ -221,7 +223,9 @@ def test_a_worker_waits_for_its_last_part():
     assert (parts["arrive_time"] == parts["serve_time"]).all()
     last = parts.groupby("job")["commit_time"].max()
     assert (trace.frame["start_time"].to_numpy()[1:] >= last.to_numpy()[:-1]).all()
-    spent = [parts.loc[parts["shard"] == k, "arrive_time"] - parts.loc[parts["shard"] == k, "send_time"] for k in range(3)]
+    spent = [
+        parts.loc[parts["shard"] == k, "arrive_time"] - parts.loc[parts["shard"] == k, "send_time"] for k in range(3)
+    ]
     for left, right in ((0, 1), (0, 2), (1, 2)):  # each server has random streams of its own
         assert abs(np.corrcoef(spent[left], spent[right])[0, 1]) < 0.25
 
@@ -353,5 +357,7 @@ def test_theory_of_several_servers():
 def test_sharing_a_link_among_servers_is_quicker():
     """A saturated link carries a quarter of the bytes for each of four servers."""
     options = {"bandwidth": 10.0, "message_bytes": 10.0, "shared_bandwidth": True}
-    rates = [simulate(Cluster(20, "exponential(1)", **options, servers=k), 3000).summary()["throughput"] for k in (1, 4)]
+    rates = [
+        simulate(Cluster(20, "exponential(1)", **options, servers=k), 3000).summary()["throughput"] for k in (1, 4)
+    ]
     assert rates[0] == pytest.approx(1.0, rel=0.01) and rates[1] == pytest.approx(4.0, rel=0.03)

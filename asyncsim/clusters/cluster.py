@@ -360,9 +360,7 @@ class Cluster:
                     between = directed(value, direction, self.workers)
                     each[:] = [between[i] if away else each[i] for i, away in enumerate(far)]
             size = self.message_bytes[direction] if isinstance(self.message_bytes, tuple) else self.message_bytes
-            transfer = (
-                0.0 if size is None or speed is None else size / self.servers / speed for speed in speeds
-            )
+            transfer = (0.0 if size is None or speed is None else size / self.servers / speed for speed in speeds)
             found.append(Way(tuple(laws), tuple(transfer)))
         return found[0], found[1]
 

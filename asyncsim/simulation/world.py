@@ -101,10 +101,9 @@ class World:
             station = shard.station
             served = [] if station.serving is None else [station.serving]
             worker = np.array(sorted(worker.index for worker in [*station.waiting, *served]), np.int64)
-            tables.append((worker, np.array(station.arrive_time)[worker], np.full(len(worker), number)))
-        worker, arrive_time, number = map(np.concatenate, zip(*tables, strict=True))
-        table = {"worker": worker, "arrive_time": arrive_time}
-        return table if self._split is None else {**table, "shard": number}
+            columns = {"worker": worker, "arrive_time": np.array(station.arrive_time)[worker]}
+            tables.append(columns if self._split is None else {**columns, "shard": np.full(len(worker), number)})
+        return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
     # The cycle of a worker.
 
@@ -248,7 +247,8 @@ class World:
     def _commit(self, shard: Shard, next_step: Step) -> Step:
         """Return the end of a visit at which a message is taken; released workers continue with ``next_step``."""
         clock, gate, stops, absences = self.clock, shard.gate, self._stops, self.absences
-        steps, accepted = shard.steps.entries.extend, self.accepted.append
+        steps: Callable[[tuple[float, ...]], None] = shard.steps.entries.extend
+        accepted: Callable[[int], None] = self.accepted.append
         if self._split is not None:  # which accepts whole messages
             steps, accepted = self._split.count_commits(shard), lambda index: None
         start_time, send_time, read_version = self.start_time, self.send_time, shard.read_version
@@ -282,7 +282,9 @@ class World:
     def _read(self, shard: Shard, next_step: Step, ends_visit: bool = False) -> Step:
         """Return the step that reads the newest version, at the end of a visit of its own if ``ends_visit``."""
         clock, gate, last_read, absences = self.clock, shard.gate, shard.last_read, self.absences
-        reads = shard.reads.entries.extend if self._split is None else self._split.count_reads(shard)
+        reads: Callable[[tuple[float, ...]], None] = shard.reads.entries.extend
+        if self._split is not None:
+            reads = self._split.count_reads(shard)
         arrive_time, serve_time = shard.station.arrive_time, shard.station.serve_time
 
         def note_version(worker: Worker) -> None:

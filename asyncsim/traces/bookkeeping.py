@@ -150,9 +150,7 @@ def _open_reads(reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> pd
     return pd.DataFrame(columns)
 
 
-def _parts(
-    cluster: Cluster, shards: Sequence[tuple[Columns, Columns]], jobs: _PerWorker
-) -> dict[str, pd.DataFrame]:
+def _parts(cluster: Cluster, shards: Sequence[tuple[Columns, Columns]], jobs: _PerWorker) -> dict[str, pd.DataFrame]:
     """Build the tables of the parts of messages, and of the open reads of shards."""
     tables, open_tables = [], []
     for shard, (commits, reads) in enumerate(shards):

@@ -29,9 +29,7 @@ def check(parts: pd.DataFrame, frame: pd.DataFrame, workers: int, servers: int) 
             raise InputError(f"parts: {column} of row {row} is {parts[column].iloc[row]}; it {rule}")
 
 
-def _rules(
-    parts: pd.DataFrame, frame: pd.DataFrame, workers: int, servers: int
-) -> list[tuple[str, Any, str]]:
+def _rules(parts: pd.DataFrame, frame: pd.DataFrame, workers: int, servers: int) -> list[tuple[str, Any, str]]:
     """Return the rules of all parts: the column, the rows where the rule holds, and the rule in words."""
     column = {name: parts[name].to_numpy() for name in PART_COLUMNS if name != "outcome"}
     before = column["version"] - (parts["outcome"] == "applied").to_numpy()

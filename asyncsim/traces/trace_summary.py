@@ -233,9 +233,7 @@ def _server(trace: "Trace", begin: float, end: float) -> dict[str, float]:
     }
 
 
-def _station(
-    trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float
-) -> dict[str, float]:
+def _station(trace: "Trace", visits: pd.DataFrame, present: pd.DataFrame, begin: float, end: float) -> dict[str, float]:
     """Return how busy a server was in an interval, and how long visits waited."""
     arrived, begun, ended = visits[["arrive", "serve", "end"]].to_numpy().T
     late = present["arrive_time"].to_numpy()
