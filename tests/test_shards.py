@@ -8,6 +8,7 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 import asyncsim
 from asyncsim import Cluster, InputError, Trace, simulate
@@ -269,6 +270,9 @@ def test_the_summary_is_of_parts(trace):
     busy = sum(trace.visits["end"] - trace.visits["serve"]) / 4 / trace.frame["commit_time"].iloc[-1]
     assert trace.per_shard(warm_up=0)["utilisation"].mean() == pytest.approx(busy, rel=0.1)
     shares = [value for name, value in summary.items() if name.endswith("_share")][:7]
+    axes = Figure().subplots()
+    asyncsim.plots.staleness_histogram(axes, trace, warm_up=0)
+    assert f"mean {trace.summary(warm_up=0)['staleness_mean']:.3g}" in axes.get_legend().texts[0].get_text()
     if trace.source.separate_reads:
         assert np.isnan(shares).all()
         with pytest.raises(InputError, match="servers = 4: with reads in visits of their own"):
