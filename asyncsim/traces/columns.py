@@ -252,9 +252,9 @@ def _header(trace: Any) -> dict[str, Any]:
 
 def _unpack(columns: dict[str, list], empty: pd.DataFrame) -> pd.DataFrame:
     """Return a side table with the types it had."""
-    if "shard" in columns:
+    if "shard" in columns:  # of several servers
         empty = empty.assign(shard=np.zeros(0, np.int64))
-    return pd.DataFrame({name: np.asarray(columns[name]) for name in empty}).astype(empty.dtypes.to_dict())
+    return pd.DataFrame({name: pd.array(columns[name], empty[name].dtype) for name in empty})
 
 
 def _part_lists(parts: pd.DataFrame, rows: int) -> pa.Array:
