@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import asyncsim
-from asyncsim import Cluster, InputError, Trace, simulate
+from asyncsim import Cluster, InputError, Trace, simulate, study
 from asyncsim.benchmark.usual_model import COLUMNS, UsualModel
 from asyncsim.clusters import policy
 from asyncsim.theory import queue_theory, staleness_theory, throughput_theory
@@ -365,3 +365,20 @@ def test_sharing_a_link_among_servers_is_quicker():
         simulate(Cluster(20, "exponential(1)", **options, servers=k), 3000).summary()["throughput"] for k in (1, 4)
     ]
     assert rates[0] == pytest.approx(1.0, rel=0.01) and rates[1] == pytest.approx(4.0, rel=0.03)
+
+
+def test_plans_have_several_servers_and_replaying_studies_have_not(tmp_path):
+    """Four links carry a quarter of the bytes each; the all-reduce among the combinations has no server."""
+    plan = study.load("plan")
+    options = {"workers": 8, "gradients": 400.0, "seeds": 1, "bandwidth": 1e6, "message_bytes": 5e5, "servers": 4}
+    policies = {"policy": ("asynchronous", "barrier"), "collective": ("none", "ring")}
+    result = plan.run(plan.Config(**options, **policies, out=tmp_path / "plan"))
+    rows = result.summary.set_index(["policy", "collective"])
+    asynchronous = rows.loc[("asynchronous", "none")]
+    assert asynchronous["staleness_mean"] == pytest.approx(7, abs=0.2)
+    cluster = Cluster(8, "gamma(1, 0.2)", 0.005, bandwidth=1e6, message_bytes=5e5, shared_bandwidth=True, servers=4)
+    assert asynchronous["seconds"] == simulate(cluster, 400).frame["commit_time"].iloc[-1]
+    with pytest.raises(InputError, match="servers = 4: a replay of several servers .* run the study plan"):
+        compare = study.load("compare")
+        compare.run(compare.Config(workers=2, steps=5, seeds=1, servers=4, out=tmp_path / "compare"))
+    assert not (tmp_path / "compare").exists()
