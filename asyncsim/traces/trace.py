@@ -199,7 +199,7 @@ class Trace:
                 known = spells[name].notna()
                 spells.loc[known, name] = np.r_[0, np.cumsum(kept)][spells.loc[known, name].astype(int)]
         frame = frame.assign(commit=np.arange(len(frame)))
-        parts = shards.renumbered(self.parts, kept)
+        parts = shards.renumbered(self.parts, kept) if self.servers > 1 else self.parts
         return dataclasses.replace(self, frame=frame, spells=spells, parts=parts)
 
     @property

@@ -33,7 +33,7 @@ def warm_up_of(trace: "Trace", warm_up: int | None) -> int:
     return warm_up
 
 
-def counted(trace: "Trace", warm_up: int) -> pd.DataFrame:
+def counted_messages(trace: "Trace", warm_up: int) -> pd.DataFrame:
     """Return the accepted messages after the warm-up; with several servers, their accepted parts."""
     if trace.servers == 1:
         return trace.accepted.frame.iloc[warm_up:]
@@ -86,7 +86,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     warm_up = warm_up_of(trace, warm_up)
     if trace.protocol == GOSSIP:
         return gossip.summary(trace, phases(trace, range(trace.workers)).computing, warm_up)
-    staleness = counted(trace, warm_up)["staleness"].to_numpy(np.float64)
+    staleness = counted_messages(trace, warm_up)["staleness"].to_numpy(np.float64)
     times = trace.accepted.frame["commit_time"].to_numpy()[warm_up:]
     rows = _measured(trace, warm_up)
     outcomes = rows["outcome"].value_counts()
@@ -141,7 +141,7 @@ def per_worker(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
         for what in ("discarded", "cancelled")
     }
     commits = np.bincount(trace.accepted.frame["worker"].iloc[warm_up:], minlength=trace.workers)
-    messages = counted(trace, warm_up)
+    messages = counted_messages(trace, warm_up)
     worker = messages["worker"].to_numpy()
     count = np.bincount(worker, minlength=trace.workers)
 
@@ -182,7 +182,7 @@ def per_shard(trace: "Trace", warm_up: int | None = None) -> pd.DataFrame:
     if trace.protocol in ("prescribed", GOSSIP):
         raise InputError(f"protocol = {trace.protocol!r}: has no server; see summary()")
     warm_up = warm_up_of(trace, warm_up)
-    parts = counted(trace, warm_up)
+    parts = counted_messages(trace, warm_up)
     of_shard = parts.groupby(parts["shard"] if trace.servers > 1 else np.zeros(len(parts), np.int64))["staleness"]
     table = pd.DataFrame({"commits": of_shard.size(), "mean_staleness": of_shard.mean()})
     table = table.reindex(pd.RangeIndex(trace.servers, name="shard")).fillna({"commits": 0}).astype({"commits": int})
