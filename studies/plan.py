@@ -265,7 +265,7 @@ def _candidate(config: Config, base: Cluster | None, size: float | None, labels:
             raise InputError("compression: a sum of compressed messages is not compressed, so an all-reduce takes none")
         policy = dataclasses.replace(policy, collective=collective)
     if policy.collective is not None:  # and no server
-        own |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo"}
+        own |= {"service": 0.0, "shared_bandwidth": False, "discipline": "fifo", "servers": 1}
         for name in ("bandwidth", "far_bandwidth"):
             own[name] = _narrower(name, getattr(config, name))
     own["policy"] = policy
@@ -508,7 +508,8 @@ def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:
     if not first.shared_bandwidth:
         return text, "links: each worker has one of its own to the server, together more than an all-reduce has"
     far = ", and each other site one to it" if first.far_bandwidth is not None else ""
-    return text, f"links: the server has one{far}; workers share them, as an all-reduce does"
+    server = "the server" if first.servers == 1 else "each server"
+    return text, f"links: {server} has one{far}; workers share them, as an all-reduce does"
 
 
 #: Units of times, the first of which there are two or more is taken.

@@ -47,7 +47,7 @@ _WITHOUT_SERVER = (
     *("sites", "far_latency", "far_bandwidth"),
 )
 #: What `to_dict` leaves out where it is not given: older versions did not have it.
-_LATER = ("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every")
+_LATER = ("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every", "servers")
 #: Computations that a message may take before it is asked whether its bandwidth is meant.
 _SLOW = 100
 #: Memory (bytes) that a simulation needs for a worker at the least: the durations drawn ahead.
@@ -127,6 +127,11 @@ class Cluster:
     far_every : int
         Above one, only each so many-th visit of a worker, at whichever site it is, goes to another site and back; for
         the others its own site has all that they need. The services of all visits still queue at one server.
+    servers : int
+        Servers that each hold an equal part of the parameters, a *shard*. Above one, a worker's message is split into
+        parts, one for each server, with as many bytes each. Each server has its own queue, its own versions and its own
+        ``policy``; ``service`` is the time of one part. With ``shared_bandwidth`` each has its own link, else a worker
+        has the bandwidth to each server. The next computation begins when the answers of all servers have arrived.
 
     Warns
     -----
@@ -155,6 +160,7 @@ class Cluster:
     far_latency: Law | tuple[Law, Law] | None = None
     far_bandwidth: float | tuple[float, float] | None = None
     far_every: int = 1
+    servers: int = 1
 
     if TYPE_CHECKING:  # what may be given; the fields say what is kept
 
@@ -179,6 +185,7 @@ class Cluster:
             far_latency: LawLike | Sequence[LawLike] | PerWorker | None = None,
             far_bandwidth: SizeLike | PerWorker | None = None,
             far_every: int = 1,
+            servers: int = 1,
         ): ...
 
     def __post_init__(self) -> None:
@@ -196,6 +203,7 @@ class Cluster:
         require_choice("protocol", self.protocol, PROTOCOLS)
         require_choice("discipline", self.discipline, DISCIPLINES)
         store("read_blocks", require_count("read_blocks", self.read_blocks))
+        store("servers", require_count("servers", self.servers))
         if self.read_blocks > 1 and (self.protocol, self.discipline) != ("write_then_read", "lock_free"):
             raise InputError(
                 f"read_blocks = {self.read_blocks}: nobody commits while a read is made, unless protocol is "
@@ -218,6 +226,8 @@ class Cluster:
         if self.topology is not None:
             store("topology", as_topology(self.topology))
             _check_topology(self, self.topology)
+        if self.servers > 1:
+            _check_shards(self)
         _question_bandwidth(self)
 
     @property
@@ -347,7 +357,7 @@ class Cluster:
                     between = directed(value, direction, self.workers)
                     each[:] = [between[i] if away else each[i] for i, away in enumerate(far)]
             size = self.message_bytes[direction] if isinstance(self.message_bytes, tuple) else self.message_bytes
-            transfer = (0.0 if size is None or speed is None else size / speed for speed in speeds)
+            transfer = (0.0 if size is None or speed is None else size / self.servers / speed for speed in speeds)
             found.append(Way(tuple(laws), tuple(transfer)))
         return found[0], found[1]
 
@@ -476,7 +486,7 @@ def _check_collective(cluster: Cluster) -> None:
     """Raise InputError for what an all-reduce does not have: a server, and ways up and down."""
     told = f"policy = {cluster.policy}"
     for entry in fields(Cluster):
-        if entry.name in ("service", "shared_bandwidth", "protocol", "discipline", "far_every"):
+        if entry.name in ("service", "shared_bandwidth", "protocol", "discipline", "far_every", "servers"):
             value = getattr(cluster, entry.name)
             if value != entry.default:
                 why = "an all-reduce has no server"
@@ -499,6 +509,29 @@ def _check_collective(cluster: Cluster) -> None:
                 "one bandwidth; give a number"
             )
     require_number("collective_time", cluster.collective_time)  # raises an error where the nodes do not fit
+
+
+def _check_shards(cluster: Cluster) -> None:
+    """Raise InputError for a cluster with several servers that is not simulated."""
+    servers, policy = cluster.servers, cluster.policy
+    require_memory(f"servers = {servers}", "a cluster of so many", cluster.workers * servers * WORKER_BYTES)
+    if policy.name == "first_of":
+        raise InputError(
+            f"policy = {policy}: with servers = {servers} all workers may wait for each other, as each server holds "
+            "others; choose barrier() or buffered(count), or servers = 1"
+        )
+    waits_for_all = policy.name == "barrier" and policy.per_version(cluster.workers) == cluster.workers
+    if policy.stops_computations and not waits_for_all:
+        raise InputError(
+            f"policy = {policy}: stops computations whose read is too stale, and with servers = {servers} a "
+            "computation has a read of each; choose barrier() or discard_stale(limit), or servers = 1"
+        )
+    for name in ("failures", "read_blocks"):
+        value = getattr(cluster, name)
+        if value != next(entry.default for entry in fields(Cluster) if entry.name == name):
+            raise InputError(
+                f"{name} = {_shown(value)}: not simulated with several servers; leave {name} out, or give servers = 1"
+            )
 
 
 def _check_topology(cluster: Cluster, topology: Topology) -> None:

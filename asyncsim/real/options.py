@@ -27,7 +27,7 @@ _ANEW = ("cpus", "memory", "restart", "start_timeout", "timeout")
 #: Options of clusters that say nothing of real processes, which take the time that they take.
 _OF_CLUSTERS = (
     *("compute", "latency", "bandwidth", "shared_bandwidth", "message_bytes", "sites", "far_latency", "far_bandwidth"),
-    *("dynamic_window", "read_blocks", "policy"),
+    *("dynamic_window", "servers", "read_blocks", "policy"),
     *("device", "seeds", "evaluate_every", "diagnose_every", "diagnose_energy", "animate"),
     *("executor", "cpus_per_run", "accelerators_per_run"),
 )
@@ -71,6 +71,7 @@ class RealConfig(StudyConfig):
     far_latency: Hidden[LawLike | None] = None
     far_bandwidth: Hidden[float | None] = None
     dynamic_window: Hidden[bool] = False
+    servers: Hidden[int] = 1
     read_blocks: Hidden[int] = 1
     discipline: Literal["fifo", "lowest_rank", "random"] = "fifo"
     """Who is served next among those that wait."""

@@ -28,7 +28,7 @@ from asyncsim.replays.recording import LOSSES, Recording
 from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import ReplayState
-from asyncsim.replays.suitable import require_arrived, require_server, require_timing
+from asyncsim.replays.suitable import require_arrived, require_one_server, require_server, require_timing
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
 from asyncsim.traces.trace import Trace
 
@@ -299,6 +299,7 @@ def check_replay(trace: Any, method: Any, problem: Any, record: Any) -> tuple[Re
     recorders = require_recorders(record)
     params = jax.eval_shape(problem.init, jax.random.key(0))
     shown = check_method(method, params, trace.workers)
+    require_one_server(trace.servers, problem.parameter_count)
     require_server(method, trace)
     require_timing(method, trace)
     require_arrived(method, trace, params)

@@ -77,6 +77,20 @@ def _depends(jaxpr: Any, inputs: list[bool]) -> list[bool]:
     return [not hasattr(variable, "val") and variable in reached for variable in jaxpr.outvars]
 
 
+def require_one_server(servers: int, parameters: int) -> None:
+    """Raise InputError for several servers: replays have one central variable."""
+    if servers > parameters:
+        raise InputError(
+            f"servers = {servers}: each holds a part of the parameters, and there are {parameters}; "
+            "give at most as many servers"
+        )
+    if servers > 1:
+        raise InputError(
+            f"servers = {servers}: a replay of several servers is not built yet, only their simulation; "
+            "give servers = 1, or run the study plan, which measures times alone"
+        )
+
+
 def require_timing(method: Method, trace: Trace) -> None:
     """Raise InputError unless a trace has the timing that a method needs."""
     require_enough(method.name, method.timing, trace.workers)

@@ -28,7 +28,7 @@ from asyncsim.replays import recorders
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.replays.replay import replay
 from asyncsim.replays.run import Run
-from asyncsim.replays.suitable import require_enough, require_replies
+from asyncsim.replays.suitable import require_enough, require_one_server, require_replies
 from asyncsim.replays.waves import find_waves
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study.config import StudyConfig
@@ -165,6 +165,7 @@ def jobs_of(cells: Iterable[Cell], traces: dict[tuple[Cluster, int, int], str]) 
             for method in cell.methods:
                 cluster, commits = cell.own(method, seed)
                 require_enough(method.name, method.timing, cluster.workers)
+                require_one_server(cluster.servers, cell.problem.parameter_count)
                 name = f"seed{seed}"
                 if cluster != cell.cluster:
                     name += f"-for-{method.name}"

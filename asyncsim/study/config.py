@@ -148,6 +148,8 @@ inner_product(workers, scale=2), mimic(workers, target), min_max(workers).
     discipline: Discipline = "fifo"
     """Who is served next of those that wait: the first to come, the lowest worker index, or any; lock_free: nobody
     waits."""
+    servers: int = 1
+    """Servers that each hold an equal part of the parameters; above 1 only in the study plan: replays have one."""
     read_blocks: int = 1
     """With lock_free and write_then_read: blocks of the parameters that a read sees one after the other."""
 
@@ -401,6 +403,7 @@ class StudyConfig(StudyOptions):
             protocol=self.protocol,
             exclusive=self.exclusive,
             discipline=self.discipline,
+            servers=self.servers,
             read_blocks=self.read_blocks,
             policy=policy,
             sites=self.sites or None,

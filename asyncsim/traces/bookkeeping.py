@@ -18,6 +18,7 @@ from asyncsim.traces.columns import (
     FAILED_BY,
     FAILING_OUTCOMES,
     OUTCOMES,
+    PART_COLUMNS,
     SPELLS,
     Source,
     no_messages,
@@ -47,6 +48,7 @@ def trace_of(
     first: Sequence[int] | None = None,
     consumed: Sequence[int] | None = None,
     spells: Columns | None = None,
+    shards: Sequence[tuple[Columns, Columns]] = (),
 ) -> Trace:
     """Build the trace of a run from its record.
 
@@ -56,6 +58,8 @@ def trace_of(
     Under failures ``commits`` have the columns `FAILURE_RECORD` besides. ``first`` are then the workers that were there
     at time 0, by default all; ``consumed`` how many of its reads each worker has used up; ``spells`` are those of
     `Trace.spells`, with the positions of their kinds.
+
+    With several servers ``shards`` are the parts of messages, and the reads, at each of them.
     """
     reads = _with_first(reads, range(cluster.workers) if first is None else first)
     jobs = _PerWorker(commits["worker"].astype(np.int64), cluster.workers)
@@ -65,16 +69,12 @@ def trace_of(
     columns = _rows(cluster, commits, reads, jobs, read_visits)
     outcomes = OUTCOMES if spells is None else FAILING_OUTCOMES
     columns["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), outcomes)
+    tables = {"open_reads": _open_reads(reads, jobs, read_visits), "present": pd.DataFrame(present)}
+    if shards:
+        tables |= _parts(cluster, shards, jobs)
     if spells is not None:
         columns["failed_by"] = pd.Categorical.from_codes(commits["failed_by"].astype(np.int8), FAILED_BY)
         columns |= {name: commits[name].astype(np.int64) for name in ("incarnation", "restored", "restores")}
-    still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
-    open_reads = {
-        "worker": read_visits.worker[still_open],
-        "job": read_visits.number[still_open],
-        "read_version": reads["read_version"][still_open].astype(np.int64),
-        **{name: reads[name][still_open] for name in ("read_arrive_time", "read_serve_time", "read_time")},
-    }
     source = Source(
         workers=cluster.workers,
         protocol=cluster.protocol,
@@ -87,7 +87,7 @@ def trace_of(
     if spells is not None:
         kinds = np.array(SPELLS, object)[spells["kind"].astype(np.int64)]
         table = pd.DataFrame({**spells, "kind": kinds}).astype({"worker": np.int64})[list(table)]
-    return Trace(pd.DataFrame(columns), source, pd.DataFrame(open_reads), pd.DataFrame(present), spells=table)
+    return Trace(pd.DataFrame(columns), source, **tables, spells=table)
 
 
 class _PerWorker:
@@ -136,6 +136,38 @@ def _with_first(reads: Columns, workers: Sequence[int]) -> Columns:
     first = {name: np.zeros(len(workers)) for name in READ_RECORD}
     first["worker"] = np.array(workers, np.float64)
     return {name: np.concatenate([first[name], reads[name]]) for name in READ_RECORD}
+
+
+def _open_reads(reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> pd.DataFrame:
+    """Build the table of the reads that no job has consumed."""
+    still_open = np.flatnonzero(read_visits.number >= jobs.count[read_visits.worker])
+    columns = {
+        "worker": read_visits.worker[still_open],
+        "job": read_visits.number[still_open],
+        "read_version": reads["read_version"][still_open].astype(np.int64),
+        **{name: reads[name][still_open] for name in ("read_arrive_time", "read_serve_time", "read_time")},
+    }
+    return pd.DataFrame(columns)
+
+
+def _parts(cluster: Cluster, shards: Sequence[tuple[Columns, Columns]], jobs: _PerWorker) -> dict[str, pd.DataFrame]:
+    """Build the tables of the parts of messages, and of the open reads of shards."""
+    tables, open_tables = [], []
+    for shard, (commits, reads) in enumerate(shards):
+        reads = _with_first(reads, range(cluster.workers))
+        shard_jobs, read_visits = (
+            _PerWorker(visits["worker"].astype(np.int64), cluster.workers) for visits in (commits, reads)
+        )
+        table = pd.DataFrame(_rows(cluster, commits, reads, shard_jobs, read_visits))
+        is_complete = shard_jobs.number < jobs.count[shard_jobs.worker]
+        table["commit"] = -1
+        table.loc[is_complete, "commit"] = jobs.find(shard_jobs.worker[is_complete], shard_jobs.number[is_complete])
+        table["outcome"] = pd.Categorical.from_codes(commits["outcome"].astype(np.int8), OUTCOMES)
+        tables.append(table.assign(shard=shard))
+        open_tables.append(_open_reads(reads, shard_jobs, read_visits).assign(shard=shard))
+    parts = pd.concat(tables, ignore_index=True).sort_values("commit_time", kind="stable", ignore_index=True)
+    parts = parts.assign(part=np.arange(len(parts)))[list(PART_COLUMNS)]
+    return {"parts": parts, "open_parts": pd.concat(open_tables, ignore_index=True)}
 
 
 def _rows(cluster: Cluster, commits: Columns, reads: Columns, jobs: _PerWorker, read_visits: _PerWorker) -> Columns:
