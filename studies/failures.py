@@ -9,7 +9,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pandas as pd
 
 from asyncsim.base.console import counted, table_text
 from asyncsim.base.errors import require_nonnegative
@@ -18,11 +20,9 @@ from asyncsim.clusters.failures import crash
 from asyncsim.clusters.laws import as_law
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike, StudyConfig
 from asyncsim.study.finished import Finished, figures, read, trace_means
+from asyncsim.study.ranking import means
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: The tables of the clusters, and of the methods on each, beside the summary of all runs.
 GOODPUT, TIMES = "goodput.csv", "times.csv"
@@ -110,15 +110,13 @@ def run(config: Config) -> Result:
         return run_cells("failures", config, cells, functools.partial(_conclude, target))
 
 
-def goodput_table(summary: "pd.DataFrame") -> "pd.DataFrame":
+def goodput_table(summary: pd.DataFrame) -> pd.DataFrame:
     """Return what deaths cost under each policy: a row for each, with means over its traces.
 
     Columns: ``workers``, ``policy``, ``deaths`` (an hour, of each worker); ``throughput`` (commits/s that are taken
     up), ``remaining``, its part of that of the fewest deaths; the parts of the workers' time (`PARTS`); and
     ``staleness_mean``.
     """
-    import pandas as pd
-
     rows = []
     traces = summary.drop_duplicates(["workers", "policy", "deaths", "trace_file"])
     for (workers, policy, deaths), group in traces.groupby(["workers", "policy", "deaths"], sort=False):
@@ -131,21 +129,19 @@ def goodput_table(summary: "pd.DataFrame") -> "pd.DataFrame":
     return table
 
 
-def times_table(finished: Finished, target: Target) -> "pd.DataFrame":
+def times_table(finished: Finished, target: Target) -> pd.DataFrame:
     """Return how long each method needs under each policy at each rate of deaths.
 
     Columns: ``workers``, ``policy``, ``deaths``, ``method``, ``seeds``, ``diverged``, ``reached`` (seeds that met the
     target), ``time_to_target`` (s, simulated; infinite if a seed did not meet it), and ``final_loss`` of minibatches,
     the mean over the seeds that finished.
     """
-    from asyncsim.study.ranking import means
-
     times = [target.time(finished.run(name).evaluations) for name in finished.summary["run_folder"]]
     runs = finished.summary.assign(time_to_target=times)
     return means(runs, ["workers", "policy", "deaths", "method"], ["time_to_target", "final_loss"])
 
 
-def _conclude(target: Target, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(target: Target, folder: Path, summary: pd.DataFrame) -> None:
     goodput, times = goodput_table(summary), times_table(read(folder, "failures"), target)
     write_csv(folder / GOODPUT, goodput)
     write_csv(folder / TIMES, times)

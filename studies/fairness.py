@@ -12,24 +12,27 @@ recorded; --resume goes on with them.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from asyncsim.base.console import note, table_text
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.files import plain
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Empirical, Law
+from asyncsim.methods import Method
+from asyncsim.problems import Problem
+from asyncsim.real import load
 from asyncsim.real.options import RealConfig
+from asyncsim.real.supervisor import require_ray, require_timing
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.clusters.laws import Law
-    from asyncsim.methods import Method
-    from asyncsim.problems import Problem
-    from asyncsim.traces.trace import Trace
+from asyncsim.traces.trace import Trace
 
 _RECORDINGS = "recordings"
 DISCIPLINES = ("fifo", "lowest_rank")
@@ -81,7 +84,6 @@ class Config(RealConfig):
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
-    from asyncsim.real.supervisor import require_ray, require_timing
 
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
@@ -103,7 +105,7 @@ def run(config: Config) -> Result:
     return run_jobs("fairness", config, record, jobs, config.one_by_one(config.workers + 1), _conclude)
 
 
-def _measured(folder: Path, config: Config, method: "Method", problem: "Problem", discipline: str) -> Tables:
+def _measured(folder: Path, config: Config, method: Method, problem: Problem, discipline: str) -> Tables:
     """Return the rows of a recording, which is made, or gone on with; of the first one the simulator has its laws."""
     traces = {}
     for one in dict.fromkeys([config.discipline[0], discipline]):
@@ -113,15 +115,11 @@ def _measured(folder: Path, config: Config, method: "Method", problem: "Problem"
     return {results.SUMMARY: plain(rows.to_dict("records"))}
 
 
-def observed(trace: "Trace") -> "tuple[Law, Law]":
+def observed(trace: Trace) -> tuple[Law, Law]:
     """Return the laws of a recording's times: away from the server, both ways and computing; and service, per visit.
 
     The very times of the recording, drawn again in any order. Reads that are visits of their own count as services.
     """
-    import numpy as np
-
-    from asyncsim.clusters.laws import Empirical
-
     frame = trace.frame[trace.frame["outcome"] == "applied"]
     later = frame[frame["job"] > 0]
     away = (later["arrive_time"] - later["read_time"]).to_numpy()
@@ -131,13 +129,8 @@ def observed(trace: "Trace") -> "tuple[Law, Law]":
     return Empirical(away.tolist()), Empirical(service.tolist())
 
 
-def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulations: int, seed: int) -> "pd.DataFrame":
+def predicted(trace: Trace, discipline: str, laws: tuple[Law, Law], simulations: int, seed: int) -> pd.DataFrame:
     """Return one row per worker: its share of the commits and mean wait (s), recorded and simulated."""
-    import numpy as np
-
-    from asyncsim.clusters.cluster import Cluster
-    from asyncsim.simulation.simulate import simulate
-
     away, service = laws
     cluster = Cluster(
         trace.workers, compute=away, service=service, protocol=trace.protocol, exclusive=True, discipline=discipline
@@ -153,8 +146,7 @@ def predicted(trace: "Trace", discipline: str, laws: "tuple[Law, Law]", simulati
     return own.assign(simulated_share=share.mean(0), **ends, simulated_wait=waited)
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
-    from asyncsim.real import load
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
 
     figures("fairness").draw(folder)
     for one in summary["discipline"].unique():

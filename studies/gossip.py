@@ -11,27 +11,28 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from asyncsim.base.console import each_note_once, note, number_text, table_text
 from asyncsim.base.errors import InputError, require_positive
 from asyncsim.base.files import write_csv
+from asyncsim.byzantine.attacks import parse_attack
 from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.laws import Constant, Law, scaled
 from asyncsim.clusters.network import PerWorker, per_worker
 from asyncsim.clusters.topologies import as_topology, slow_links
+from asyncsim.problems.problem import Problem, measures
+from asyncsim.replays.attacked import require_attackable
+from asyncsim.study.cell import Cell, meet
 from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import figures, read
+from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.problems.problem import Problem
-    from asyncsim.study.cell import Cell
+from asyncsim.theory import spectral_gap
 
 #: The table of each method on each topology at its best learning rate, beside the summary of all runs.
 TABLE = "gossip.csv"
@@ -73,10 +74,8 @@ class Config(TargetOptions, StudyConfig):
     """Worker steps between evaluations on all data, between which the time to the target is interpolated, linearly in
     the logarithm of the loss or the error."""
 
-    def goal_on(self, problem: "Problem") -> Target:
+    def goal_on(self, problem: Problem) -> Target:
         """Return what is to be reached: by default a test accuracy, or a training loss if the problem has none."""
-        from asyncsim.problems.problem import measures
-
         return self.goal_of("test_accuracy" if "test_accuracy" in measures(problem) else "train_loss")
 
     @property
@@ -177,15 +176,11 @@ def run(config: Config) -> Result:
 
 
 @each_note_once()
-def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
+def _cells(config: Config) -> tuple[list[Cell], list[str]]:
     """Return a cell for each topology and rate with the methods that it can have, and those with a server.
 
     Second, in words, the methods that are left out on a topology.
     """
-    from asyncsim.byzantine.attacks import parse_attack
-    from asyncsim.replays.attacked import require_attackable
-    from asyncsim.study.cell import meet
-
     attack = parse_attack(config.attack)
     if attack is not None:
         attack.byzantine(config.workers)
@@ -230,7 +225,7 @@ def _cells(config: Config) -> "tuple[list[Cell], list[str]]":
     return cells, [f"left out: {which}: {why}" for which, why in left_out.items()]
 
 
-def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
+def results_table(config: Config, goal: Target, folder: Path) -> pd.DataFrame:
     """Return a row per split of the data, topology and method at its best learning rate, in the order of the study.
 
     The best rate is that of `asyncsim.study.ranking.tuned` for the target. Columns: ``dirichlet`` if the
@@ -241,9 +236,6 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     squared distance of the replicas from their mean, averaged over the evaluations after the first) and
     ``spectral_gap``.
     """
-    from asyncsim.study.ranking import Measure, means, tuned
-    from asyncsim.theory import spectral_gap
-
     finished = read(folder, "gossip")
     worst = [f"{name}_worst" for name in _MEASURES[:2]]
     gaps = {topology: spectral_gap(topology, config.workers) for topology in config.topologies}
@@ -260,7 +252,7 @@ def results_table(config: Config, goal: Target, folder: Path) -> "pd.DataFrame":
     return table.assign(spectral_gap=table["topology"].map(gaps))
 
 
-def verdict(table: "pd.DataFrame", goal: Target) -> str:
+def verdict(table: pd.DataFrame, goal: Target) -> str:
     """Return in a line which method without a server is the first at the target, beside those that have one.
 
     And which have not reached it with every seed, and by when if their runs were shorter than others.
@@ -290,8 +282,7 @@ def verdict(table: "pd.DataFrame", goal: Target) -> str:
     return text + lacking
 
 
-def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: "pd.DataFrame") -> None:
-    from asyncsim.study.ranking import at_the_edge
+def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: pd.DataFrame) -> None:
 
     table = results_table(config, goal, folder)
     write_csv(folder / TABLE, table)

@@ -21,7 +21,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pandas as pd
 
 from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
 from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
@@ -43,9 +45,7 @@ from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import check_values
 from asyncsim.study.target import TargetOptions, say_at_start, until_target
 from asyncsim.traces.columns import package_versions
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.traces.trace import Trace
 
 #: The table of the combinations, and of the runs of the best few.
 PLAN, REPLAYS = "plan.csv", "replays.csv"
@@ -338,7 +338,6 @@ def _calibrated(config: Config) -> Cluster | None:
     if config.recording is None:
         return None
     from asyncsim.calibration import calibrate
-    from asyncsim.traces.trace import Trace
 
     ignored = ("compute", "service", "latency", "discipline", "sites", "far_latency", "far_bandwidth")
     config.say_ignored(ignored, "beside --recording")
@@ -347,7 +346,7 @@ def _calibrated(config: Config) -> Cluster | None:
     return dataclasses.replace(cluster, workers=config.workers) if more else cluster
 
 
-def plan_table(config: Config, candidates: Sequence[Candidate], summary: "pd.DataFrame") -> "pd.DataFrame":
+def plan_table(config: Config, candidates: Sequence[Candidate], summary: pd.DataFrame) -> pd.DataFrame:
     """Return one row per combination, the best first: means over its seeds.
 
     Columns: the choices and ``name``, those of them that differ; ``seconds``, ``gradients`` and ``versions`` at the
@@ -397,7 +396,7 @@ def _name(labels: dict[str, Any], differing: Sequence[str]) -> str:
     return ", ".join(one for one in said if one != NONE) or f"no {differing[0]}"
 
 
-def chosen(table: "pd.DataFrame", count: int) -> "pd.DataFrame":
+def chosen(table: pd.DataFrame, count: int) -> pd.DataFrame:
     """Return the rows to replay: of the front, evenly from its fastest to its least stale, then the fastest others."""
     front, others = table[table["front"]], table[~table["front"]]
     if len(front) > count:
@@ -406,7 +405,7 @@ def chosen(table: "pd.DataFrame", count: int) -> "pd.DataFrame":
     return table.loc[[*front.index, *others.index[: count - len(front)]]]
 
 
-def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summary: "pd.DataFrame") -> list[Job]:
+def _replays(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> list[Job]:
     """Return the runs of the best few, whose rows go into a table of their own."""
     from asyncsim.methods import Timing, batch_sgd
     from asyncsim.study.cell import Cell, jobs_of
@@ -453,13 +452,11 @@ def _apart(job: Job) -> Job:
     )
 
 
-def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.DataFrame":
+def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataFrame:
     """Add the best rate of each replayed combination, its time to the target (s), and the rounds until then.
 
     ``rounds_to_target``: commits of each worker, on average; the fewest of a seed.
     """
-    import pandas as pd
-
     runs = read_table(folder / REPLAYS) if (folder / REPLAYS).exists() else pd.DataFrame(columns=["status"])
     runs = runs[runs["status"] != results.FAILED]
     if runs.empty:
@@ -487,7 +484,7 @@ def _with_replays(config: Config, folder: Path, table: "pd.DataFrame") -> "pd.Da
     return table.assign(rounds_to_target=table["rounds_to_target"] / table["round_gradients"])
 
 
-def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> None:
     table = _with_replays(config, folder, plan_table(config, candidates, summary))
     write_csv(folder / PLAN, table)
     figures("plan").draw(folder)
@@ -519,8 +516,7 @@ def _unit(seconds: float) -> tuple[str, float]:
     return next(unit for unit in _UNITS if seconds >= 2 * unit[1] or unit[1] == 1)
 
 
-def _text(config: Config, table: "pd.DataFrame") -> str:
-    import pandas as pd
+def _text(config: Config, table: pd.DataFrame) -> str:
 
     horizon, shown = config.horizon, table.head(config.show)
     unit, each = _unit(table["cost"].median())
@@ -568,7 +564,7 @@ def _text(config: Config, table: "pd.DataFrame") -> str:
     )
 
 
-def answer(config: Config, table: "pd.DataFrame", links: str) -> str:
+def answer(config: Config, table: pd.DataFrame, links: str) -> str:
     """Return one sentence: which is the fastest, which cannot be told from it, and what less staleness costs.
 
     With replays also which reaches the target first, and in a second line which best rates are at the edge.
@@ -603,7 +599,7 @@ def answer(config: Config, table: "pd.DataFrame", links: str) -> str:
     return f"{text}; {_first(config, ended)}." + (f"\n{edge}" if edge else "")
 
 
-def _first(config: Config, ended: "pd.DataFrame") -> str:
+def _first(config: Config, ended: pd.DataFrame) -> str:
     """Say which of the replayed combinations reaches the target first; ``ended``: sorted by the time until then."""
     met = ended[ended["time_to_target"] < math.inf]
     goal, count = f"{config.goal} on {config.problem}", f"{len(ended)} replayed"

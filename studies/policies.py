@@ -13,21 +13,23 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import pandas as pd
 
 from asyncsim.base.console import LEAST_SHARE, counted, note, table_text
 from asyncsim.base.errors import InputError
 from asyncsim.base.files import write_csv
+from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, parse_policy
+from asyncsim.study.cell import meet
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import Known, beside, figures, trace_means
+from asyncsim.study.ranking import Measure, at_the_edge, grid, marks, order_columns, ranked, spread, verdict
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import TargetOptions, say_at_start
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.clusters.cluster import Cluster
+from asyncsim.theory import throughput_theory
+from asyncsim.traces.trace_summary import Phases
 
 #: The tables of the policies, of the methods under each, and of all their learning rates, beside the summary.
 POLICIES, TIMES, TUNING = "policies.csv", "times.csv", "tuning.csv"
@@ -84,8 +86,6 @@ SCALES = {
 
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
-    from asyncsim.study.cell import meet
-
     config.check()
     if not config.methods:
         config.say_ignored([field.name for field in dataclasses.fields(TargetOptions)], "without methods")
@@ -107,7 +107,7 @@ def run(config: Config) -> Result:
         return run_cells("policies", config, cells, conclude)
 
 
-def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Cluster]") -> "pd.DataFrame":
+def policy_table(summary: pd.DataFrame, clusters: dict[tuple[Any, ...], Cluster]) -> pd.DataFrame:
     """Return what each policy costs: a row for each, with means over its traces.
 
     Columns: ``workers``, ``window``, ``policy``; ``throughput`` (commits/s that are taken up), ``theory``, what that
@@ -116,11 +116,6 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Clust
     in which they compute for nothing; ``steps``, commits per worker of a trace; ``least`` and ``most``, the commits
     of a worker relative to the mean; ``staleness_mean``, ``staleness_q99``.
     """
-    import pandas as pd
-
-    from asyncsim.theory import throughput_theory
-    from asyncsim.traces.trace_summary import Phases
-
     rows = []
     traces = summary.drop_duplicates([*_CLUSTER, "seed"])
     for names, group in traces.groupby(list(_CLUSTER), sort=False):
@@ -146,7 +141,7 @@ def policy_table(summary: "pd.DataFrame", clusters: "dict[tuple[Any, ...], Clust
     return pd.DataFrame(rows)
 
 
-def times_tables(summary: "pd.DataFrame") -> "tuple[pd.DataFrame, pd.DataFrame]":
+def times_tables(summary: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return how long each method needs under each policy at its best learning rate, and at every learning rate.
 
     The best policy and window of a method on so many workers come first. Columns: those of
@@ -154,10 +149,6 @@ def times_tables(summary: "pd.DataFrame") -> "tuple[pd.DataFrame, pd.DataFrame]"
     ``train_loss`` and ``test_accuracy`` (if the problem has it) at the end, after ``simulated_seconds``. The first
     table has those of `asyncsim.study.ranking.ranked`, too, of the clusters with as many workers, method by method.
     """
-    import pandas as pd
-
-    from asyncsim.study.ranking import Measure, grid, ranked
-
     measure = Measure("time_to_target", title="time (s)")
     summary = summary.assign(learning_rate=summary.get("method.learning_rate", float("nan")))
     summary = summary.drop_duplicates([*_RUNS, "seed"])
@@ -171,9 +162,7 @@ def times_tables(summary: "pd.DataFrame") -> "tuple[pd.DataFrame, pd.DataFrame]"
     return pd.concat([group for group in groups if len(group)], ignore_index=True), every
 
 
-def _conclude(
-    clusters: "dict[tuple[Any, ...], Cluster]", config: Config, folder: Path, summary: "pd.DataFrame"
-) -> None:
+def _conclude(clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: Path, summary: pd.DataFrame) -> None:
     policies = policy_table(summary, clusters)
     write_csv(folder / POLICIES, policies)
     learning = "method" in summary
@@ -189,8 +178,7 @@ def _conclude(
             note(said)
 
 
-def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
-    from asyncsim.traces.trace_summary import Phases
+def _policies_text(policies: pd.DataFrame, traces: int) -> str:
 
     first = [*_CLUSTER, "throughput", "versions", "staleness_mean", "staleness_q99"]
     shown = policies[[*first, *policies.columns.difference(first, sort=False)]]
@@ -213,8 +201,7 @@ def _policies_text(policies: "pd.DataFrame", traces: int) -> str:
     )
 
 
-def _times_text(times: "pd.DataFrame", config: Config) -> str:
-    from asyncsim.study.ranking import Measure, at_the_edge, marks, order_columns, spread, verdict
+def _times_text(times: pd.DataFrame, config: Config) -> str:
 
     measure, texts = Measure("time_to_target", title="time (s)"), []
     titles = {

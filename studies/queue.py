@@ -9,16 +9,16 @@ At paper scale about 230,000 commits of MNIST's network: twenty minutes on two c
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import pandas as pd
 
 from asyncsim.base.console import table_text
 from asyncsim.base.files import write_csv
 from asyncsim.study.config import Discipline, LawLike, MethodLike
 from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.traces.trace_summary import per_worker
 
 #: The table of the workers, and its columns besides those that tell the traces apart.
 _RANKS = "ranks.csv"
@@ -56,15 +56,11 @@ def run(config: Config) -> Result:
         return run_cells("queue", config, sweep(config, grid), _conclude)
 
 
-def ranks(finished: Finished) -> "pd.DataFrame":
+def ranks(finished: Finished) -> pd.DataFrame:
     """Return one row per trace and worker: its share of the commits, mean staleness and mean wait (s).
 
     All commits count, those at the start too.
     """
-    import pandas as pd
-
-    from asyncsim.traces.trace_summary import per_worker
-
     tables = []
     for row in finished.summary.drop_duplicates("trace_file").to_dict("records"):
         table = per_worker(finished.trace(row["trace_file"]), warm_up=0).rename(columns=_COLUMNS)
@@ -73,7 +69,7 @@ def ranks(finished: Finished) -> "pd.DataFrame":
     return pd.concat(tables, ignore_index=True)
 
 
-def _conclude(folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     table = ranks(read(folder, "queue"))
     write_csv(folder / _RANKS, table)
     lowest = table["worker"] < table["workers"] / 2

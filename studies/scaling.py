@@ -15,18 +15,19 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import pandas as pd
 
 from asyncsim.base.console import table_text
 from asyncsim.base.errors import InputError, require_count, require_nonnegative, require_positive
 from asyncsim.base.files import write_csv, write_json
 from asyncsim.clusters.collectives import NETWORKS, Layer, best_groups, bubbles, hybrid_bytes
 from asyncsim.clusters.laws import Gamma
+from asyncsim.pages.page import on_a_page
 from asyncsim.study import results
 from asyncsim.study.finished import figures
-
-if TYPE_CHECKING:
-    import pandas as pd
+from asyncsim.theory import barrier_time
 
 #: Files beside the summary: the layers, the published speed-ups, and overheads that may explain them.
 LAYERS, PUBLISHED, IMPLIED = "layers.csv", "published.csv", "implied.csv"
@@ -86,12 +87,8 @@ class Config:
             raise InputError(f"overlap = {self.overlap:g}: is a part; give at most 1")
 
 
-def run(config: Config) -> "pd.DataFrame":
+def run(config: Config) -> pd.DataFrame:
     """Run the study; return its summary, a row per number of nodes and way to divide the work."""
-    import pandas as pd
-
-    from asyncsim.pages.page import on_a_page
-
     config.check()
     layers = NETWORKS[config.network]
     with results.new_folder(config.out, "scaling") as folder:
@@ -120,14 +117,12 @@ def run(config: Config) -> "pd.DataFrame":
     return summary
 
 
-def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> "pd.DataFrame":
+def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str) -> pd.DataFrame:
     """Return one row per layer in the order of the forward pass.
 
     Columns: ``nodes``, ``way``, ``layer``; ``groups`` of nodes, as many as nodes where the layer is data parallel;
     ``computing`` (s), ``bytes`` that each node moves, ``communicating`` (s) and ``bubble`` (s).
     """
-    import pandas as pd
-
     minibatch = nodes * config.examples
     seconds = [_PASSES * layer.operations * config.examples / config.flops for layer in layers]
     groups = [
@@ -153,7 +148,7 @@ def layer_table(config: Config, layers: tuple[Layer, ...], nodes: int, way: str)
     )
 
 
-def _iteration(config: Config, table: "pd.DataFrame") -> dict[str, object]:
+def _iteration(config: Config, table: pd.DataFrame) -> dict[str, object]:
     """Return the row of the summary for the layers of one cluster."""
     computing, bubble, nodes = table["computing"].sum(), table["bubble"].sum(), int(table["nodes"].iloc[0])
     efficiency = computing / (computing + bubble)
@@ -170,16 +165,12 @@ def _iteration(config: Config, table: "pd.DataFrame") -> dict[str, object]:
     }
 
 
-def explanations() -> "pd.DataFrame":
+def explanations() -> pd.DataFrame:
     """Return the speed-ups that overheads per iteration predict, each with one constant fitted at 64 nodes.
 
     An overhead is relative to the time that a node computes. Columns: ``overhead``, how it grows; ``constant``, fitted;
     ``nodes``; ``speed_up``, at 64 nodes the published one by construction.
     """
-    import pandas as pd
-
-    from asyncsim.theory import barrier_time
-
     fitted, speed_up = _FITTED
     growths: dict[str, Callable[[int], float]] = {
         "bandwidth: constant": lambda count: 1.0,
@@ -200,10 +191,8 @@ def explanations() -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=["overhead", "constant", "nodes", "speed_up"])
 
 
-def _text(config: Config, layers: "pd.DataFrame", summary: "pd.DataFrame", published: "pd.DataFrame") -> str:
+def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published: pd.DataFrame) -> str:
     """Return what the study prints."""
-    import pandas as pd
-
     nodes = int(layers["nodes"].iloc[0])
     merged = layers.assign(stage=layers["layer"].str.partition(".")[0])
     by_stage = merged.groupby("stage", sort=False)[["computing", "bytes", "communicating", "bubble"]].sum()

@@ -15,21 +15,20 @@ MNIST's network, most of small batches: half an hour to an hour on two cores.
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
 
 from asyncsim.base.console import note, table_text
 from asyncsim.base.errors import InputError, require_count, require_positive
 from asyncsim.base.files import write_csv
 from asyncsim.clusters.laws import as_law, scaled
+from asyncsim.study.cell import Cell, commits_within
 from asyncsim.study.config import LawLike, MethodLike
 from asyncsim.study.finished import Finished, read, report
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target, until_target
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from asyncsim.study.cell import Cell
 
 #: How much sooner more workers met the target, beside the summary of all runs.
 TABLE = "speedup.csv"
@@ -120,7 +119,7 @@ def run(config: Config) -> Result:
         return run_cells("speedup", config, cells, conclude)
 
 
-def _that_divide(cells: "list[Cell]") -> "list[Cell]":
+def _that_divide(cells: list[Cell]) -> list[Cell]:
     """Return the cells; of several workers without the methods of one, which would leave most of a batch uncomputed."""
     alone = [method.name for method in cells[0].methods if method.timing.workers == 1]
     several = [cell for cell in cells if cell.cluster.workers > 1]
@@ -136,7 +135,7 @@ def _that_divide(cells: "list[Cell]") -> "list[Cell]":
     return [cell for cell in kept if cell.methods]
 
 
-def speedups(finished: Finished, target: float) -> "pd.DataFrame":
+def speedups(finished: Finished, target: float) -> pd.DataFrame:
     """Return how much sooner more workers met a target: a row for each method and number of workers.
 
     Columns: ``method``, ``workers``, ``batch_size``, ``seeds``, ``target``, ``reached`` (seeds that met it),
@@ -144,9 +143,6 @@ def speedups(finished: Finished, target: float) -> "pd.DataFrame":
     ``most_time`` of the seeds, and ``speedup``, that time of the fewest workers whose seeds all met it over this one;
     NaN of those that did not.
     """
-    import numpy as np
-    import pandas as pd
-
     rows = []
     for (method, workers), group in finished.summary.groupby(["method", "workers"], sort=False):
         times = group["time_to_target"]
@@ -167,7 +163,7 @@ def speedups(finished: Finished, target: float) -> "pd.DataFrame":
     return table.assign(speedup=finite.groupby(table["method"]).transform("first") / finite)
 
 
-def _conclude(target: float, divided: bool, folder: Path, summary: "pd.DataFrame") -> None:
+def _conclude(target: float, divided: bool, folder: Path, summary: pd.DataFrame) -> None:
     table = speedups(read(folder, "speedup"), target)
     write_csv(folder / TABLE, table)
     shown = table[["method", "workers", "batch_size", "reached", "time_to_target", "speedup"]]
@@ -181,8 +177,6 @@ def _conclude(target: float, divided: bool, folder: Path, summary: "pd.DataFrame
     report("speedup", folder, summary, ("workers", "batch_size", "method"))
 
 
-def _long_enough(cell: "Cell", seconds: float) -> "Cell":
+def _long_enough(cell: Cell, seconds: float) -> Cell:
     """Return a cell with as many steps as its cluster makes in some simulated seconds."""
-    from asyncsim.study.cell import commits_within
-
     return cell.with_options(steps=max(1, commits_within(cell.cluster, seconds) // cell.cluster.workers))

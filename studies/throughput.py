@@ -11,17 +11,22 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from asyncsim.base.calls import split
 from asyncsim.base.console import note, number_text, table_text, tell
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.base.files import write_csv, write_json
+from asyncsim.benchmark import contenders, turns
+from asyncsim.benchmark.usual_model import UsualModel
+from asyncsim.clusters.cluster import Cluster
+from asyncsim.clusters.laws import Constant, Gamma
+from asyncsim.methods import METHODS
+from asyncsim.pages.page import on_a_page
+from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.finished import figures
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 TASKS = ("trace", "quadratic", "digits", "cnn", "mlp")
 #: The thesis' network takes 19 MB a vector: with more workers than this its state outgrows most machines.
@@ -50,12 +55,10 @@ class Config:
     """Folder for the results, new or empty; None: results/throughput, then results/throughput-2, ..."""
 
 
-def run(config: Config) -> "pd.DataFrame":
+def run(config: Config) -> pd.DataFrame:
     """Run the study; return its summary, a row per case and contender (see `asyncsim.benchmark.turns.COLUMNS`)."""
     tasks, workers, methods = _check(config)
     with results.new_folder(config.out, "throughput") as folder:
-        import pandas as pd
-
         options = {**asdict(config), "tasks": tasks, "workers": workers, "methods": methods}
         options.pop("out")
         write_json(folder / results.CONFIG, {"study": "throughput", **options})
@@ -65,7 +68,6 @@ def run(config: Config) -> "pd.DataFrame":
             parts.append(part)
             summary = pd.concat(parts, ignore_index=True)
             write_csv(folder / results.SUMMARY, summary)
-        from asyncsim.pages.page import on_a_page
 
         results.write_made(folder)
         results.remember(folder)
@@ -81,8 +83,6 @@ def run(config: Config) -> "pd.DataFrame":
 
 def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     """Return the tasks, the numbers of workers and the methods; note what is left out."""
-    from asyncsim.methods import METHODS
-
     tasks = [require_choice("tasks", task, TASKS) for task in split(config.tasks)]
     made = {name: make() for name, make in METHODS.items()}
     several = [name for name, one in made.items() if one.timing.workers is None and not (one.mix or one.meet)]
@@ -110,14 +110,8 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     return tasks, workers, methods
 
 
-def _measure(tasks: list[str], workers: list[int], methods: list[str], config: Config) -> "Iterator[pd.DataFrame]":
+def _measure(tasks: list[str], workers: list[int], methods: list[str], config: Config) -> Iterator[pd.DataFrame]:
     """Measure case by case; yield the summary of each."""
-    from asyncsim.benchmark import contenders, turns
-    from asyncsim.benchmark.usual_model import UsualModel
-    from asyncsim.clusters.cluster import Cluster
-    from asyncsim.clusters.laws import Constant, Gamma
-    from asyncsim.simulation.simulate import simulate
-
     torch_loop = None
     if tasks != ["trace"] and importlib.util.find_spec("torch") is not None:
         torch_loop = importlib.import_module("asyncsim.benchmark.pytorch").TorchLoop
@@ -145,7 +139,7 @@ def _measure(tasks: list[str], workers: list[int], methods: list[str], config: C
                 yield turns.measure(case, sides, config.repeats)
 
 
-def verdict(summary: "pd.DataFrame") -> str:
+def verdict(summary: pd.DataFrame) -> str:
     """Return one line: how the replay, or the simulation, compares, from the least to the most of all cases."""
     said = []
     for name, words in (
