@@ -20,18 +20,18 @@ import numpy as np
 import optax
 import pandas as pd
 
-from asyncsim.base.console import counted, over_seeds, table_text
+from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError, require_count, require_positive
-from asyncsim.base.files import write_csv
 from asyncsim.methods import Method, async_local_sgd
 from asyncsim.replays.ensemble import replay_ensemble
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
-from asyncsim.study.finished import draw
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, measurement, opened, run_jobs
-from asyncsim.study.sweep import SweepConfig, sweep
+from asyncsim.study.sweep import SweepConfig, check_values, sweep
 from asyncsim.theory import implicit_momentum
 
 #: The best momentum of each number of workers, beside the summary of all runs.
@@ -75,11 +75,10 @@ class Config(SweepConfig):
         require_count("gradients", self.gradients)
         for rate in self.learning_rate:
             require_positive("learning_rate", rate)
+        check_values("server_momentum", self.server_momentum)
         for value in self.server_momentum:
             if not -1 < value < 1:
                 raise InputError(f"server_momentum = {value!r}: must be above -1 and below 1")
-        if len(set(self.server_momentum)) < max(1, len(self.server_momentum)) or not self.server_momentum:
-            raise InputError(f"server_momentum = {self.server_momentum!r}: give one or more, each once")
 
 
 SCALES = {
@@ -116,11 +115,10 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             best = best_momentum(summary)
-            write_csv(folder / TABLE, best)
             seeds = over_seeds(summary["seed"].nunique(), "geometric means over")
             gradients = counted(config.gradients, "gradient")
-            print(f"{record['problem']}, the least loss after {gradients}; {seeds}\n{table_text(best)}")
-            draw("best_momentum", folder, "momentum")
+            text = f"{record['problem']}, the least loss after {gradients}; {seeds}\n{text_of(best)}"
+            present(folder, {TABLE: best}, text)
 
         return run_jobs("best_momentum", config, record, jobs, executor, conclude)
 

@@ -13,27 +13,24 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import counted, note, table_text
+from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_choice, require_positive
-from asyncsim.base.files import write_csv
 from asyncsim.clusters.cluster_text import describe
 from asyncsim.problems import Problem
 from asyncsim.problems.problem import measures
 from asyncsim.study import results
 from asyncsim.study.cell import Cell, timings
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import Finished, figures, read
+from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.outcome import ROOM, own_measures
 from asyncsim.study.ranking import (
     Measure,
     as_good,
     at_the_edge,
     grid,
-    marks,
-    order_columns,
     ranked,
+    ranked_text,
     rates_as_good,
-    spread,
     verdict,
 )
 from asyncsim.study.sweep import Result, run_cells, sweep
@@ -46,19 +43,11 @@ MEASURES = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", 
 _ALWAYS = ("time_to_target", "gradients_to_target", "final_loss")
 #: Files beside the summary: the methods at their best learning rates, and all methods and rates.
 TABLE, TUNING = results.RANKING, "tuning.csv"
+#: Columns that are printed of a ranked method, before the problem's own measures and after.
+_LEARNED = ("time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy")
+_COSTS = ("first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages", "gigabytes")
 #: Columns that identify a row of these tables.
 _BY = ("method", "learning_rate")
-#: Printed titles of columns that differ from their names.
-_TITLES = {
-    "learning_rate": "rate",
-    "time_to_target": "time (s)",
-    "gradients_to_target": "gradients",
-    "final_loss": "minibatch loss",
-    "test_accuracy": "accuracy",
-    "staleness_mean": "staleness",
-    "simulated_seconds": "in all (s)",
-    "first_touch": "first touch (s)",
-}
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ class Config(TargetOptions, StudyConfig):
     @property
     def measured(self) -> Measure:
         """The measure by which methods are compared."""
-        return Measure(self.measure, self.direction or "least", _TITLES.get(self.measure, ""))
+        return Measure(self.measure, self.direction or "least")
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
@@ -122,10 +111,7 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table, every = results_tables(config, cells[0], read(folder, "compare"))
-            write_csv(folder / TABLE, table)
-            write_csv(folder / TUNING, every)
-            figures("compare").draw(folder)
-            print(report(config, cells[0], table, every))
+            present(folder, {TABLE: table, TUNING: every}, report(config, cells[0], table, every))
             if said := say_at_start(summary, config.goal):
                 note(said)
 
@@ -179,22 +165,7 @@ def _check_measure(config: Config, problem: Problem) -> None:
 def report(config: Config, cell: Cell, table: pd.DataFrame, every: pd.DataFrame) -> str:
     """Return what the study prints: the table, the most important columns first, and what both tables say."""
     measure, many = config.measured, len(table) > 1
-    wanted = ["time_to_target", "gradients_to_target", "train_loss", "test_loss", "test_accuracy"]
-    wanted += [name for name in own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]]
-    shown = table[["method", "learning_rate"]].copy()
-    shown[measure.name] = spread(table, measure.name)
-    place, above, best = order_columns(table).items()
-    if many:
-        shown.insert(0, *place)
-        shown[above[0]], shown[best[0]] = above[1], best[1]
-    for name in ("reached", "diverged"):
-        shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
-    for name in wanted:
-        if name in table and name != measure.name:
-            shown[name] = table[name]
-    costs = ["first_touch", "simulated_seconds", "staleness_mean", "discarded", "messages", "gigabytes"]
-    shown = shown.assign(**{name: table[name] for name in costs})
-    shown = shown.rename(columns={name: _TITLES.get(name, name.replace("_", " ")) for name in shown})
+    own = own_measures(name for name in table if not name.endswith("_sd"))[:ROOM]
     clusters = timings(cell.cluster, cell.methods, config.bits)
     whose = {cluster: f"{', '.join(names)}: " if len(clusters) > 1 else "" for cluster, names in clusters.items()}
     described = "\n".join(f"{whose[cluster]}{describe(cluster)}" for cluster in clusters)
@@ -207,9 +178,8 @@ def report(config: Config, cell: Cell, table: pd.DataFrame, every: pd.DataFrame)
         f"time and gradients until {config.goal.held()}; sorted by {measure.shown}, {direction}; \u00b1: "
         "standard deviation over the seeds",
     ]
-    lines.append(table_text(shown, file=TABLE))
+    lines.append(ranked_text(table, _BY, measure, (*_LEARNED, *own, *_COSTS), TABLE))
     if many:
-        lines.append(marks(table))
         lines.append(verdict(table, list(table["method"]), measure))
         if config.tune and int(table["seeds"].max()) > 1:
             lines[-1] += "; the rates were chosen with the same seeds, which flatters all methods, noisy ones most"

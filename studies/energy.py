@@ -16,10 +16,9 @@ import pandas as pd
 
 from asyncsim.base.console import table_text
 from asyncsim.base.errors import InputError
-from asyncsim.base.files import write_csv
 from asyncsim.runs.run import Run
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read
+from asyncsim.study.finished import present, read
 from asyncsim.study.outcome import FINAL_SHARE, energy_ratios
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
@@ -166,11 +165,7 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     """Write the tables, print one, and draw the figures of the runs that there are."""
     finished = read(folder, "energy")
     tables = finished.each_run(_tables)
-    for name, table in zip(TABLES, tables, strict=True):
-        write_csv(folder / name, table)
-    print(_LEGEND)
-    print(report(finished.summary, *tables[:2]))
-    draw("energy", folder)
+    present(folder, dict(zip(TABLES, tables, strict=True)), _LEGEND, report(finished.summary, *tables[:2]))
 
 
 def _tables(run: Run) -> list[pd.DataFrame]:

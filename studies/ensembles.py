@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.calls import split
-from asyncsim.base.console import over_seeds, table_text
+from asyncsim.base.console import over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
 from asyncsim.clusters.cluster import Cluster
@@ -30,8 +30,9 @@ from asyncsim.replays.replay import replay
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import meet
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, measurement, opened, run_jobs
 from asyncsim.study.loading import own_file
 from asyncsim.study.sweep import sweep
@@ -80,10 +81,9 @@ def run(config: Config) -> Result:
         ]
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            figures("ensembles").draw(folder)
             seeds = over_seeds(summary["seed"].nunique(), "means over")
-            print(f"{cell.problem.name}, {seeds}; of the first so many models, without those that diverged")
-            print(report(summary))
+            text = f"{cell.problem.name}, {seeds}; of the first so many models, without those that diverged"
+            present(folder, {}, text, report(summary))
 
         return run_jobs("ensembles", config, record, jobs, opened(config, [(cell.problem, config.workers)]), conclude)
 
@@ -108,7 +108,7 @@ def _require_predictions(problem: Problem) -> None:
 def report(summary: pd.DataFrame) -> str:
     """Return the table that the study prints: means over the seeds."""
     means = summary.drop(columns="seed").groupby(["method", "models"], sort=False).mean().reset_index()
-    return table_text(means, digits=4)
+    return text_of(means, digits=4)
 
 
 def averaged_predictions(problem: Problem, models: Sequence[Any], data: Any) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import note, table_text
+from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_choice, require_count
 from asyncsim.base.files import plain
 from asyncsim.clusters.cluster import Cluster
@@ -29,9 +29,11 @@ from asyncsim.real.options import RealConfig
 from asyncsim.real.supervisor import require_ray, require_timing
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import Discipline, LawLike, MethodLike
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
+from asyncsim.study.sweep import check_values
 from asyncsim.traces.trace import Trace
 
 _RECORDINGS = "recordings"
@@ -64,8 +66,7 @@ class Config(RealConfig):
 
     def check(self) -> None:
         """Check the options; see `StudyOptions.check`."""
-        if not self.discipline or len(set(self.discipline)) < len(self.discipline):
-            raise InputError(f"discipline = {', '.join(self.discipline)}: give each of one or more once")
+        check_values("discipline", self.discipline)
         for one in self.discipline:
             require_choice("discipline", one, ("fifo", "lowest_rank", "random"))
         if not self.exclusive:
@@ -148,12 +149,13 @@ def predicted(trace: Trace, discipline: str, laws: tuple[Law, Law], simulations:
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
 
-    figures("fairness").draw(folder)
+    lines = []
     for one in summary["discipline"].unique():
         numbers = load(folder / _RECORDINGS / one).trace.summary()
-        print(f"{one}: {numbers['throughput']:.3g} commits/s, server busy {numbers['utilisation']:.3f} of the time")
+        rate = f"{numbers['throughput']:.3g} commits/s"
+        lines.append(f"{one}: {rate}, server busy {numbers['utilisation']:.3f} of the time")
         if numbers["utilisation"] < _BUSY:
             note(f"{one}: where few wait, who is served matters little; more workers or a longer --service wait more")
     shown = ["discipline", "worker", "commits", "share", "simulated_share", "simulated_low", "simulated_high"]
     shown += ["mean_wait", "simulated_wait"]
-    print(f"\n{table_text(summary[shown])}")
+    present(folder, {}, *lines, f"\n{text_of(summary, shown)}")

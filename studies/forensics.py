@@ -34,7 +34,6 @@ import pandas as pd
 
 from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_choice, require_nonnegative
-from asyncsim.base.files import write_csv
 from asyncsim.drawing.curves import Curve, curve_of
 from asyncsim.methods import Method
 from asyncsim.problems import Problem
@@ -44,7 +43,7 @@ from asyncsim.simulation.simulate import simulate
 from asyncsim.study import load_file, shipped
 from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import Finished, read, report
+from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 #: The panels of the paper's figure by their methods.
@@ -136,12 +135,11 @@ def run(config: Config) -> Result:
         )
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            write_csv(folder / "target.csv", _as_table(targets))
             table = fit(read(folder, "forensics"), targets, config.fitted)
-            write_csv(folder / "fit.csv", table)
             sought = None if published else config.hidden[:2]
-            print(f"deviation from the curves to be fitted ({source})\n{_told(table)}\n\n{verdict(table, sought)}\n")
-            report("forensics", folder, summary, ("method", *_POINT, "workers"))
+            text = f"deviation from the curves to be fitted ({source})\n{_told(table)}\n\n{verdict(table, sought)}\n"
+            tables = {"target.csv": _as_table(targets), "fit.csv": table}
+            present(folder, tables, text, outcomes(folder, summary, ("method", *_POINT, "workers")))
 
         def follow(folder: Path, summary: pd.DataFrame) -> list[Cell]:
             found = choose(fit(read(folder, "forensics"), targets, config.fitted))

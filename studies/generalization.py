@@ -58,7 +58,7 @@ def run(config: Config) -> Result:
             raise InputError(f"problem = {name!r}: has no test data to generalize to; choose another, digits say")
         if config.steps == 0:
             cells = [_of_epochs(cell, config.epochs) for cell in cells]
-        conclude = functools.partial(report, "generalization", by=("workers", "method"))
+        conclude = functools.partial(report, by=("workers", "method"))
         return run_cells("generalization", config, cells, conclude)
 
 

@@ -16,9 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import each_note_once, note, number_text, table_text
+from asyncsim.base.console import each_note_once, note, number_text
 from asyncsim.base.errors import InputError, require_positive
-from asyncsim.base.files import write_csv
 from asyncsim.byzantine.attacks import parse_attack
 from asyncsim.clusters.cluster import Cluster, as_compute
 from asyncsim.clusters.laws import Constant, Law, scaled
@@ -27,10 +26,11 @@ from asyncsim.clusters.topologies import as_topology, slow_links
 from asyncsim.problems.problem import Problem, measures
 from asyncsim.replays.attacked import require_attackable
 from asyncsim.study.cell import Cell, meet
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import figures, read
+from asyncsim.study.finished import present, read
 from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
-from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 from asyncsim.study.target import Target, TargetOptions
 from asyncsim.theory import spectral_gap
 
@@ -89,19 +89,12 @@ class Config(TargetOptions, StudyConfig):
             require_positive(name, getattr(self, name))
         super().check()
         self.check_target()
-        for name in ("topology", "dirichlet"):
-            values = getattr(self, name)
-            if isinstance(values, str) or not hasattr(values, "__iter__"):
-                raise InputError(f"{name} = {values!r}: must be a list; write ({values!r},) for one")
-            if not values:
-                raise InputError(f"{name}: none given; give one or more")
+        check_values("topology", self.topology)
+        check_values("topology", self.topologies)
+        check_values("dirichlet", self.dirichlet)
         for concentration in self.dirichlet:
             if concentration not in ("none", None):
                 require_positive("dirichlet", concentration)
-        alike = ["none" if one is None else one for one in self.dirichlet]
-        for name, given in (("topology", self.topologies), ("dirichlet", alike)):
-            if len(set(given)) < len(given):
-                raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
         for topology in self.topologies:
             self.at(topology=topology).check()
 
@@ -285,19 +278,7 @@ def verdict(table: pd.DataFrame, goal: Target) -> str:
 def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: pd.DataFrame) -> None:
 
     table = results_table(config, goal, folder)
-    write_csv(folder / TABLE, table)
-    figures("gossip").draw(folder)
-    shown = table.drop(columns=["seeds", "diverged"])
-    shown["reached"] = [f"{met} of {seeds}" for met, seeds in zip(table["reached"], table["seeds"], strict=True)]
-    titles = {
-        "learning_rate": "learning_rate",
-        "time_to_target": "time (s)",
-        "gradients_to_target": "gradients",
-        "simulated_seconds": "in all (s)",
-        "consensus_distance": "consensus_distance",
-        "spectral_gap": "gap",
-    }
-    shown = shown.rename(columns={**{name: name.replace("_", " ") for name in shown}, **titles})
+    shown = table.copy()
     if "dirichlet" in table:
         shown["dirichlet"] = ["none" if np.isinf(one) else f"{one:g}" for one in table["dirichlet"]]
         splits = {of: table[shown["dirichlet"] == of] for of in shown["dirichlet"].unique()}
@@ -307,15 +288,15 @@ def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, s
     slow = f", worker 0 {config.slow:g} times as slow" if config.slow != 1 else ""
     slow += f", a link of worker 0 {config.slow_link:g} times as slow" if config.slow_link != 1 else ""
     lines = [
-        f"{config.workers} workers{slow}; time and gradients until {goal.held()}; consensus_distance: mean squared "
+        f"{config.workers} workers{slow}; time and gradients until {goal.held()}; consensus distance: mean squared "
         "distance of the replicas from their mean; gap: spectral gap of the topology",
-        table_text(shown, file=TABLE),
+        text_of(shown, [name for name in shown if name not in ("seeds", "diverged")], TABLE),
         *left_out,
         said,
     ]
     if table["seeds"].max() == 1:
         lines.append("one seed: it says nothing of the noise; give --seeds 3 or more")
-    print("\n".join(lines))
+    present(folder, {TABLE: table}, *lines)
     names = [f"{row.method} on {row.topology}" for row in table.itertuples()]
     if edge := at_the_edge(table, config.tune, names):
         note(edge)

@@ -19,14 +19,14 @@ import numpy as np
 import optax
 import pandas as pd
 
-from asyncsim.base.console import each_note_once, note, table_text
+from asyncsim.base.console import each_note_once, note
 from asyncsim.base.errors import InputError, require_count, require_fraction, require_nonnegative, require_positive
-from asyncsim.base.files import write_csv
 from asyncsim.methods import METHODS, Method, lsgd, named_optimizer
 from asyncsim.runs.run import Run
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import MethodLike, StudyConfig
-from asyncsim.study.finished import Finished, draw, read
+from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import time_to_target, until_target
@@ -120,12 +120,10 @@ def run(config: Config) -> Result:
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
             table = results_table(read(folder, "leaders"), config.target)
-            write_csv(folder / TABLE, table)
-            print(report(cells[0].problem.name, table))
+            present(folder, {TABLE: table}, report(cells[0].problem.name, table))
             names = [f"{row.method} with {row.workers} workers and window {row.window}" for row in table.itertuples()]
             if edge := at_the_edge(table, config.learning_rate, names, "--learning-rate"):
                 note(edge)
-            draw("leaders", folder, "lsgd")
 
         return run_cells("leaders", config, cells, conclude)
 
@@ -180,12 +178,8 @@ def errors(evaluations: pd.DataFrame) -> pd.Series:
 
 def report(problem: str, table: pd.DataFrame) -> str:
     """Return what the study prints."""
-    shown = table.drop(columns="seeds")
-    for name in ("diverged", "reached"):
-        shown[name] = [f"{count} of {seeds}" for count, seeds in zip(table[name], table["seeds"], strict=True)]
-    shown = shown.rename(columns={"time_to_target": "time to target (s)"})
-    text = table_text(shown.rename(columns=lambda name: name.replace("_", " ")))
-    return f"{problem}; each method at the best of its learning rates\n{text}"
+    columns = [name for name in table if name != "seeds"]
+    return f"{problem}; each method at the best of its learning rates\n{text_of(table, columns)}"
 
 
 def _complete(cell: Cell, config: Config, made: dict[Any, Method]) -> Cell:

@@ -56,7 +56,7 @@ def run(config: Config) -> Result:
         counts = dict.fromkeys((1, *config.workers))
         grid = [{"learning_rate": rate, "workers": n} for rate in config.learning_rate for n in counts]
         cells = [_suitable(cell, config.workers) for cell in sweep(config, grid)]
-        conclude = functools.partial(report, "misspecification", by=("learning_rate", "method", "workers"))
+        conclude = functools.partial(report, by=("learning_rate", "method", "workers"))
         return run_cells("misspecification", config, [cell for cell in cells if cell.methods], conclude)
 
 

@@ -30,7 +30,7 @@ from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
 from asyncsim.study.cell import Cell
 from asyncsim.study.config import LawLike, MethodLike, ProblemLike
-from asyncsim.study.finished import draw
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, Tables, measurement, opened, run_jobs
 from asyncsim.study.sweep import SweepConfig, sweep
 from asyncsim.theory import implicit_momentum, implicit_momentum_path, window_step
@@ -143,8 +143,7 @@ def run(config: Config) -> Result:
         jobs = [_job(cell, method) for cell in cells for method in cell.methods]
 
         def conclude(folder: Path, summary: pd.DataFrame) -> None:
-            print(report(read_table(folder / TABLES[0])))
-            draw("momentum", folder)
+            present(folder, {}, report(read_table(folder / TABLES[0])))
 
         return run_jobs("momentum", config, record, jobs, executor, conclude)
 

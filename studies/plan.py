@@ -27,7 +27,7 @@ import pandas as pd
 
 from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
 from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
-from asyncsim.base.files import plain, read_table, write_csv
+from asyncsim.base.files import plain, read_table
 from asyncsim.base.units import BYTES, positive
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.cluster_text import parts
@@ -37,7 +37,7 @@ from asyncsim.clusters.policy import parse_policy
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, Processes
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
 from asyncsim.study.loading import sha256
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
@@ -486,11 +486,8 @@ def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataF
 
 def _conclude(config: Config, candidates: Sequence[Candidate], folder: Path, summary: pd.DataFrame) -> None:
     table = _with_replays(config, folder, plan_table(config, candidates, summary))
-    write_csv(folder / PLAN, table)
-    figures("plan").draw(folder)
     assumed, links = _assumptions(candidates)
-    print("\n".join(filter(None, [assumed, links, _text(config, table)])))
-    print(f"\n{answer(config, table, links)}")
+    present(folder, {PLAN: table}, assumed, links, _text(config, table), f"\n{answer(config, table, links)}")
 
 
 def _assumptions(candidates: Sequence[Candidate]) -> tuple[str, str]:

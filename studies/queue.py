@@ -13,10 +13,9 @@ from typing import ClassVar
 
 import pandas as pd
 
-from asyncsim.base.console import table_text
-from asyncsim.base.files import write_csv
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import Discipline, LawLike, MethodLike
-from asyncsim.study.finished import Finished, read, report
+from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.traces.trace_summary import per_worker
 
@@ -71,7 +70,6 @@ def ranks(finished: Finished) -> pd.DataFrame:
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     table = ranks(read(folder, "queue"))
-    write_csv(folder / _RANKS, table)
     lowest = table["worker"] < table["workers"] / 2
     half = lowest.map({True: "lower half", False: "upper half"}).rename("ranks")
     # Of a worker that never commits there is nothing to average.
@@ -82,5 +80,5 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     ].sum()
     means = sums[list(_COLUMNS.values())].div(sums["share"], axis=0)
     shown = means.join(sums[["share", "never_commit"]] / table["seed"].nunique())
-    print(f"means over commits; never_commit: workers without any\n{table_text(shown.reset_index())}\n")
-    report("queue", folder, summary, ("workers", "discipline", "method"))
+    text = f"means over commits; never commit: workers without any\n{text_of(shown.reset_index())}\n"
+    present(folder, {_RANKS: table}, text, outcomes(folder, summary, ("workers", "discipline", "method")))

@@ -17,15 +17,15 @@ import numpy as np
 import optax
 import pandas as pd
 
-from asyncsim.base.console import counted, note, table_text
-from asyncsim.base.files import write_csv
+from asyncsim.base.console import counted, note
 from asyncsim.clusters.policy import barrier
 from asyncsim.methods import METHODS, Timing, averaging
 from asyncsim.problems import Problem
 from asyncsim.problems.problem import measures
 from asyncsim.study.cell import Cell
+from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import LawLike, MethodLike, StudyConfig
-from asyncsim.study.finished import figures, read
+from asyncsim.study.finished import present, read
 from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.study.target import Target, check_rates
@@ -124,16 +124,10 @@ def _complete(cell: Cell) -> Cell:
 def _conclude(config: Config, goal: Target, folder: Path, summary: pd.DataFrame) -> None:
 
     table = results_table(folder)
-    write_csv(folder / TABLE, table)
-    figures("replicas").draw(folder)
-    shown = table.drop(columns=["seeds", "diverged"])
-    shown["reached"] = [f"{met} of {seeds}" for met, seeds in zip(table["reached"], table["seeds"], strict=True)]
-    titles = {name: name.removesuffix("_to_target").replace("_", " ") for name in shown if name.endswith("_to_target")}
-    titles |= {"time_to_target": "time (s)", "rounds": "rounds in all", "simulated_seconds": "in all (s)"}
-    shown = shown.rename(columns={**{name: name.replace("_", " ") for name in shown}, **titles})
-    print(
-        f"{counted(config.workers, 'worker')}, {config.window} local steps between two communications; gradients, "
-        f"rounds of communication and time until {goal}\n{table_text(shown)}"
-    )
+    workers = f"{counted(config.workers, 'worker')}, {config.window} local steps between two communications"
+    rounds = Column("rounds", "rounds in all")
+    columns = [rounds if name == "rounds" else name for name in table if name not in ("seeds", "diverged")]
+    text = f"{workers}; gradients, rounds of communication and time until {goal}\n{text_of(table, columns)}"
+    present(folder, {TABLE: table}, text)
     if edge := at_the_edge(table, config.tune, table["method"]):
         note(edge)

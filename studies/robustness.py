@@ -16,17 +16,16 @@ import pandas as pd
 
 from asyncsim.base.calls import Call, read
 from asyncsim.base.console import counted, note, table_text
-from asyncsim.base.errors import InputError, require_count, require_fraction, require_list, require_positive
-from asyncsim.base.files import write_csv
+from asyncsim.base.errors import InputError, require_count, require_fraction, require_positive
 from asyncsim.byzantine.aggregation import parse_rule
 from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods import Method, robust
 from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike, PolicyLike, StudyConfig
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import present
 from asyncsim.study.finished import read as finished_of
 from asyncsim.study.ranking import Measure, at_the_edge, tuned
-from asyncsim.study.sweep import Result, run_cells, sweep
+from asyncsim.study.sweep import Result, check_values, run_cells, sweep
 
 #: Accuracies of all runs, means over the seeds; and each rule's worst cases at its best rate.
 ACCURACY, WORST = "accuracy.csv", "worst.csv"
@@ -66,9 +65,7 @@ class Config(StudyConfig):
         """Check the options; see `StudyOptions.check`."""
         super().check()
         for name in ("rules", "attacks", "tune", *(("byzantine",) if self.byzantine is not None else ())):
-            given = require_list(name, getattr(self, name))
-            if len(set(given)) < len(given):
-                raise InputError(f"{name} = {', '.join(map(str, given))}: one comes twice; give each once")
+            check_values(name, getattr(self, name))
         for count in self.counts:
             require_count("byzantine", count)
         for rate in self.tune:
@@ -219,20 +216,18 @@ def _conclude(config: Config, folder: Path, summary: pd.DataFrame) -> None:
     weak = [attack != NONE and bool(_attack(attack, count).weakness(config.workers)) for attack, count in attacks]
     at_worst = worst_runs(runs[~np.array(weak)])
     worst = accuracy_table(at_worst).assign(chosen=_weights(folder, at_worst))
-    write_csv(folder / ACCURACY, accuracy_table(runs))
-    write_csv(folder / WORST, worst)
-    figures("robustness").draw(folder)
     shown = worst.assign(case=[f"{row.test_accuracy:.3f} {row.attack}" for row in worst.itertuples()])
     table = shown.pivot(index="method", columns="byzantine", values="case").reindex(worst["method"].unique())
     table.columns = ["no attack", *(f"{count} Byzantine" for count in table.columns[1:])]
     table["no attack"] = [text.removesuffix(f" {NONE}") for text in table["no attack"]]
     last = worst[worst["byzantine"] == worst["byzantine"].max()].set_index("method")["chosen"]
     table["their weight"] = last.reindex(table.index)
-    print(
+    text = (
         f"{counted(config.workers, 'worker')}, {config.steps} rounds: accuracy on the test data in the worst case over "
         "the attacks, each rule at its best rate\ntheir weight: how much a Byzantine message counted at the last, "
         f"relative to an equal share\n{table_text(table.reset_index())}"
     )
+    present(folder, {ACCURACY: accuracy_table(runs), WORST: worst}, text)
     names = [f"{row.method} with {row.byzantine} Byzantine" for row in worst.itertuples()]
     if edge := at_the_edge(worst, config.tune, names):
         note(edge)

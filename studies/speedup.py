@@ -20,13 +20,13 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from asyncsim.base.console import note, table_text
+from asyncsim.base.console import note
 from asyncsim.base.errors import InputError, require_count, require_positive
-from asyncsim.base.files import write_csv
 from asyncsim.clusters.laws import as_law, scaled
 from asyncsim.study.cell import Cell, commits_within
+from asyncsim.study.columns import text_of
 from asyncsim.study.config import LawLike, MethodLike
-from asyncsim.study.finished import Finished, read, report
+from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 from asyncsim.study.target import Target, until_target
 
@@ -165,16 +165,15 @@ def speedups(finished: Finished, target: float) -> pd.DataFrame:
 
 def _conclude(target: float, divided: bool, folder: Path, summary: pd.DataFrame) -> None:
     table = speedups(read(folder, "speedup"), target)
-    write_csv(folder / TABLE, table)
-    shown = table[["method", "workers", "batch_size", "reached", "time_to_target", "speedup"]]
-    shown = shown.rename(columns={"time_to_target": "time (s)"})
-    shown["reached"] = [f"{row.reached} of {row.seeds}" for row in table.itertuples()]
-    print(f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it")
-    print(table_text(shown))
-    if divided and table["batch_size"].nunique() > 1:
-        print("a share of the batch steps as far as all of it does: n workers take up to n\u00b2 as many steps")
-    print()
-    report("speedup", folder, summary, ("workers", "batch_size", "method"))
+    steps = "a share of the batch steps as far as all of it does: n workers take up to n\u00b2 as many steps"
+    present(
+        folder,
+        {TABLE: table},
+        f"simulated time until a train loss of {target:g} is reached; speedup over the fewest workers that reach it",
+        text_of(table, ("method", "workers", "batch_size", "reached", "time_to_target", "speedup")),
+        steps if divided and table["batch_size"].nunique() > 1 else "",
+        f"\n{outcomes(folder, summary, ('workers', 'batch_size', 'method'))}",
+    )
 
 
 def _long_enough(cell: Cell, seconds: float) -> Cell:

@@ -136,7 +136,7 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
                 f"{', '.join(slow)}: not stable with fewer workers, or at a lower rate, than somewhere where stable; "
                 "limits take stability to end once: where runs are too short to learn, give more steps"
             )
-    report("stability", folder, summary, ("learning_rate", "method", "workers"))
+    report(folder, summary, ("learning_rate", "method", "workers"))
 
 
 def bisect(values: Sequence[Any], holds: Callable[[Any], bool]) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ from asyncsim.clusters.cluster_text import describe
 from asyncsim.methods import Method
 from asyncsim.study.cell import timings
 from asyncsim.study.config import StudyConfig
-from asyncsim.study.finished import Known, beside, figures, trace_means
+from asyncsim.study.finished import Known, beside, present, trace_means
 from asyncsim.study.outcome import averaged, outcome_table
 from asyncsim.study.sweep import Result, run_cells, sweep
 from asyncsim.theory import StalenessTheory, queue_theory, saturating_workers, staleness_theory, throughput_theory
@@ -55,8 +55,7 @@ def report(cluster: Cluster, methods: list[Method], problem: str, summary: pd.Da
 
 def _conclude(cluster: Cluster, methods: list[Method], problem: str, folder: Path, summary: pd.DataFrame) -> None:
     """Draw the figures and print the tables of the runs that there are."""
-    figures("staleness").draw(folder)
-    print(report(cluster, methods, problem, summary))
+    present(folder, {}, report(cluster, methods, problem, summary))
 
 
 def _table(cluster: Cluster, traces: pd.DataFrame) -> list[tuple[str, str, str]]:

@@ -15,12 +15,11 @@ import pandas as pd
 
 from asyncsim.base.console import tensor_label
 from asyncsim.base.errors import InputError, require_count
-from asyncsim.base.files import write_csv
 from asyncsim.methods.check import check_method
 from asyncsim.runs.run import Run
 from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import draw, read
+from asyncsim.study.finished import present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 
 TABLE = "tensors.csv"
@@ -117,6 +116,4 @@ def report(table: pd.DataFrame) -> str:
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     """Write and print the medians, and draw the figures of the runs that there are."""
     (table,) = read(folder, "tensors").each_run(lambda run: [medians(run)])
-    write_csv(folder / TABLE, table)
-    print(f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")
-    draw("tensors", folder)
+    present(folder, {TABLE: table}, f"median of pi, means over {_PARTS} parts of the run\n{report(table)}")

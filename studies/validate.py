@@ -30,7 +30,7 @@ from asyncsim.real.options import RealConfig
 from asyncsim.real.supervisor import require_ray, require_timing
 from asyncsim.study import results
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import figures
+from asyncsim.study.finished import present
 from asyncsim.study.jobs import Result, Tables, measurement, run_jobs
 
 _RECORDINGS = "recordings"
@@ -170,6 +170,5 @@ def table(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-    figures("validate").draw(folder)
     shown = table(summary).to_string(index=False, float_format="{:.1e}".format)
-    print(f"replays of the recorded order: largest difference of losses and parameters\n{shown}")
+    present(folder, {}, f"replays of the recorded order: largest difference of losses and parameters\n{shown}")

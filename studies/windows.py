@@ -28,11 +28,10 @@ import pandas as pd
 
 from asyncsim.base.console import counted, note
 from asyncsim.base.errors import InputError, require_positive
-from asyncsim.base.files import read_table, write_csv
 from asyncsim.problems.problem import measures
 from asyncsim.study.cell import Cell
 from asyncsim.study.config import MethodLike
-from asyncsim.study.finished import Finished, draw, read
+from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, steps_of_epochs, sweep
 from asyncsim.traces.trace import Trace
 from asyncsim.traces.trace_summary import warm_up_of
@@ -167,17 +166,15 @@ def _conclude(folder: Path, summary: pd.DataFrame) -> None:
     finished = read(folder, "windows")
     evaluations = {name: finished.run(name).evaluations for name in summary["run_folder"]}
     counts = {name: _counts(finished.trace(name)) for name in summary["trace_file"].unique()}
-    write_csv(folder / TABLES[0], pd.DataFrame(_grid(summary, evaluations, counts)))
+    grid = pd.DataFrame(_grid(summary, evaluations, counts))
     # Of one method there are no pairs, but still the columns.
-    write_csv(folder / TABLES[1], pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY))
-    write_csv(folder / TABLES[2], pd.DataFrame(_staleness(summary, counts)))
-    print(report(finished))
-    draw("windows", folder, "agn")
+    efficiency = pd.DataFrame(_efficiencies(summary, evaluations), columns=_EFFICIENCY)
+    tables = grid, efficiency, pd.DataFrame(_staleness(summary, counts))
+    present(folder, dict(zip(TABLES, tables, strict=True)), report(finished, grid, efficiency))
 
 
-def report(finished: Finished) -> str:
-    """Return what the study prints, made from the tables in its folder."""
-    grid = read_table(finished.folder / TABLES[0])
+def report(finished: Finished, grid: pd.DataFrame, efficiency: pd.DataFrame) -> str:
+    """Return what the study prints of the accuracies at the end and of the temporal efficiencies."""
     problem, seeds = finished.config["problem"], counted(int(grid["seeds"].max()), "seed")
     diverged = int(grid["diverged"].sum())
     told = f"; {counted(diverged, 'run')} diverged, counted as far as they went" if diverged else ""
@@ -187,7 +184,6 @@ def report(finished: Finished) -> str:
             continue
         table = 100 * grid.pivot_table(column, ["method", "workers"], "window", sort=False)
         parts.append(f"{title} of the central variable at the end (%), by workers and window\n{_text(table)}")
-    efficiency = read_table(finished.folder / TABLES[1])
     if len(efficiency):
         pairs = efficiency["method"] + " over " + efficiency["against"]
         table = efficiency.assign(pair=pairs).pivot_table("efficiency", ["pair", "workers"], "window", sort=False)

@@ -10,7 +10,7 @@ A study says which values its cells have and which of its options hold several; 
         config.check()
         with config.computing_device():
             cells = sweep(config, [{"workers": n, "learning_rate": r} for r in config.learning_rate for n in ...])
-            conclude = functools.partial(report, "stability", by=("learning_rate", "method", "workers"))
+            conclude = functools.partial(report, by=("learning_rate", "method", "workers"))
             return run_cells("stability", config, cells, conclude)
 
 Scales. A study may have a table ``SCALES`` of configs by name, from which ``--scale`` takes the defaults of all other
