@@ -11,8 +11,6 @@ Two rows for each split of the data.
 """
 
 import itertools
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,8 @@ from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
 
 _COLUMNS = (
     "topology",
@@ -38,23 +37,10 @@ _COLUMNS = (
 _OF_SUMMARY = ("topology", "method", "learning_rate", "run_folder")
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Raises
-    ------
-    InputError
-        There are no results, or a file cannot be written.
-    """
-    folder = Path(folder)
-    finished = read(folder, "gossip", _OF_SUMMARY)
-    with look.style():
-        return look.save(gossip(finished, finished.table("gossip.csv", _COLUMNS)), folder / "gossip")
-
-
-def gossip(finished: Finished, table: pd.DataFrame) -> Figure:
+def gossip(finished: Finished) -> Figure:
     """Draw the curves of each topology beside those with a server, and the distances beside the spectral gaps."""
     config, quantity = finished.config, finished.config["target_of"]
+    table = finished.table("gossip.csv", _COLUMNS)
     table = table.assign(name=table["topology"].str.removesuffix("()").str.replace("_", " "))
     splits = list(table["dirichlet"].unique()) if "dirichlet" in table else [None]
     keys = ["topology", "method", "learning_rate", *(["dirichlet"] if "dirichlet" in table else [])]
@@ -164,3 +150,6 @@ def _until(table: pd.DataFrame, curves: dict[Any, Curve], against: str) -> float
     needed = table["time_to_target" if against == "time" else "gradients_to_target"]
     known = needed[np.isfinite(needed)]
     return min(whole, 1.25 * float(known.max())) if len(known) else whole
+
+
+draw = drawer("gossip", _OF_SUMMARY, gossip=gossip)

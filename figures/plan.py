@@ -9,15 +9,13 @@ The data come from ``python -m asyncsim.study plan``, which draws it itself. To 
 named. With replays, beside it the time until the target, with its range over seeds.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 from matplotlib.figure import Figure
 
 from asyncsim.base.console import over_seeds, wrapped
 from asyncsim.drawing import layout, look
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
 from asyncsim.study.planning import FEWEST_ROUNDS
 
 _COLUMNS = ("name", "policy", "collective", "cost", "cost_low", "cost_high", "staleness_mean", "front", "seeds")
@@ -26,13 +24,6 @@ _NAMED = 8
 #: Characters of a line of a name.
 _WIDTH = 26
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "s"))
-
-
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder."""
-    folder = Path(folder)
-    with look.style():
-        return look.save(plan(read(folder, "plan")), folder / "plan")
 
 
 def plan(finished: Finished) -> Figure:
@@ -104,3 +95,6 @@ def plan(finished: Finished) -> Figure:
     workers, seeds = f"{config['workers']} workers", over_seeds(int(table["seeds"].max()))
     layout.title(figure, f"{len(table)} combinations, {workers}; {seeds}; the front is numbered", look.DOUBLE)
     return figure
+
+
+draw = drawer("plan", (), plan=plan)

@@ -9,9 +9,6 @@ The data come from ``python -m asyncsim.study replicas``, which draws this itsel
 of a worker; each method at its best learning rate.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -21,30 +18,17 @@ from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.drawing.look import Look
-from asyncsim.study.finished import Finished, read
+from asyncsim.drawing.paper import drawer
+from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "learning_rate", "own_workers", "trace_file", "run_folder")
 _LABELS = {"data_parallel": "data-parallel SGD", "averaging": "local SGD", "easgd": "EASGD, synchronous"}
 
 
-def draw(folder: str | os.PathLike) -> list[Path]:
-    """Draw the figure of a folder of results, into the folder.
-
-    Raises
-    ------
-    InputError
-        There are no results, or a file cannot be written.
-    """
-    folder = Path(folder)
-    finished = read(folder, "replicas", _COLUMNS)
-    with look.style():
-        table = finished.table("replicas.csv", ("method", "learning_rate", "seeds"))
-        return look.save(replicas(finished, table), folder / "replicas")
-
-
-def replicas(finished: Finished, table: pd.DataFrame) -> Figure:
+def replicas(finished: Finished) -> Figure:
     """Draw the three panels: mean and range of the seeds, a curve for each method."""
-    config, looks = finished.config, look.looks(table["method"])
+    config, table = finished.config, finished.table("replicas.csv", ("method", "learning_rate", "seeds"))
+    looks = look.looks(table["method"])
     figure, panels = look.new_figure(look.DOUBLE, 2.9, 3, sharey=True)
     error = config["target_of"] == "test_accuracy"
     drawn = {}
@@ -97,3 +81,6 @@ def _curves(finished: Finished, rows: pd.DataFrame, error: bool) -> dict[str, Cu
         elif workers > 1:  # a logarithmic axis has no zero
             along["communications of a worker"] = curve_over_seeds(steps[1:], steps[1:] / workers, values[1:], [])
     return along
+
+
+draw = drawer("replicas", _COLUMNS, replicas=replicas)

@@ -131,12 +131,8 @@ def read(folder: Path) -> Results:
 def staleness(results: Results) -> Figure:
     """Draw the histogram of the staleness with theory, for each timing that has any."""
     timings = results.asynchronous
-    columns = min(2, len(timings))
-    rows = -(-len(timings) // columns)
-    figure, panels = look.new_figure(look.SINGLE if columns == 1 else look.DOUBLE, 2.5 * rows, columns, rows)
-    for axes in panels[len(timings) :]:
-        axes.remove()
-    for axes, timing in zip(panels, timings, strict=False):
+    figure, panels = look.new_grid(len(timings), 2.5)
+    for axes, timing in zip(panels, timings, strict=True):
         plots.staleness_histogram(axes, timing.traces)
         if len(timings) > 1:
             layout.panel_title(axes, f"{_labels(timing.methods)}: {_cluster(timing.traces[0])}")

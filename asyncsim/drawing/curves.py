@@ -298,6 +298,12 @@ def draw_curve(
             axes.plot(end, height, color=one.color, clip_on=False, zorder=4, **DIVERGED)
 
 
+def draw_band(axes: Axes, table: pd.DataFrame, color: str, **line: Any) -> None:
+    """Draw a line of the first column of a table, a mean say, and the range from its ``min`` to its ``max`` around."""
+    axes.fill_between(table.index, table["min"], table["max"], color=color, alpha=0.2, linewidth=0)
+    axes.plot(table.index, table.iloc[:, 0], color=color, **line)
+
+
 def draw_target(axes: Axes, options: Mapping[str, Any], quantity: str = "train_loss") -> None:
     """Draw what is to be reached by the options of a study, if it is of the quantity on the axes and in view."""
     target, (low, high) = options["target"], axes.get_ylim()
