@@ -22,6 +22,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 _COLUMNS = (
@@ -83,7 +84,7 @@ def gossip(finished: Finished) -> Figure:
             if row % 2 == 0:
                 axes.set_title(name if split is None else f"{name}\n{_said(split)}")
             if column == 0:
-                axes.set_ylabel(quantity.replace("_", " "))
+                axes.set_ylabel(axis_of(quantity))
             elif accuracy:
                 axes.tick_params(labelleft=False)
     markers = dict(zip(names, look.MARKERS * len(names), strict=False))
@@ -102,7 +103,7 @@ def gossip(finished: Finished) -> Figure:
                 apart.set_ylim(distances[distances > 0].min() / 1.5, distances.max() * 1.5)
             layout.plain_logs(apart.yaxis)
         apart.set_xlim(-0.05, 1.1)
-        apart.set_xlabel("spectral gap")
+        apart.set_xlabel(axis_of("spectral_gap"))
         apart.set_title("mean squared distance\nfrom the mean replica")
         empty.axis("off")
     handles = [empty.plot([], [], markers[name], color=look.GREY, markersize=4)[0] for name in names]

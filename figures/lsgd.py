@@ -23,6 +23,7 @@ from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
 from asyncsim.runs.run import Run
 from asyncsim.study import load
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 #: What the study's methods are called here, where that is not their label elsewhere.
@@ -53,7 +54,7 @@ def over_time(finished: Finished) -> Figure:
     for axes in panels[-len(windows) :]:
         axes.set_xlabel("simulated time (s)")
     for axes in panels[:: len(windows)]:
-        axes.set_ylabel(_quantity(table))
+        axes.set_ylabel(axis_of(_quantity(table)))
     _finish(figure, looks, f"{_setting(finished, table)}; each at its best learning rate")
     return figure
 
@@ -66,7 +67,7 @@ def periods(finished: Finished) -> Figure:
     workers = sorted(table["workers"].unique())
     figure, panels = look.new_figure(look.DOUBLE, 2.8, len(workers), sharey=True)
     looks = _looks(table)
-    value = "test_error" if "test_error" in table else "train_loss"
+    value = _quantity(table)
     for axes, n in zip(panels, workers, strict=True):
         for turn, (method, one) in enumerate(looks.items()):
             rows = table[(table["workers"] == n) & (table["method"] == method)].sort_values("window")
@@ -82,7 +83,7 @@ def periods(finished: Finished) -> Figure:
         layout.ticks_at(axes.xaxis, sorted(table["window"].unique()))
         axes.set_xlabel("communication period (local steps)")
         axes.set_title(f"n = {n}", fontsize=8)
-    panels[0].set_ylabel(f"{_quantity(table)} at the end")
+    panels[0].set_ylabel(f"{axis_of(value)} at the end")
     _finish(figure, looks, f"{_setting(finished, table)}; each at its best learning rate")
     return figure
 
@@ -150,7 +151,7 @@ def _errors(run: Run) -> pd.Series:
 
 
 def _quantity(table: pd.DataFrame) -> str:
-    return "error on the test data" if "test_error" in table else "loss on the training data"
+    return "test_error" if "test_error" in table else "train_loss"
 
 
 def _setting(finished: Finished, table: pd.DataFrame) -> str:

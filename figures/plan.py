@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import over_seeds, wrapped
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 from asyncsim.study.planning import FEWEST_ROUNDS
 
@@ -70,7 +71,7 @@ def plan(finished: Finished) -> Figure:
         axes.yaxis.set_major_formatter("{x:g}")
     per = "per 1,000 gradients" if config["hours"] is not None else "until the horizon"
     axes.set_xlabel(f"time {per} ({unit})")
-    axes.set_ylabel("mean staleness (versions)")
+    axes.set_ylabel(axis_of("staleness_mean"))
     for number, row in enumerate(front.head(_NAMED).itertuples(), start=1):
         axes.annotate(str(number), (row.cost / seconds, row.staleness_mean), (3, 3), textcoords="offset points")
     if len(replayed):

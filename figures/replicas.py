@@ -19,6 +19,7 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "learning_rate", "own_workers", "trace_file", "run_folder")
@@ -55,7 +56,7 @@ def replicas(finished: Finished) -> Figure:
     panels[2].set_xscale("log")
     layout.plain_logs(panels[2].xaxis)
     panels[0].set_xlim(0, None)
-    panels[0].set_ylabel("error on the test data" if error else "loss on the training data")
+    panels[0].set_ylabel(axis_of("test_error" if error else "train_loss"))
     lines = [panels[0].plot([], [], color=looks[name].color, linestyle=looks[name].line)[0] for name in drawn]
     layout.legend_below(figure, lines, [looks[name].label for name in drawn], 6)
     seeds = over_seeds(int(table["seeds"].max()), fewest=int(table["seeds"].min()))

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 _COLUMNS = ("method", "byzantine", "attack", "learning_rate", "test_accuracy")
@@ -34,7 +35,7 @@ def robustness(finished: Finished) -> Figure:
         marker = dict(marker="o", markersize=3, color=looks[name].color, linestyle=looks[name].line)
         left.plot(rows["byzantine"], rows["test_accuracy"], label=name, **marker)
     left.set_xlabel(f"Byzantine workers of {finished.config['workers']}")
-    left.set_ylabel("accuracy on the test data, worst case")
+    left.set_ylabel(f"{axis_of('test_accuracy')}, worst case")
     left.set_ylim(0, 1)
     layout.whole_ticks(left.xaxis)
 

@@ -92,6 +92,7 @@ class Config(TargetOptions, StudyConfig):
         check_values("topology", self.topology)
         check_values("topology", self.topologies)
         check_values("dirichlet", self.dirichlet)
+        check_values("dirichlet", [one or "none" for one in self.dirichlet])
         for concentration in self.dirichlet:
             if concentration not in ("none", None):
                 require_positive("dirichlet", concentration)
@@ -133,12 +134,12 @@ class _OneCluster(StudyConfig):
             first, *rest = values.values if isinstance(values, PerWorker) else (values,) * self.workers
             return per_worker([tuple(map(slower, first)) if isinstance(first, tuple) else slower(first), *rest])
 
-        found: dict[str, Any] = {}
+        slower: dict[str, Any] = {}
         if cluster.latency != Constant(0.0):
-            found["latency"] = first_slow(cluster.latency, lambda law: scaled(law, self.slow_link))
+            slower["latency"] = first_slow(cluster.latency, lambda law: scaled(law, self.slow_link))
         if cluster.bandwidth is not None:
-            found["bandwidth"] = first_slow(cluster.bandwidth, lambda rate: rate / self.slow_link)
-        return dataclasses.replace(cluster, **found)
+            slower["bandwidth"] = first_slow(cluster.bandwidth, lambda rate: rate / self.slow_link)
+        return dataclasses.replace(cluster, **slower)
 
     def _law(self, option: str) -> Any:
         found = super()._law(option)

@@ -29,7 +29,7 @@ from asyncsim.study.config import MethodLike, StudyConfig
 from asyncsim.study.finished import Finished, present, read
 from asyncsim.study.ranking import Measure, at_the_edge, tuned
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.study.target import time_to_target, until_target
+from asyncsim.study.target import time_to_target
 
 #: The table of each method at its best rate, beside the summary of all runs.
 TABLE = "leaders.csv"
@@ -104,8 +104,8 @@ SCALES = {
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
-    if config.steps and config.gradients != SCALES[config.scale].gradients:
-        note("--gradients changes nothing beside --steps")
+    if config.steps:
+        config.say_ignored(["gradients"], "beside --steps")
     with config.computing_device():
         grid = [
             {"workers": n, "window": window, "learning_rate": rate}
@@ -152,7 +152,8 @@ def results_table(finished: Finished, target: float) -> pd.DataFrame:
         }
         if "test_accuracy" in group:
             row["test_error"] = 1 - ended["test_accuracy"].mean()
-        row |= until_target([_time_to_target(run.evaluations, target) for run in runs])
+        times = [time_to_target(run.evaluations["commit_time"], errors(run.evaluations), target) for run in runs]
+        row |= {"reached": int(np.isfinite(times).sum()), "time_to_target": np.mean(times)}
         if method == "lsgd":
             elected = [leaders(run, n) for run in runs]
             row["largest_share"] = np.mean([np.bincount(one).max() / len(one) for one in elected])
@@ -217,11 +218,6 @@ def _optimized(method: Method, rate: float, config: Config) -> Method:
     )
     more = {"local_momentum": config.local_momentum, "weight_decay": config.weight_decay}
     return method._replace(optimizer=optimizer, hyperparameters={**method.hyperparameters, **more})
-
-
-def _time_to_target(evaluations: pd.DataFrame, target: float) -> float:
-
-    return time_to_target(evaluations["commit_time"], errors(evaluations), target)
 
 
 def _place(finished: Finished) -> Any:

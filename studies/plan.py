@@ -41,9 +41,9 @@ from asyncsim.study.finished import present
 from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
 from asyncsim.study.loading import sha256
 from asyncsim.study.planning import FEWEST_ROUNDS, Candidate, Horizon, measure_all, pareto
-from asyncsim.study.ranking import Measure, at_the_edge, tuned
+from asyncsim.study.ranking import Measure, at_the_edge, means, tuned
 from asyncsim.study.sweep import check_values
-from asyncsim.study.target import TargetOptions, say_at_start, until_target
+from asyncsim.study.target import TargetOptions, say_at_start
 from asyncsim.traces.columns import package_versions
 from asyncsim.traces.trace import Trace
 
@@ -463,24 +463,16 @@ def _with_replays(config: Config, folder: Path, table: pd.DataFrame) -> pd.DataF
         return table
     if said := say_at_start(runs, config.goal):
         note(said)
-    rows, tried = [], ["method", "learning_rate"]
-    best = tuned(runs, ["name"], Measure("time_to_target"), tried)
-    for (name, method, rate), group in best.groupby(["name", *tried], sort=False):
-        times = group["time_to_target"]
-        rows.append(
-            {
-                "name": name,
-                "method": method,
-                "learning_rate": rate,
-                "diverged": int((group["status"] == "diverged").sum()),
-                **until_target(times),
-                "time_low": times.min(),
-                "time_high": times.max(),
-                "rounds_to_target": group["gradients_to_target"].min(),
-                "final_loss": group["final_loss"].mean(),
-            }
-        )
-    table = table.merge(pd.DataFrame(rows), how="left", on="name")
+    best = tuned(runs, ["name"], Measure("time_to_target"), ["method", "learning_rate"])
+    by = ["name", "method", "learning_rate"]
+    ends = best.groupby(by, sort=False).agg(
+        time_low=("time_to_target", "min"),
+        time_high=("time_to_target", "max"),
+        rounds_to_target=("gradients_to_target", "min"),
+        final_loss=("final_loss", "mean"),
+    )
+    replayed = means(best, by, ["time_to_target"]).drop(columns="seeds").merge(ends, on=by)
+    table = table.merge(replayed, how="left", on="name")
     return table.assign(rounds_to_target=table["rounds_to_target"] / table["round_gradients"])
 
 

@@ -26,7 +26,9 @@ from asyncsim.clusters.collectives import NETWORKS, Layer, best_groups, bubbles,
 from asyncsim.clusters.laws import Gamma
 from asyncsim.pages.page import on_a_page
 from asyncsim.study import results
-from asyncsim.study.finished import figures
+from asyncsim.study.columns import Column, text_of
+from asyncsim.study.finished import present
+from asyncsim.study.sweep import check_values
 from asyncsim.theory import barrier_time
 
 #: Files beside the summary: the layers, the published speed-ups, and overheads that may explain them.
@@ -72,13 +74,10 @@ class Config:
 
     def check(self) -> None:
         """Check the options."""
-        if not self.nodes:
-            raise InputError("nodes: none given; give one or more")
+        check_values("nodes", self.nodes)
         for count in self.nodes:
             if require_count("nodes", count) > _MOST_NODES:
                 raise InputError(f"nodes = {count}: must be at most {_MOST_NODES:,}")
-        if len(set(self.nodes)) < len(self.nodes):
-            raise InputError(f"nodes = {', '.join(map(str, self.nodes))}: one comes twice; give each once")
         require_count("examples", self.examples)
         require_positive("flops", self.flops, "operations/s")
         require_positive("bandwidth", self.bandwidth, "bytes/s")
@@ -111,8 +110,7 @@ def run(config: Config) -> pd.DataFrame:
         results.write_made(folder)
         results.remember(folder)
         with on_a_page(folder):
-            figures("scaling").draw(folder)
-            print(_text(config, tables[-1], summary, published))
+            present(folder, {}, _text(config, tables[-1], summary, published))
     results.say_written(folder)
     return summary
 
@@ -199,7 +197,10 @@ def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published
     by_stage.insert(0, "groups", merged.groupby("stage", sort=False)["groups"].min())
     by_stage[["computing", "communicating", "bubble"]] *= 1e3
     by_stage["bytes"] /= 1e6
-    titles = {name: f"{name} (ms)" for name in ("computing", "communicating", "bubble")} | {"bytes": "MB a node"}
+    columns: list[str | Column] = [
+        *(Column("stage", "layer"), "groups", Column("computing", "computing (ms)"), Column("bytes", "MB a node")),
+        *(Column(name, f"{name} (ms)") for name in ("communicating", "bubble")),
+    ]
     wide = summary.pivot(index="nodes", columns="way", values=["efficiency", "speed_up"])
     shown = {
         f"{what.replace('_', '-')}, {way}": wide[what, way]
@@ -210,13 +211,13 @@ def _text(config: Config, layers: pd.DataFrame, summary: pd.DataFrame, published
     implied = implied.pivot(index=["overhead", "constant"], columns="nodes", values="speed_up")[[64, 128]]
     implied = implied.reset_index().rename(columns={64: "at 64 (fitted)", 128: "at 128 (published: 90)"})
     implied = implied.sort_values("at 128 (published: 90)", ascending=False)
-    points = published.rename(columns={"speed_up": "speed-up"}).drop(columns="examples")
+    points = ("network", "nodes", Column("speed_up", "speed-up"), "efficiency")
     constant, worth = _PREDICTED[0] / _PREDICTED[1], _FITTED[0] / _FITTED[1]
     return (
         f"{config.network}, {config.examples} examples a node, assumed {config.flops:g} operations/s and "
         f"{config.bandwidth:g} bytes/s a node\n\nlayers on {nodes} nodes, hybrid\n"
-        f"{table_text(by_stage.rename(columns=titles).reset_index(names='layer'))}\n\n{table_text(table)}\n\n"
-        f"published (Das et al. 2016)\n{table_text(points)}\n\n"
+        f"{text_of(by_stage.reset_index(), columns)}\n\n{table_text(table)}\n\n"
+        f"published (Das et al. 2016)\n{text_of(published, points)}\n\n"
         "what the two points of VGG-A imply: both have 4 examples a node, so that a node computes and moves as much at "
         "64 as at 128. Bandwidth alone predicts one efficiency for both; the second needs iterations "
         f"{constant / worth:.2f} times as long. Speed-ups with one overhead each:\n"

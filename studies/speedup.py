@@ -28,7 +28,7 @@ from asyncsim.study.columns import text_of
 from asyncsim.study.config import LawLike, MethodLike
 from asyncsim.study.finished import Finished, outcomes, present, read
 from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
-from asyncsim.study.target import Target, until_target
+from asyncsim.study.target import Target
 
 #: How much sooner more workers met the target, beside the summary of all runs.
 TABLE = "speedup.csv"
@@ -88,8 +88,8 @@ SCALES = {
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
-    if config.steps and config.seconds != SCALES[config.scale].seconds:
-        note("--seconds changes nothing beside --steps")
+    if config.steps:
+        config.say_ignored(["seconds"], "beside --steps")
     whole = as_law("compute", config.compute)
     with config.computing_device():
         grid = [
@@ -143,22 +143,15 @@ def speedups(finished: Finished, target: float) -> pd.DataFrame:
     ``most_time`` of the seeds, and ``speedup``, that time of the fewest workers whose seeds all met it over this one;
     NaN of those that did not.
     """
-    rows = []
-    for (method, workers), group in finished.summary.groupby(["method", "workers"], sort=False):
-        times = group["time_to_target"]
-        rows.append(
-            {
-                "method": method,
-                "workers": workers,
-                "batch_size": group["batch_size"].iloc[0],
-                "seeds": len(times),
-                "target": target,
-                **until_target(times),
-                "least_time": min(times),
-                "most_time": max(times),
-            }
-        )
-    table = pd.DataFrame(rows).sort_values(["method", "workers"], kind="stable", ignore_index=True)
+    table = finished.summary.groupby(["method", "workers"], as_index=False).agg(
+        batch_size=("batch_size", "first"),
+        seeds=("seed", "size"),
+        reached=("time_to_target", lambda seconds: np.isfinite(seconds).sum()),
+        time_to_target=("time_to_target", "mean"),
+        least_time=("time_to_target", "min"),
+        most_time=("time_to_target", "max"),
+    )
+    table.insert(4, "target", target)
     finite = table["time_to_target"].where(np.isfinite(table["time_to_target"]))
     return table.assign(speedup=finite.groupby(table["method"]).transform("first") / finite)
 

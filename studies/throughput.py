@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from asyncsim.base.calls import split
-from asyncsim.base.console import note, number_text, table_text, tell
+from asyncsim.base.console import note, number_text, tell
 from asyncsim.base.errors import InputError, require_choice, require_count, require_positive
 from asyncsim.base.files import write_csv, write_json
 from asyncsim.benchmark import contenders, turns
@@ -26,9 +26,13 @@ from asyncsim.methods import METHODS
 from asyncsim.pages.page import on_a_page
 from asyncsim.simulation.simulate import simulate
 from asyncsim.study import results
-from asyncsim.study.finished import figures
+from asyncsim.study.columns import Column, text_of
+from asyncsim.study.finished import present
+from asyncsim.study.sweep import check_values
 
 TASKS = ("trace", "quadratic", "digits", "cnn", "mlp")
+#: Titles of columns that are not their names.
+_TITLES = {"per_second_min": "least", "per_second_max": "most"}
 #: The thesis' network takes 19 MB a vector: with more workers than this its state outgrows most machines.
 MOST_MLP_WORKERS = 100
 #: Visits of a trace: at least so many, and so many for each worker.
@@ -72,11 +76,10 @@ def run(config: Config) -> pd.DataFrame:
         results.write_made(folder)
         results.remember(folder)
         with on_a_page(folder):
-            figures("throughput").draw(folder)
-            named = {"per_second": "per second", "per_second_min": "least", "per_second_max": "most"}
-            shown = summary.drop(columns="amount").rename(columns=named)
-            print("ratio: the rate of the first of a case over this one's, in the same turn; medians, least and most")
-            print(f"{table_text(shown)}\n\n{verdict(summary)}")
+            named = {name: Column(name, title) for name, title in _TITLES.items()}
+            columns = [named.get(name, name) for name in summary if name != "amount"]
+            text = "ratio: the rate of the first of a case over this one's, in the same turn; medians, least and most"
+            present(folder, {}, text, text_of(summary, columns), f"\n{verdict(summary)}")
     results.say_written(folder)
     return summary
 
@@ -90,15 +93,8 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     methods = several if methods == ["all"] else [require_choice("methods", name, several) for name in methods]
     workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
     workers = [require_count("workers", count) for count in workers]
-    for name, values, remedy in (
-        ("tasks", tasks, f"choose from {', '.join(TASKS)}"),
-        ("methods", methods, "choose from downpour, gem, all"),
-        ("workers", workers, "give at least one number"),
-    ):
-        if not values:
-            raise InputError(f"{name}: none given; {remedy}")
-        if len(set(values)) < len(values):
-            raise InputError(f"{name} = {', '.join(map(str, values))}: one comes twice; give each once")
+    for name, values in (("tasks", tasks), ("methods", methods), ("workers", workers)):
+        check_values(name, values)
     require_count("repeats", config.repeats)
     require_positive("seconds", config.seconds, "s")
     if "mlp" in tasks and min(workers) > MOST_MLP_WORKERS:

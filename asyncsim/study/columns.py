@@ -1,4 +1,7 @@
-"""Columns of the tables of studies, each declared once: its name in files, its title in printed tables, its axis."""
+"""Columns of the tables of studies, each declared once: its name in files, its title in printed tables, its axis.
+
+Pages show the words of the axis where the mouse is over a column's name.
+"""
 
 from collections.abc import Iterable
 from typing import NamedTuple

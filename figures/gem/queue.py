@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, draw_band, draw_curves
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 from .panels import LOSS, MOST_LOSS, at_rate, chosen, finish, log_axis, loss, one_cluster, setting, values_of
@@ -37,7 +38,7 @@ def discipline(results: Finished) -> Figure:
     share, staleness = top.subplots(1, 2, sharex=True)
     _by_rank(share, ranks.assign(share=ranks["share"] * n), "share", "commits of a worker / mean")
     share.axhline(1, color=look.GREY, linewidth=0.5, zorder=0)
-    _by_rank(staleness, ranks, "staleness_mean", "mean staleness (versions)")
+    _by_rank(staleness, ranks, "staleness_mean", axis_of("staleness_mean"))
     means = ranks["staleness_mean"].dropna()
     if means.max() > _FAR * means.median() > 0:  # a worker that was served once, after a long wait
         staleness.set_yscale("log")
