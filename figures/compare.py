@@ -21,15 +21,11 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import (
     DIVERGED,
     Curve,
-    add_steps,
     coincidences,
-    draw_curves,
+    draw_along,
     draw_target,
     evaluation_curve,
     loss_axis,
-    mark_after,
-    mark_below,
-    mark_beyond,
     steady_time,
 )
 from asyncsim.drawing.paper import drawer
@@ -73,25 +69,13 @@ def curves(finished: Finished) -> Figure:
         until = reached if config["measure"].endswith("_to_target") else max(until, reached)
     labels = {name: one.label for name, one in look.looks(drawn).items()}
     steady = steady_time(drawn, config["workers"])
-    size = (look.DOUBLE, 3.0, 2) if steady is None else (0.75 * look.DOUBLE, 3.2)
-    figure, panels = look.new_figure(*size, sharey=True) if steady is None else look.new_figure(*size)
+    sizes = (look.DOUBLE, 3.0), (0.75 * look.DOUBLE, 3.2)
     rising = quantity.endswith("accuracy")
-    scale, *limits = loss_axis(drawn.values()) if not rising else ("linear", *_accuracies(drawn, config))
-    for axes, against in zip(panels, ("time", "step"), strict=False):
-        axes.set_yscale(scale)
-        axes.set_ylim(*limits)
-        if scale == "log":
-            layout.plain_logs(axes.yaxis)
-        draw_curves(axes, drawn, labels, against, until if against == "time" else None)
+    scale = ("linear", *_accuracies(drawn, config)) if rising else loss_axis(drawn.values())
+    figure, panels = draw_along(drawn, labels, sizes, scale, until, steady, _GRADIENTS, rising)
+    for axes in panels:
         draw_target(axes, config, quantity)
-    panels[-1].set_xlabel(_GRADIENTS if steady is None else panels[0].get_xlabel())
-    if steady is not None:
-        add_steps(panels[0], steady, _GRADIENTS)
     panels[0].set_ylabel(axis_of(quantity))
-    if not rising:
-        mark_beyond(panels[0], drawn, labels, "time")
-        mark_below(panels[0], drawn, labels, "time")
-    mark_after(panels[0], drawn, labels, rising)
     handles, named = panels[0].get_legend_handles_labels()
     if any(curve.ends for curve in drawn.values()):
         handles += panels[0].plot([], [], color=look.BLACK, **DIVERGED)

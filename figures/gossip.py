@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from asyncsim.base.console import counted, over_seeds
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
-from asyncsim.drawing.curves import Curve, coincidences, curve_over_seeds, draw_curve
+from asyncsim.drawing.curves import Curve, coincidences, draw_curve, evaluation_curve
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
@@ -137,12 +137,8 @@ def _said(split: float) -> str:
 
 def _curve(finished: Finished, quantity: str, own: dict[str, Any]) -> Curve:
     """Return what the target is of at the evaluations of some runs; its steps are gradients."""
-    tables = [run.evaluations for run in finished.runs(**own)]
-    time, step, values = (
-        pd.concat([one[name] for one in tables], axis=1) for name in ("commit_time", "gradients", quantity)
-    )
-    time, step = (np.maximum.accumulate(one.mean(axis=1)) for one in (time, step))
-    return curve_over_seeds(time, step, values.where(np.isfinite(values)), [])
+    runs = finished.runs(**own)
+    return evaluation_curve(runs, [run.evaluations["gradients"] for run in runs], quantity)._replace(ends=[])
 
 
 def _until(table: pd.DataFrame, curves: dict[Any, Curve], against: str) -> float:

@@ -164,9 +164,7 @@ def _seeds(table: pd.DataFrame) -> int:
 
 def _finish(figure: Figure, looks: Mapping[str, Look], text: str) -> None:
     """Add the title, and one legend for all panels."""
-    handles: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles |= {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
+    handles = layout.labelled(figure)
     if any(line.get_marker() == DIVERGED["marker"] for axes in figure.axes for line in axes.lines):
         text += "; crosses: a seed diverged"
     ordered = [handles[one.label] for one in looks.values() if one.label in handles]

@@ -26,6 +26,7 @@ from asyncsim.drawing.curves import (
     evaluation_curve,
     loss_axis,
     mark_beyond,
+    scale_losses,
 )
 from asyncsim.drawing.paper import drawer
 from asyncsim.study.columns import axis_of
@@ -77,12 +78,9 @@ def loss(finished: Finished) -> Figure | None:
     figure, panels = look.new_grid(len(found), 2.7, sharey=True)
     curves_of = {one: _curves(finished, times, one, quantity) for one in found}
     every = list(itertools.chain.from_iterable(curves.values() for curves in curves_of.values()))
-    scale, *limits = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(every)
+    scale = ("linear", 0.0, 1.0) if quantity.endswith("accuracy") else loss_axis(every)
     for axes, ((workers, window, method), curves) in zip(panels, curves_of.items(), strict=True):
-        axes.set_yscale(scale)
-        axes.set_ylim(*limits)
-        if scale == "log":
-            layout.plain_logs(axes.yaxis)
+        scale_losses(axes, *scale)
         own_looks, named = {name: looks[name] for name in curves}, {name: name for name in curves}
         draw_curves(axes, curves, named, "time", looks=own_looks)
         mark_beyond(axes, curves, named, "time", own_looks)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from asyncsim.base.console import number_text
@@ -263,6 +264,46 @@ def draw_curves(
         draw_curve(axes, curves[name], one._replace(label=labels[name]), against, until)
     axes.set_xlim(0, until)
     axis_along(axes, against)
+
+
+def draw_along(
+    curves: Mapping[str, Curve],
+    labels: Mapping[str, str],
+    sizes: Sequence[tuple[float, float]],
+    scale: tuple[str, float, float],
+    until: float,
+    steady: tuple[float, float] | None,
+    steps: str = ALONG["step"],
+    rising: bool = False,
+) -> tuple[Figure, list[Axes]]:
+    """Draw curves against simulated time and against steps, and say of each how far it leaves the first panel.
+
+    ``sizes``: of two panels, and of the one (inches) that is enough where time and steps say the same: if there is a
+    ``steady`` time, as `steady_time` returns it. ``scale``: of the vertical axis, with its limits. ``until``: where the
+    axis of time ends. ``steps``: what the axis of steps shows, in words. ``rising``: whether the curves rise.
+    """
+    two, alone = sizes
+    figure, panels = look.new_figure(*two, 2, sharey=True) if steady is None else look.new_figure(*alone)
+    for axes, against in zip(panels, ("time", "step"), strict=False):
+        scale_losses(axes, *scale)
+        draw_curves(axes, curves, labels, against, until if against == "time" else None)
+    if steady is None:
+        panels[1].set_xlabel(steps)
+    else:
+        add_steps(panels[0], steady, steps)
+    if not rising:
+        mark_beyond(panels[0], curves, labels, "time")
+        mark_below(panels[0], curves, labels, "time")
+    mark_after(panels[0], curves, labels, rising)
+    return figure, panels
+
+
+def scale_losses(axes: Axes, scale: str, low: float, high: float) -> None:
+    """Set scale and limits of the vertical axis, as `loss_axis` returns them."""
+    axes.set_yscale(scale)
+    axes.set_ylim(low, high)
+    if scale == "log":
+        layout.plain_logs(axes.yaxis)
 
 
 def axis_along(axes: Any, against: str) -> None:
