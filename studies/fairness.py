@@ -85,7 +85,6 @@ class Config(RealConfig):
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.jobs.run_jobs`."""
     config.check()
-
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     if len(methods) > 1:
@@ -148,7 +147,6 @@ def predicted(trace: Trace, discipline: str, laws: tuple[Law, Law], simulations:
 
 
 def _conclude(folder: Path, summary: pd.DataFrame) -> None:
-
     lines = []
     for one in summary["discipline"].unique():
         numbers = load(folder / _RECORDINGS / one).trace.summary()

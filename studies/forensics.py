@@ -311,7 +311,6 @@ def _curve(runs: list[Run], workers: int) -> Curve:
 
 
 def _as_table(targets: dict[tuple[str, int], pd.Series]) -> pd.DataFrame:
-
     steps = _measure().BIN_STEPS
     parts = [
         pd.DataFrame({"method": method, "workers": n, "step": (target.index + 0.5) * steps, "loss": target.to_numpy()})

@@ -277,7 +277,6 @@ def verdict(table: pd.DataFrame, goal: Target) -> str:
 
 
 def _conclude(config: Config, goal: Target, left_out: list[str], folder: Path, summary: pd.DataFrame) -> None:
-
     table = results_table(config, goal, folder)
     shown = table.copy()
     if "dirichlet" in table:

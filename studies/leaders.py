@@ -198,7 +198,6 @@ def _complete(cell: Cell, config: Config, made: dict[Any, Method]) -> Cell:
 
 
 def _grouped(config: StudyConfig, groups: int) -> Method:
-
     if config.optimizer is None:
         return lsgd(config.learning_rate, groups=groups)._replace(name=GROUPS)
     optimizer = named_optimizer(config.optimizer, config.learning_rate)

@@ -263,7 +263,6 @@ def _grid(config: Config) -> list[dict[str, Any]]:
 
 
 def _job(cell: Cell, method: Method) -> Job:
-
     return measurement(
         f"{describe(cell.cluster)}, {method.name}",
         _measured,
@@ -299,7 +298,6 @@ def _of_cell(cell: Cell) -> dict[str, Any]:
 
 
 def _estimated(cell: Cell, method: Method, found: Paths, path: list[dict[str, Any]]) -> dict[str, Any]:
-
     enough = len(found.values) >= _FEWEST
     estimate = estimate_momentum(found.values) if enough else Estimate(*[np.nan] * len(Estimate._fields))
     mean, error, theory = (np.array([point[name] for point in path]) for name in ("mean", "standard_error", "theory"))
@@ -355,5 +353,4 @@ def _steps_plainly(method: Method) -> bool:
 
 
 def _assumptions_hold(cell: Cell) -> bool:
-
     return memoryless(cell.cluster) and cell.cluster.service.mean == 0

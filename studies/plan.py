@@ -506,7 +506,6 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def _text(config: Config, table: pd.DataFrame) -> str:
-
     horizon, shown = config.horizon, table.head(config.show)
     unit, each = _unit(table["cost"].median())
     times = zip(shown["cost"] / each, shown["cost_low"] / each, shown["cost_high"] / each, strict=True)

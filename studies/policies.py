@@ -174,7 +174,6 @@ def _conclude(clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: 
 
 
 def _policies_text(policies: pd.DataFrame, traces: int) -> str:
-
     parts = [part for part in (*Phases._fields, "in_vain") if part == "in_vain" or policies[part].max() >= LEAST_SHARE]
     window = ("window",) if policies["window"].nunique() > 1 else ()
     columns = ("workers", *window, "policy", "throughput", "versions", "staleness_mean", "staleness_q99", *parts)
@@ -193,7 +192,6 @@ def _policies_text(policies: pd.DataFrame, traces: int) -> str:
 
 
 def _times_text(times: pd.DataFrame, config: Config) -> str:
-
     measure, texts = Measure("time_to_target"), []
     for (workers, method), group in times.groupby(["workers", "method"], sort=False):
         table = group.reset_index(drop=True)

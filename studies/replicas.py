@@ -122,7 +122,6 @@ def _complete(cell: Cell) -> Cell:
 
 
 def _conclude(config: Config, goal: Target, folder: Path, summary: pd.DataFrame) -> None:
-
     table = results_table(folder)
     workers = f"{counted(config.workers, 'worker')}, {config.window} local steps between two communications"
     rounds = Column("rounds", "rounds in all")

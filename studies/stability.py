@@ -247,7 +247,6 @@ def limits_of(search: Search, fraction: float) -> dict[str, list[dict[str, Any]]
 
 
 def _try(cell: Cell, seed: int, fraction: float) -> dict[str, Any]:
-
     config, (method,) = cell.config, cell.methods
     cluster, commits = cell.own(method)
     trace = simulate(cluster, commits, seed)

@@ -80,7 +80,6 @@ def run(config: Config) -> Result:
 
 
 def _require_pi(cell: Cell) -> None:
-
     params = jax.eval_shape(cell.problem.init, jax.random.key(0))
     for method in cell.methods:
         if "pi" not in check_method(method, params):

@@ -81,7 +81,6 @@ def run(config: Config) -> Result:
         Passed on; what was recorded is there then, and can be gone on with.
     """
     config.check()
-
     require_ray()
     methods, problem = config.make_methods(), config.make_problem()
     for method in methods:

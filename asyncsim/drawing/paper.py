@@ -161,8 +161,11 @@ def drawer(
     def draw(folder: str | os.PathLike) -> list[Path]:
         finished = read(folder, study, columns)
         with look.style():
-            drawn = ((name, make(finished)) for name, make in figures.items())
-            return [path for name, one in drawn if one is not None for path in look.save(one, finished.folder / name)]
+            written: list[Path] = []
+            for name, make in figures.items():
+                if (figure := make(finished)) is not None:
+                    written += look.save(figure, finished.folder / name)
+            return written
 
     return draw
 

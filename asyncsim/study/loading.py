@@ -86,20 +86,20 @@ def _options_of(name: str, path: Path) -> ModuleType | None:
     docstring = ast.get_docstring(tree)
     statements = tree.body[docstring is not None :]
     kinds = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef
-    defined = {one.name for one in statements if isinstance(one, ast.FunctionDef | ast.ClassDef)}
-    if not {"Config", "run"} <= defined or not all(isinstance(one, kinds) for one in statements):
+    defined = {statement.name for statement in statements if isinstance(statement, ast.FunctionDef | ast.ClassDef)}
+    if not {"Config", "run"} <= defined or not all(isinstance(statement, kinds) for statement in statements):
         return None
     needed = {"Config", "SCALES"}
     kept: list[ast.stmt] = []
     for statement in reversed(statements):
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            names = [alias for alias in statement.names if (alias.asname or alias.name.partition(".")[0]) in needed]
-            if names:
-                statement.names = names
+            aliases = statement.names
+            statement.names = [alias for alias in aliases if (alias.asname or alias.name.partition(".")[0]) in needed]
+            if statement.names:
                 kept.append(statement)
         elif needed & _bound(statement):
-            read = (one for one in _evaluated(statement) if isinstance(one, ast.Name))
-            needed |= {name.id for name in read if isinstance(name.ctx, ast.Load)}
+            names = (node for node in _evaluated(statement) if isinstance(node, ast.Name))
+            needed |= {name.id for name in names if isinstance(name.ctx, ast.Load)}
             kept.append(statement)
     module = ModuleType(f"asyncsim.options.{name}", docstring)
     module.__file__ = str(path)
@@ -116,7 +116,8 @@ def _bound(statement: ast.stmt) -> set[str]:
     """Return the names that a statement binds."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return {statement.name}
-    return {one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
