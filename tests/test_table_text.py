@@ -58,6 +58,7 @@ def test_columns_are_printed_with_their_titles_and_parts_with_their_whole():
     assert list(with_titles(table)) == ["method", "seeds", "reached", "rate", "own name"]
     shown = with_titles(table, ["reached", "not_there", Column("own_name", "mine"), "method"])
     assert shown.to_dict("list") == {"reached": ["2 of 3"], "mine": [1.0], "method": ["gem"]}
+    assert with_titles(table.assign(**{"": "~1"}), ["", "method"]).to_dict("list") == {"": ["~1"], "method": ["gem"]}
     # Without the whole the part is a number.
     assert list(with_titles(table.drop(columns="seeds"), ["reached"])["reached"]) == [2]
     assert text_of(table, ["method", "learning_rate"]).split() == ["method", "rate", "gem", "0.100"]

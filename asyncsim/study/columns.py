@@ -66,7 +66,7 @@ def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = No
     for column in map(as_column, table if columns is None else columns):
         if column.name in table:
             values = table[column.name]
-            if column.of in table and values.dtype != object:
+            if column.of and column.of in table:
                 values = [f"{part} of {whole}" for part, whole in zip(values, table[column.of], strict=True)]
             shown[column.title] = values
     return pd.DataFrame(shown, table.index)
