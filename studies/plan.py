@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds, table_text
+from asyncsim.base.console import LEAST_SHARE, counted, each_note_once, note, number_text, over_seeds
 from asyncsim.base.errors import InputError, require_choice, require_count, require_nonnegative, require_positive
 from asyncsim.base.files import plain, read_table
 from asyncsim.base.units import BYTES, positive
@@ -35,6 +35,7 @@ from asyncsim.clusters.collectives import COLLECTIVES
 from asyncsim.clusters.network import as_bandwidth
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.study import results
+from asyncsim.study.columns import Column, text_of
 from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
 from asyncsim.study.executor import Executor, Local, Processes
 from asyncsim.study.finished import present
@@ -508,33 +509,26 @@ def _unit(seconds: float) -> tuple[str, float]:
 def _text(config: Config, table: pd.DataFrame) -> str:
     horizon, shown = config.horizon, table.head(config.show)
     unit, each = _unit(table["cost"].median())
+    in_time = horizon.of == "seconds"
     times = zip(shown["cost"] / each, shown["cost_low"] / each, shown["cost_high"] / each, strict=True)
     known = zip(shown["theory"] / each, shown["theory_name"], shown["exact"], strict=True)
-    columns = {
-        "combination": shown["name"],
-        f"time ({unit})" if horizon.of != "seconds" else f"{unit} per 1,000 gradients": [_band(*one) for one in times],
-        "theory": [f"{'' if exact else 'at least '}{number_text(one)}" if name else "-" for one, name, exact in known],
-        "behind": shown["behind"],
-        "staleness": shown["staleness_mean"],
-        **{name: shown[name] for name in ("computing", "sending", "waiting", "held", "away")},
-        "in vain": shown["in_vain"],
-        "goodput": shown["goodput"],
-        "GB": shown["gigabytes"],
-        "worker hours": shown["worker_hours"],
-    }
-    if config.price is not None:
-        columns["money"] = shown["money"]
-    if horizon.of == "seconds":
-        columns["gradients"] = shown["gradients"]
-    if "time_to_target" in table:
-        columns |= {
-            "to target (s)": shown["time_to_target"],
-            "rounds": shown["rounds_to_target"],
-            "rate": shown["learning_rate"],
-        }
-    frame = pd.DataFrame(columns)
-    small = [name for name in ("sending", "waiting", "held", "away", "in vain") if not frame[name].max() >= LEAST_SHARE]
-    small += ["computing"] if "in vain" in small else []  # which the goodput is then
+    shown = shown.assign(
+        cost=[_band(*seconds) for seconds in times],
+        theory=[f"{'' if exact else 'at least '}{number_text(one)}" if name else "-" for one, name, exact in known],
+    )
+    shares = [name for name in ("sending", "waiting", "held", "away", "in_vain") if shown[name].max() >= LEAST_SHARE]
+    time = f"{unit} per 1,000 gradients" if in_time else f"time ({unit})"
+    columns: list[str | Column] = [
+        Column("name", "combination"),
+        Column("cost", time),
+        *("theory", "behind", "staleness_mean"),
+        *(["computing"] if "in_vain" in shares else []),  # which the goodput is else
+        *(*shares, "goodput"),
+        Column("gigabytes", "GB"),
+        *("worker_hours", "money", *(["gradients"] if in_time else [])),
+        Column("time_to_target", "to target (s)"),
+        *("rounds_to_target", "learning_rate"),
+    ]
     beyond = int((table["extrapolated"] > 0).sum())
     far = (
         f"; {beyond} of {len(table)} beyond {config.simulate:,} commits, at the rate after the start-up"
@@ -548,7 +542,7 @@ def _text(config: Config, table: pd.DataFrame) -> str:
     return (
         f"{horizon}, {counted(config.workers, 'worker')}, {over}{far}\n"
         "computing, sending, ...: parts of the workers' time; goodput: the part that went into gradients taken up\n"
-        f"{table_text(frame.drop(columns=small))}{more}"
+        f"{text_of(shown, columns)}{more}"
     )
 
 
