@@ -180,7 +180,8 @@ def errors(evaluations: pd.DataFrame) -> pd.Series:
 def report(problem: str, table: pd.DataFrame) -> str:
     """Return what the study prints."""
     columns = [name for name in table if name != "seeds"]
-    return f"{problem}; each method at the best of its learning rates\n{text_of(table, columns)}"
+    rates = "each method at the best of its learning rates"
+    return f"{problem}; {rates}; time until the target is reached\n{text_of(table, columns)}"
 
 
 def _complete(cell: Cell, config: Config, made: dict[Any, Method]) -> Cell:
