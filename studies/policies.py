@@ -22,7 +22,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.policy import Policy, parse_policy
 from asyncsim.study.cell import meet
-from asyncsim.study.columns import with_titles
+from asyncsim.study.columns import Column, with_titles
 from asyncsim.study.config import LawLike, MethodLike, PolicyLike
 from asyncsim.study.finished import Known, beside, present, trace_means
 from asyncsim.study.ranking import Measure, at_the_edge, grid, ranked, ranked_text, verdict
@@ -176,8 +176,8 @@ def _conclude(clusters: dict[tuple[Any, ...], Cluster], config: Config, folder: 
 def _policies_text(policies: pd.DataFrame, traces: int) -> str:
     parts = [part for part in (*Phases._fields, "in_vain") if part == "in_vain" or policies[part].max() >= LEAST_SHARE]
     window = ("window",) if policies["window"].nunique() > 1 else ()
-    columns = ("workers", *window, "policy", "throughput", "versions", "staleness_mean", "staleness_q99", *parts)
-    shown = with_titles(policies, columns)
+    columns: list[str | Column] = ["workers", *window, "policy", "throughput", Column("versions", "versions/s")]
+    shown = with_titles(policies, [*columns, "staleness_mean", "staleness_q99", *parts])
     known = [
         Known(row.theory, row.theory_name, row.exact) if row.theory_name else None for row in policies.itertuples()
     ]

@@ -40,9 +40,8 @@ COLUMNS = {
         Column("test_accuracy", axis="accuracy on the test data"),
         Column("throughput", "commits/s"),
         Column("trace.throughput", "commits/s"),
-        Column("versions", "versions/s"),
         Column("staleness_mean", "staleness", "mean staleness (versions)"),
-        Column("staleness_q99", "99 % of it"),
+        Column("staleness_q99", "99 % of it", "99 % quantile of the staleness (versions)"),
         Column("spectral_gap", "gap", "spectral gap"),
     )
 }
@@ -50,9 +49,9 @@ COLUMNS = {
 
 def as_column(column: str | Column) -> Column:
     """Return a column by its name, with its title and the words along its axis."""
-    known = COLUMNS.get(column, Column(column)) if isinstance(column, str) else column
-    title = known.title or known.name.replace("_", " ")
-    return known._replace(title=title, axis=known.axis or title)
+    declared = COLUMNS.get(column, Column(column)) if isinstance(column, str) else column
+    title = declared.title or declared.name.replace("_", " ")
+    return declared._replace(title=title, axis=declared.axis or title)
 
 
 def axis_of(column: str) -> str:
@@ -62,14 +61,14 @@ def axis_of(column: str) -> str:
 
 def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = None) -> pd.DataFrame:
     """Return some columns of a table as they are printed, as far as the table has them; by default all."""
-    shown = {}
+    titled = {}
     for column in map(as_column, table if columns is None else columns):
         if column.name in table:
             values = table[column.name]
             if column.of and column.of in table:
                 values = [f"{part} of {whole}" for part, whole in zip(values, table[column.of], strict=True)]
-            shown[column.title] = values
-    return pd.DataFrame(shown, table.index)
+            titled[column.title] = values
+    return pd.DataFrame(titled, table.index)
 
 
 def text_of(table: pd.DataFrame, columns: Iterable[str | Column] | None = None, file: str = "", digits: int = 3) -> str:
