@@ -14,6 +14,7 @@ from asyncsim.base.console import counted, over_seeds
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.paper import drawer
 from asyncsim.study import load
+from asyncsim.study.columns import axis_of
 from asyncsim.study.finished import Finished
 
 #: The colours of the parts of the workers' time, as the study names them.
@@ -29,7 +30,7 @@ def goodput(finished: Finished) -> Figure:
     height = 0.8 + (0.45 + 0.22 * table["deaths"].nunique()) * len(found)
     figure, panels = look.new_figure(look.DOUBLE, height, 1, len(found), sharex=True)
     for axes, ((workers, policy), rows) in zip(panels, found, strict=True):
-        bars = [(part.axis, color, rows[part.name]) for part, color in zip(parts, _COLORS, strict=True)]
+        bars = [(axis_of(part), color, rows[part.name]) for part, color in zip(parts, _COLORS, strict=True)]
         layout.stacked_bars(axes, bars, [f"{deaths:g}" for deaths in rows["deaths"]], rows["throughput"])
         axes.set_title(f"{policy}, {counted(int(workers), 'worker')}")
     figure.supylabel("deaths of a worker per hour", fontsize=8)

@@ -179,9 +179,8 @@ def errors(evaluations: pd.DataFrame) -> pd.Series:
 
 def report(problem: str, table: pd.DataFrame) -> str:
     """Return what the study prints."""
-    columns = [name for name in table if name != "seeds"]
     rates = "each method at the best of its learning rates"
-    return f"{problem}; {rates}; time until the target is reached\n{text_of(table, columns)}"
+    return f"{problem}; {rates}; time until the target is reached\n{text_of(table)}"
 
 
 def _complete(cell: Cell, config: Config, made: dict[Any, Method]) -> Cell:

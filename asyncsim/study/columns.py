@@ -54,15 +54,21 @@ def as_column(column: str | Column) -> Column:
     return declared._replace(title=title, axis=declared.axis or title)
 
 
-def axis_of(column: str) -> str:
+def axis_of(column: str | Column) -> str:
     """Return the words along the axis of a figure that shows a column."""
     return as_column(column).axis
 
 
 def with_titles(table: pd.DataFrame, columns: Iterable[str | Column] | None = None) -> pd.DataFrame:
-    """Return some columns of a table as they are printed, as far as the table has them; by default all."""
+    """Return some columns of a table as they are printed, as far as the table has them.
+
+    By default all but those of which others are printed as parts.
+    """
     titled = {}
-    for column in map(as_column, table if columns is None else columns):
+    if columns is None:
+        wholes = {as_column(name).of for name in table}
+        columns = [name for name in table if name not in wholes - {""}]
+    for column in map(as_column, columns):
         if column.name in table:
             values = table[column.name]
             if column.of and column.of in table:
