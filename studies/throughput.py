@@ -93,8 +93,9 @@ def _check(config: Config) -> tuple[list[str], list[int], list[str]]:
     methods = several if methods == ["all"] else [require_choice("methods", name, several) for name in methods]
     workers = [config.workers] if isinstance(config.workers, int) else list(config.workers)
     workers = [require_count("workers", count) for count in workers]
-    for name, values in (("tasks", tasks), ("methods", methods), ("workers", workers)):
-        check_values(name, values)
+    check_values("tasks", tasks, f"choose from {', '.join(TASKS)}")
+    check_values("methods", methods, "choose from downpour, gem, all")
+    check_values("workers", workers, "give at least one number")
     require_count("repeats", config.repeats)
     require_positive("seconds", config.seconds, "s")
     if "mlp" in tasks and min(workers) > MOST_MLP_WORKERS:
