@@ -104,8 +104,8 @@ SCALES = {
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
-    if config.steps:
-        config.say_ignored(["gradients"], "beside --steps")
+    if config.steps and config.gradients != SCALES[config.scale].gradients:
+        note("--gradients changes nothing beside --steps")
     with config.computing_device():
         grid = [
             {"workers": n, "window": window, "learning_rate": rate}

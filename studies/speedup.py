@@ -88,8 +88,8 @@ SCALES = {
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
-    if config.steps:
-        config.say_ignored(["seconds"], "beside --steps")
+    if config.steps and config.seconds != SCALES[config.scale].seconds:
+        note("--seconds changes nothing beside --steps")
     whole = as_law("compute", config.compute)
     with config.computing_device():
         grid = [

@@ -101,8 +101,8 @@ SCALES = {
 def run(config: Config) -> Result:
     """Run the study; see `asyncsim.study.sweep.run_cells`."""
     config.check()
-    if config.steps:
-        config.say_ignored(["epochs"], "beside --steps")
+    if config.steps and config.epochs != SCALES[config.scale].epochs:
+        note("--epochs changes nothing beside --steps")
     grid = [{"workers": n, "window": window} for n in config.workers for window in config.window]
     with config.computing_device():
         cells = sweep(config, grid)
