@@ -34,6 +34,7 @@ RANKS = {folder: rank for rank, line in enumerate(ORDER.split("\n")) for folder 
 FOR_TYPES = {
     ("asyncsim.traces.trace_summary", "asyncsim.traces.trace"),
     ("asyncsim.simulation.absences", "asyncsim.simulation.world"),
+    ("asyncsim.simulation.shards", "asyncsim.simulation.world"),
 }
 
 

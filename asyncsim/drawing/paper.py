@@ -7,6 +7,7 @@ A paper is a module or a package in ``figures/`` that says which figures it has;
 """
 
 import argparse
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,27 @@ class Paper:
         if measured and self.keep is not None:
             written.append(self.keep(measured, out))
         return written, [f"{', '.join(figures)}: {why}" for why, figures in missing.items()]
+
+
+def drawer(
+    study: str, columns: Sequence[str], **figures: Callable[[Finished], Figure | None]
+) -> Callable[[str | os.PathLike], list[Path]]:
+    """Return the function that draws the figures of a study into the folder of its results.
+
+    It returns a PNG and a PDF of each. ``columns``: that the study's summary must have. ``figures``: by their names,
+    from the results to the figure; one that is None is not drawn.
+    """
+
+    def draw(folder: str | os.PathLike) -> list[Path]:
+        finished = read(folder, study, columns)
+        with look.style():
+            written: list[Path] = []
+            for name, make in figures.items():
+                if (figure := make(finished)) is not None:
+                    written += look.save(figure, finished.folder / name)
+            return written
+
+    return draw
 
 
 def _read(folder: Path, study: str) -> Finished:

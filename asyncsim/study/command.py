@@ -104,8 +104,8 @@ def _print_no_more() -> None:
 
 def _run(name: str, *options: str, keep_compiled: bool) -> int:
     _warn_of({own: path for own, path in hidden().items() if own == name})
+    set_up_jax(keep_compiled)  # before the study imports JAX
     study, config = configure(name, options)
-    set_up_jax(keep_compiled)
     result = study.run(config)
     return INCOMPLETE if results.lacks_runs(getattr(result, "folder", None)) else 0
 
@@ -130,7 +130,7 @@ def configure(name: str, options: Sequence[str] = ()) -> tuple[ModuleType, Any]:
 
     A study that is resumed has the options that it was begun with, but for those that are given anew.
     """
-    study = load(name)
+    study = load(name, options_alone=not {"-h", "--help"}.isdisjoint(options))
     options = _split_numbers(options)
     folder = _value_of("resume", options)
     begun = results.command_of(folder, name)

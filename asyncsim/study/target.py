@@ -169,11 +169,6 @@ def time_to_target(time: Any, values: Any, target: float, hold: int = 0) -> floa
     return float(when[first - 1] + part * (when[first] - when[first - 1]))
 
 
-def until_target(times: Sequence[float]) -> dict[str, float]:
-    """Return how many seeds reached a target, and the mean of their times: infinite if one of them never did."""
-    return {"reached": int(np.isfinite(times).sum()), "time_to_target": float(np.mean(times))}
-
-
 def _kind(of: str) -> str:
     """Return the kind of a measure: "loss" of "train_loss"."""
     return of.rpartition("_")[2]
