@@ -69,11 +69,17 @@ def rules(frame: pd.DataFrame, source: Source, in_flight: pd.DataFrame) -> list[
     require_choice("takes_up", source.takes_up, TAKES_UP)
     rows, workers = len(frame), source.workers
     version, read_version = frame["version"].to_numpy(), frame["read_version"].to_numpy()
+    has_failures, is_applied = "failed_by" in frame, (frame["outcome"] == "applied").to_numpy()
+    made = np.cumsum(is_applied)
     messages = taken_up(frame)
     row, sent, weight = (messages[name].to_numpy() for name in messages)
     worker, kept, time = (frame[name].to_numpy() for name in ("worker", "kept", "commit_time"))
     partner = frame["partner"].to_numpy()
-    previous = previous_rows(worker)
+    previous, is_first_life = previous_rows(worker), np.ones(rows, bool)
+    if has_failures:
+        life = frame["incarnation"].to_numpy()
+        previous = previous_rows(worker + workers * life)
+        is_first_life = life == 0
 
     def everywhere(holds: np.ndarray) -> np.ndarray:
         """Return which rows have messages of which all hold."""
@@ -87,11 +93,16 @@ def rules(frame: pd.DataFrame, source: Source, in_flight: pd.DataFrame) -> list[
     # In recorded traces by the clocks of two machines.
     in_time = time[at] <= began[row] if source.cluster is not None else np.ones(len(row), bool)
     once = ~pd.MultiIndex.from_arrays([worker[row], sent]).duplicated()
+    # A share that nobody takes up comes back to the life that sent it.
+    comes_back = has_failures & (worker[at] == worker[row])
+    if has_failures:
+        comes_back &= life[at] == life[row]
     share = (weight > 0) & (weight <= 1 + _ROUND_OFF)
     fly = {name: in_flight[name].to_numpy() for name in in_flight}
     flying_holds = (
         (fly["row"] >= 0) & (fly["row"] < rows) & (fly["taker"] >= 0) & (fly["taker"] < workers)
-        & (fly["weight"] > 0) & (fly["weight"] <= 1 + _ROUND_OFF) & np.isfinite(fly["arrive_time"])
+        & (fly["weight"] > 0) & (fly["weight"] <= 1 + _ROUND_OFF)
+        & (np.isfinite(fly["arrive_time"]) | (has_failures & (fly["arrive_time"] == np.inf)))
     )  # fmt: skip
     if not flying_holds.all():
         found = in_flight.iloc[int(np.argmin(flying_holds))].to_dict()
@@ -99,16 +110,22 @@ def rules(frame: pd.DataFrame, source: Source, in_flight: pd.DataFrame) -> list[
     total = 0.0 + np.bincount(at, np.where(is_earlier & share, weight, 0.0), rows)  # of none NumPy counts in integers
     total += np.bincount(fly["row"], fly["weight"], rows)
     is_last = np.ones(rows, bool)
-    is_last[previous[previous >= 0]] = False
-    np.add.at(total, previous[previous >= 0], kept[previous >= 0])
+    goes_on = (previous >= 0) & is_applied
+    is_last[previous[goes_on]] = False
+    np.add.at(total, previous[goes_on], kept[goes_on])
     whole = np.where(is_last, total <= 1 + _ROUND_OFF, abs(total - 1) <= _ROUND_OFF)
     return [
-        ("outcome", (frame["outcome"] == "applied").to_numpy(), "must be 'applied'"),
-        ("version", version == np.arange(1, rows + 1), "must be one more than the row's number"),
-        ("read_version", read_version == previous + 1, "must be the version of the worker's own last row"),
-        ("sources", everywhere(is_earlier), "must be earlier rows"),
-        ("sources", everywhere(worker[at] != worker[row]), "must be rows of other workers"),
-        ("sources", everywhere(once), "must be taken up only once by a worker"),
+        ("outcome", is_applied | (has_failures & (frame["outcome"] == "cancelled").to_numpy()), "must be 'applied'"),
+        ("version", version == made, "must be one more than that of the row before, where the row is applied"),
+        (
+            "read_version",
+            np.where(previous < 0, is_first_life <= (read_version == 0), read_version == made[previous]),
+            "must be the version of the worker's own last row",
+        ),
+        ("sources", everywhere(is_earlier & is_applied[at]), "must be earlier rows"),
+        ("sources", everywhere((worker[at] != worker[row]) | comes_back), "must be rows of other workers"),
+        ("sources", everywhere(once | comes_back), "must be taken up only once by a worker"),
+        ("sources", is_applied | (np.bincount(row, minlength=rows) == 0), "must be empty where nothing was applied"),
         ("sources", everywhere(in_time), "must be rows that were applied before they are taken up"),
         ("weights", everywhere(share), "must be above 0 and at most 1"),
         ("kept", (kept >= 0) & (kept <= 1 + _ROUND_OFF), "must be from 0 to 1"),
