@@ -48,6 +48,8 @@ _PARTNERS = 64
 _Message = tuple[int, float, float]
 #: The messages of a round to a worker, their latest arrival, and, with failures, the senders of whom no other will come.
 _Round = tuple[list[_Message], list[float], set[int]]
+_NOBODY: set[int] = set()
+_NOTHING: _Round = [], [0.0], _NOBODY
 
 
 def simulate_without_server(cluster: Cluster, commits: int, seed: int, report: Callable[[int], None]) -> Trace:
@@ -275,6 +277,7 @@ class Messages(Peers):
         self._inbox: list[list[tuple[float, int, float]]] = [[] for _ in range(n)]
         self._mixed: list[list[_Message]] = [[] for _ in range(n)]
         self._waiting, self._ready = [-1] * n, [0.0] * n  # the round that a worker waits for, and since when
+        self._wake = self.apply_at if self._mixes_beside else self.go_on_at
         self._sources: list[list[int]] = []
         self._weights: list[list[float]] = []
         self._since = [0] * n  # the first round of a worker's present life
@@ -340,48 +343,32 @@ class Messages(Peers):
     def _send(self, index: int, number: int, row: int) -> None:
         """Send shares of a row's state to the neighbours of a round; wake those whose round is complete."""
         now, part, fails = self.clock._now, number % len(self._edges), self.absences is not None
+        at_once, by_round, waits, rounds = self.at_once, self._by_round, self._waits, self._rounds
+        waiting, ready, expected, wake = self._waiting, self._ready, self._expected[part], self._wake
         for taker, share in self._sends[part][index]:
-            arrival = now if self.at_once else now + self.latency(index, taker) + self.transfer(index, taker)
+            arrival = now if at_once else now + self.latency(index, taker) + self.transfer(index, taker)
             if fails:
                 arrives = self._arrival(index, taker, number, (row, share, arrival))
                 if arrives is None:
                     continue
                 arrival = arrives
-            if not self._by_round:
+            if not by_round:
                 heappush(self._inbox[taker], (arrival, row, share))
-            if not self._waits:
+            if not waits:
                 continue
-            box = self._box(taker, number)
-            box[0].append((row, share, arrival))
+            box = rounds[taker].get(number)
+            if box is None:
+                box = rounds[taker][number] = [], [0.0], set() if fails else _NOBODY
+            messages, latest, came = box
+            messages.append((row, share, arrival))
+            if arrival > latest[0]:
+                latest[0] = arrival
             if fails:
-                box[2].add(index)
-            box[1][0] = max(box[1][0], arrival)
-            if self._waiting[taker] == number and not self._lacks(taker, number, box):
-                self._wake(taker, box)
-
-    def _box(self, index: int, number: int) -> _Round:
-        """Return the messages of a round to a worker."""
-        box = self._rounds[index].get(number)
-        if box is None:
-            box = self._rounds[index][number] = [], [0.0], set()
-        return box
-
-    def _lacks(self, index: int, number: int, box: _Round | None) -> bool:
-        """Return whether a message of a round will come and has not been sent."""
-        part = number % len(self._edges)
-        if self.absences is None:
-            return (0 if box is None else len(box[0])) < self._expected[part][index]
-        came = () if box is None else box[2]
-        counted, since = self.counted, self._since
-        return any(
-            sender not in came and sender in counted and number >= since[sender] for sender in self._from[part][index]
-        )
-
-    def _wake(self, index: int, box: _Round | None) -> None:
-        """Schedule the next event of a worker whose round is complete."""
-        self._waiting[index] = -1
-        wake = self.apply_at if self._mixes_beside else self.go_on_at
-        wake(index, max(self._ready[index], self.clock._now if box is None else box[1][0]))
+                came.add(index)
+                self._recheck(taker)
+            elif waiting[taker] == number and len(messages) == expected[taker]:
+                waiting[taker] = -1
+                wake(taker, max(ready[taker], latest[0]))
 
     def _round(self, index: int) -> list[_Message]:
         """Return the messages of the round before a worker's next gradient, by their rows."""
@@ -392,12 +379,14 @@ class Messages(Peers):
     def _after_round(self, schedule: Callable[[int, float], None], index: int, number: int, now: float) -> None:
         """Schedule a worker's next event for the arrival of the last message of a round."""
         if self._waits and number >= self._since[index]:
-            box = self._rounds[index].get(number)
-            if self._lacks(index, number, box):
+            part = number % len(self._edges)
+            expected = self._expected[part][index]
+            messages, latest, _ = self._rounds[index].get(number, _NOTHING) if expected else _NOTHING
+            is_short = len(messages) < expected if self.absences is None else self._lacks(index, number)
+            if is_short:
                 self._waiting[index], self._ready[index] = number, now
                 return
-            if box is not None:
-                now = max(now, box[1][0])
+            now = max(now, latest[0])
         schedule(index, now)
 
     # Failures.
@@ -462,12 +451,22 @@ class Messages(Peers):
         """Return whether two workers send to each other in a round, and wait for that."""
         return self._by_round and taker in self._from[number % len(self._edges)][index]
 
+    def _box(self, index: int, number: int) -> _Round:
+        """Return the messages of a round to a worker."""
+        return self._rounds[index].setdefault(number, ([], [0.0], set()))
+
+    def _lacks(self, index: int, number: int) -> bool:
+        """Return whether a message of a round will come and has not been sent."""
+        came = self._box(index, number)[2]
+        senders = self._from[number % len(self._edges)][index]
+        return any(peer not in came and peer in self.counted and number >= self._since[peer] for peer in senders)
+
     def _recheck(self, index: int) -> None:
         """Wake a worker that waits for nobody any more."""
         number = self._waiting[index]
-        if number >= 0 and not self._lacks(index, number, box := self._rounds[index].get(number)):
-            self._ready[index] = max(self._ready[index], self.clock._now)
-            self._wake(index, box)
+        if number >= 0 and not self._lacks(index, number):
+            self._waiting[index] = -1
+            self._wake(index, max(self._ready[index], self.clock._now, self._box(index, number)[1][0]))
 
     def _settle(self, index: int) -> None:
         """Settle what was sent to a worker that has died: it comes back or is lost; then release who waited."""
