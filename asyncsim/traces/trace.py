@@ -89,6 +89,10 @@ class Trace:
         ``partner``
             With whom the worker averaged when this gradient was applied; -1: with nobody.
 
+        With failures, ``sources`` may have an earlier row of the same worker: a share that came back, as nobody took
+        it up. The first row of a worker that was away has as ``read_version`` the version whose replica it copied (0:
+        the initial one), as ``read_arrive_time`` when it was back, and 1 as ``kept``.
+
         On a cluster with failures ``outcome`` may also be ``"lost"``: a message that did not arrive, with the time-out
         as its ``arrive_time``, ``serve_time`` and ``commit_time``. A version may be made between two rows: when a death
         is detected for which a barrier waited, of what was buffered; and when a checkpoint is restored. There are also:
@@ -113,7 +117,8 @@ class Trace:
         policy lets wait after their visit are not among them.
     in_flight : pandas.DataFrame
         Without a server, the messages that no row has taken up: ``row`` whose state was sent, ``taker``, ``weight`` and
-        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done.
+        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done; infinite:
+        it was lost with its taker.
     spells : pandas.DataFrame
         On a cluster with failures, when workers were away and the server (``worker`` -1) was down: ``kind`` (one of
         ``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end`` and ``detected`` (s), and of workers the rows
@@ -175,8 +180,12 @@ class Trace:
             for name in ("from_row", "to_row"):
                 known = spells[name].notna()
                 spells.loc[known, name] = np.r_[0, np.cumsum(kept)][spells.loc[known, name].astype(int)]
-        frame = frame.assign(commit=np.arange(len(frame)))
-        return Trace(frame, self.source, self.open_reads, self.present, spells=spells)
+        frame, in_flight = frame.assign(commit=np.arange(len(frame))), self.in_flight
+        if self.protocol == GOSSIP:
+            row = np.cumsum(kept) - 1
+            frame = frame.assign(sources=[row[sources].tolist() for sources in frame["sources"]])
+            in_flight = in_flight.assign(row=row[in_flight["row"]])
+        return Trace(frame, self.source, self.open_reads, self.present, in_flight, spells)
 
     @property
     def has_failures(self) -> bool:
