@@ -15,7 +15,6 @@ others. So the shares of a row always sum to one, and where they are symmetric, 
 mixes do as well.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
@@ -286,7 +285,7 @@ class Messages(Peers):
             self._from = [_senders(edges, n) for edges in self._edges]
             # To workers that are away: round, row, share, arrival, and whether it was sent before they went.
             self._undelivered: list[list[tuple[int, int, float, float, bool]]] = [[] for _ in range(n)]
-            self._lost: list[tuple[int, int, float, float]] = []  # rows of `Trace.in_flight` that arrive never
+            self._lost: list[tuple[int, int, float, float]] = []  # rows of `Trace.in_flight` without a taker
             self._void: set[tuple[int, int, int]] = set()  # sender, taker and round of messages that come back
             self._last = [0] * n  # the first round of which a worker that is away has sent nothing
 
@@ -406,7 +405,7 @@ class Messages(Peers):
         elif taker not in self.counted or number < self._since[taker]:
             # Of an exchange of which the other half has come, this half is lost.
             if self._is_exchange(index, taker, number) and taker in self._box(index, number)[2]:
-                self._lost.append((row, taker, share, math.inf))
+                self._lost.append((row, -1, share, now))
             else:
                 self._come_back(index, number, row, share, now)
         elif absences.away[taker]:
@@ -474,7 +473,7 @@ class Messages(Peers):
             sender = self._senders[row]
             is_lost = number < self._last[index] if self._is_exchange(sender.index, index, number) else was_before
             if is_lost or self.workers[sender.index] is not sender:
-                self._lost.append((row, index, share, math.inf))
+                self._lost.append((row, -1, share, self.clock._now))
             else:
                 self._come_back(sender.index, number, row, share, self.clock._now)
         self._undelivered[index] = []
@@ -483,7 +482,7 @@ class Messages(Peers):
 
     def end_life(self, index: int, failed_by: int) -> None:
         """End a worker's life, and with it the messages that it has taken up for a computation."""
-        self._lost += [(row, index, share, math.inf) for row, share, _ in self._mixed[index]]
+        self._lost += [(row, -1, share, self.clock._now) for row, share, _ in self._mixed[index]]
         self._mixed[index], self._waiting[index], self._last[index] = [], -1, self.applied[index]
         if self._by_round:
             waiting = [(number, *one) for number, (box, *_) in self._rounds[index].items() for one in box]

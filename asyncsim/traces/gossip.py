@@ -31,7 +31,7 @@ def previous_of_life(frame: pd.DataFrame, workers: int) -> np.ndarray:
 
 def arriving(trace: Any) -> pd.DataFrame:
     """Return the messages in flight at the end, without those that were lost with their takers."""
-    return trace.in_flight[np.isfinite(trace.in_flight["arrive_time"])]
+    return trace.in_flight[trace.in_flight["taker"] >= 0]
 
 
 def taken_up(frame: pd.DataFrame) -> pd.DataFrame:
@@ -106,9 +106,8 @@ def rules(frame: pd.DataFrame, source: Source, in_flight: pd.DataFrame) -> list[
     share = (weight > 0) & (weight <= 1 + _ROUND_OFF)
     fly = {name: in_flight[name].to_numpy() for name in in_flight}
     flying_holds = (
-        (fly["row"] >= 0) & (fly["row"] < rows) & (fly["taker"] >= 0) & (fly["taker"] < workers)
-        & (fly["weight"] > 0) & (fly["weight"] <= 1 + _ROUND_OFF)
-        & (np.isfinite(fly["arrive_time"]) | (has_failures & (fly["arrive_time"] == np.inf)))
+        (fly["row"] >= 0) & (fly["row"] < rows) & (fly["taker"] >= -has_failures) & (fly["taker"] < workers)
+        & (fly["weight"] > 0) & (fly["weight"] <= 1 + _ROUND_OFF) & np.isfinite(fly["arrive_time"])
     )  # fmt: skip
     if not flying_holds.all():
         found = in_flight.iloc[int(np.argmin(flying_holds))].to_dict()

@@ -117,8 +117,8 @@ class Trace:
         policy lets wait after their visit are not among them.
     in_flight : pandas.DataFrame
         Without a server, the messages that no row has taken up: ``row`` whose state was sent, ``taker``, ``weight`` and
-        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done; infinite:
-        it was lost with its taker.
+        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done. With
+        failures also those that were lost (``taker`` -1) with a worker that died, and when (``arrive_time``).
     spells : pandas.DataFrame
         On a cluster with failures, when workers were away and the server (``worker`` -1) was down: ``kind`` (one of
         ``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end`` and ``detected`` (s), and of workers the rows
@@ -182,9 +182,12 @@ class Trace:
                 spells.loc[known, name] = np.r_[0, np.cumsum(kept)][spells.loc[known, name].astype(int)]
         frame, in_flight = frame.assign(commit=np.arange(len(frame))), self.in_flight
         if self.protocol == GOSSIP:
-            row = np.cumsum(kept) - 1
+            row, reads = np.cumsum(kept) - 1, list(self.open_reads)
             frame = frame.assign(sources=[row[sources].tolist() for sources in frame["sources"]])
             in_flight = in_flight.assign(row=row[in_flight["row"]])
+            # Cancelled computations have not consumed what they began from.
+            open_reads = pd.concat([self.frame.loc[~kept, reads], self.open_reads], ignore_index=True)
+            return Trace(frame, self.source, open_reads, self.present, in_flight, spells)
         return Trace(frame, self.source, self.open_reads, self.present, in_flight, spells)
 
     @property
