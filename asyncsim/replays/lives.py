@@ -1,9 +1,9 @@
 """The lives of workers without a server: how their replicas, and the messages to them, leave and join the mean.
 
-The central variable is the mean of the living workers' replicas and of the messages in flight, by their weights, which
-need not sum to the number of workers: so the sum is the server's state (`central.weighed`). A death takes what the worker has
-kept of its last message, and a lost message its share. Whoever is back adds the replica that it has copied, with
-weight one.
+The central variable is the mean of the living workers' replicas and of the messages in flight, by their
+weights. These need not sum to the number of workers, so the sum is the server's state
+(`asyncsim.replays.central.weighed`). A death takes the share that the worker kept of its last message; a lost
+message takes its share. A returning worker adds the replica that it copied, with weight one.
 """
 
 from typing import Any

@@ -379,7 +379,8 @@ def _lives(trace: Trace) -> list[Change]:
     reads = pd.concat([frame, trace.open_reads])[["worker", "read_arrive_time", "read_version"]]
     version = {(worker, time): version for worker, time, version in reads[::-1].itertuples(index=False)}
     timed = []
-    for spell, before, begin, end in zip(spells.itertuples(), number.tolist(), gone.tolist(), back.tolist(), strict=True):
+    positions = zip(spells.itertuples(), number.tolist(), gone.tolist(), back.tolist(), strict=True)
+    for spell, before, begin, end in positions:
         row = last.get((spell.worker, before))
         timed.append((spell.begin, Change(begin, "end", spell.worker, 1.0 if row is None else kept_after[row])))
         if not np.isnan(spell.end):

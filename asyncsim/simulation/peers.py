@@ -45,7 +45,7 @@ _MESSAGE_BYTES = 120
 _PARTNERS = 64
 #: A row, a share of its state, and when it arrives (s).
 _Message = tuple[int, float, float]
-#: The messages of a round to a worker, their latest arrival, and, with failures, the senders of whom no other will come.
+#: The messages of a round to a worker, their latest arrival, and, with failures, the senders that it need not wait for.
 _Round = tuple[list[_Message], list[float], set[int]]
 _NOBODY: set[int] = set()
 _NOTHING: _Round = [], [0.0], _NOBODY
