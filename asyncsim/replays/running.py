@@ -169,9 +169,11 @@ class Running:
 
     def _spread(self) -> Any:
         """Return the mean squared distance of the living workers' replicas from the central variable."""
+        spread, replicas_of = self._program.spread, self._program.replicas
+        assert spread is not None and replicas_of is not None
         if not self._plan.changes or not self._living.any():
-            return self._program.spread(self._held, self._constants.numbers)
-        replicas = self._program.replicas(self._held, self._constants.numbers)[self._living]
+            return spread(self._held, self._constants.numbers)
+        replicas = replicas_of(self._held, self._constants.numbers)[self._living]
         return jnp.mean(jnp.sum((replicas - self._held.central) ** 2, -1), 0)
 
     def wait(self) -> None:

@@ -370,6 +370,8 @@ def _positions(trace: Trace, times: pd.Series) -> np.ndarray:
 
 def _lives(trace: Trace) -> list[Change]:
     """Return the ends and begins of lives, in the order of time."""
+    if trace.spells.empty:
+        return []
     spells = trace.spells.sort_values("begin", kind="stable")
     gone, back = _positions(trace, spells["begin"]), _positions(trace, spells["end"])
     frame, kept_after = trace.frame, trace.kept_after

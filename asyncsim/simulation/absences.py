@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import simpy
-from simpy.events import NORMAL
+from simpy.events import NORMAL, EventPriority
 
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
@@ -44,7 +44,7 @@ class Absences(ABC):
     """
 
     #: The failures of an instant come in the order in which they were scheduled, among other events.
-    priority: int = NORMAL
+    priority: EventPriority = NORMAL
     #: The end of the error about too many failures.
     fruitless: str
 

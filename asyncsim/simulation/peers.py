@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from simpy.events import EventPriority
 
 from asyncsim.base.errors import require_memory
 from asyncsim.base.streams import Streams
@@ -229,7 +230,7 @@ class PeerAbsences(Absences):
     """The absences of workers without a server."""
 
     #: The failures of an instant come before all else: who is away is the same for all its events.
-    priority = -1
+    priority = EventPriority(-1)
     fruitless = "no gradient was applied"
 
     def __init__(self, peers: Peers, weather: Weather):
@@ -532,7 +533,9 @@ class Messages(Peers):
             is_first |= causes["outcome"] == CANCELLED
             in_flight += self._lost
             in_flight += [
-                (row, taker, *rest) for taker in takers for _, row, *rest, _ in self._undelivered[taker]
+                (row, taker, share, arrival)
+                for taker in takers
+                for _, row, share, arrival, _ in self._undelivered[taker]
             ]
         kept_share = np.array([edges.kept(n) for edges in self._edges])[(number - 1) % len(self._edges), worker]
         takes_up = "commit" if self._mixes_beside else "read"
