@@ -217,9 +217,7 @@ def test_invariants(cluster, commits, seed):
 @given(cluster=failing(), commits=st.integers(1, 60), seed=st.integers(0, 2**32))
 def test_failures_that_never_come_change_no_column(cluster, commits, seed):
     never = [failures.crash(1e9, 1), failures.slow(1e9, 1, 0.5), failures.loss(1e-15, 1)]
-    found, expected = (
-        simulate(dataclasses.replace(cluster, failures=chosen), commits, seed) for chosen in (never, ())
-    )
+    found, expected = (simulate(dataclasses.replace(cluster, failures=chosen), commits, seed) for chosen in (never, ()))
     for name in [*COLUMNS, *GOSSIP_COLUMNS]:
         assert found.frame[name].astype(object).equals(expected.frame[name].astype(object)), name
     assert found.in_flight.equals(expected.in_flight)

@@ -222,7 +222,6 @@ def summary(trace: Any, phases: Any, warm_up: int) -> dict[str, float]:
     commits = np.bincount(measured["worker"], minlength=trace.workers)
     capacity = trace.workers * (end - begin)
 
-
     def share_of(intervals: tuple[Any, Any]) -> float:
         spent = np.maximum(np.minimum(intervals[1], end) - np.maximum(intervals[0], begin), 0.0).sum()
         return min(1.0, float(spent / capacity)) if capacity > 0 else np.nan
