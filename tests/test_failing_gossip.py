@@ -187,11 +187,11 @@ def check(cluster, commits, seed):
         assert (frame["kept"] + frame["weights"].map(sum))[applied].to_numpy() == pytest.approx(1.0)
     # Each version ages all open reads but that of its own row, and whoever is back reads an older version.
     times, last = frame["commit_time"].to_numpy(), frame["commit_time"].iloc[-1]
-    spells = trace.spells.itertuples()
+    spells = list(trace.spells.itertuples())
     away = sum(((times >= spell.begin) & ~(times >= spell.end) & applied).sum() for spell in spells)
     reads = pd.concat([frame, trace.open_reads])[["worker", "read_arrive_time", "read_version"]]
     aged = 0
-    for spell in spells.dropna(subset=["end"]).itertuples():
+    for spell in trace.spells.dropna(subset=["end"]).itertuples():
         read = reads[(reads["worker"] == spell.worker) & (reads["read_arrive_time"] == spell.end)]["read_version"]
         aged += (applied & (times < spell.end)).sum() - read.iloc[0]
     ages = (commits - trace.open_reads["read_version"]).sum()
