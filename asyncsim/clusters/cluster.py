@@ -44,7 +44,7 @@ _ASYNCHRONOUS = asynchronous()
 #: What there is also without a server; all else must have its default there.
 _WITHOUT_SERVER = (
     *("workers", "compute", "latency", "bandwidth", "message_bytes", "window", "policy", "topology"),
-    *("sites", "far_latency", "far_bandwidth"),
+    *("sites", "far_latency", "far_bandwidth", "failures"),
 )
 #: What `to_dict` leaves out where it is not given: older versions did not have it.
 _LATER = ("failures", "topology", "sites", "far_latency", "far_bandwidth", "far_every", "servers")
@@ -112,7 +112,7 @@ class Cluster:
         What the server takes up, and when workers go on: `asyncsim.asynchronous` and the other functions of
         `asyncsim.clusters.policy`. As laws do, policies may come as their text, ``"barrier(count=8)"``.
     failures : tuple of Failure
-        What breaks, not without a server: crashes, slow spells, outages, lost messages, of `asyncsim.failures`. Each
+        What breaks: crashes, slow spells, outages, lost messages, of `asyncsim.failures`. Each
         may come as its text.
     topology : Topology or None
         With one there is no server: workers send each other messages along its edges, `asyncsim.topologies`. Latency
@@ -545,6 +545,9 @@ def _check_topology(cluster: Cluster, topology: Topology) -> None:
         value = getattr(cluster, name)
         if any(isinstance(one, tuple) for one in (value.values if isinstance(value, PerWorker) else (value,))):
             raise InputError(f"{name} = {_shown(value)}: {why}, and an edge has one way; give one and not a pair")
+    outages = [failure for failure in cluster.failures if failure.name == "outage"]
+    if outages:
+        raise InputError(f"failures = {outages[0]}: is a server's, and {why}; leave it out, or let workers crash")
     policy = cluster.policy
     if policy.name not in WITHOUT_SERVER:
         usable = ", ".join(form_of(POLICIES[name]) for name in WITHOUT_SERVER)

@@ -14,9 +14,11 @@ from asyncsim.base.threads import cached
 from asyncsim.byzantine.attacks import Attack, WeakAttackWarning
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Array, Memories, Method, State
-from asyncsim.methods.recipe import Recipe, recipe_of
+from asyncsim.methods.recipe import recast
 from asyncsim.problems.problem import BatchIndices, Problem
+from asyncsim.replays.central import weighed
 from asyncsim.replays.programs import Same
+from asyncsim.traces.trace import Trace
 
 
 def under_attack(method: Method, problem: Problem, attack: Attack | None, workers: int) -> tuple[Method, Problem]:
@@ -32,6 +34,29 @@ def under_attack(method: Method, problem: Problem, attack: Attack | None, worker
     return _same_attacked(Same(method), Same(attack), byzantine), problem
 
 
+def among_the_living(method: Method, trace: Trace, attack: Attack | None) -> Method:
+    """Return a method whose central variable is the mean of the living, if workers without a server are ever away.
+
+    Raises
+    ------
+    InputError
+        They are, and others are Byzantine.
+    """
+    if trace.protocol != "gossip" or trace.spells.empty:
+        return method
+    if attack is not None:
+        raise InputError(
+            f"attack = {attack.text!r}: in this trace workers without a server crash, leave or join, and may copy the "
+            "replica of a Byzantine one; leave out one of attack and these failures"
+        )
+    return _same_weighed(Same(method), trace.workers)
+
+
+@cached(maxsize=64)
+def _same_weighed(same_method: Same, workers: int) -> Method:
+    return recast(same_method.value, ("weighed", workers), lambda method: weighed(method, (True,) * workers))
+
+
 def require_attackable(method: Method, problem: Problem, attack: Attack, workers: int) -> None:
     """Raise InputError unless a method can be replayed under an attack."""
     attacked, problem = under_attack(method, problem, attack, workers)
@@ -41,22 +66,12 @@ def require_attackable(method: Method, problem: Problem, attack: Attack, workers
 @cached(maxsize=64)
 def _same_attacked(same_method: Same, same_attack: Same, mask: tuple[bool, ...]) -> Method:
     method, attack, byzantine = same_method.value, same_attack.value, np.array(mask)
-    attacked, recipe = _attacked(method, attack, byzantine)._replace(recipe=None), recipe_of(method)
-    if recipe is None:
-        return attacked
-    make, key = recipe.make, (recipe.key, same_attack, mask)
-    return attacked._replace(
-        recipe=Recipe(key, lambda numbers: _attacked(make(numbers), attack, byzantine), recipe.numbers, attacked)
-    )
+    return recast(method, (same_attack, mask), lambda method: _attacked(method, attack, byzantine))
 
 
 def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if method.mix is not None or method.meet is not None:
-        honest = tuple((~byzantine).tolist())
-        # Messages then differ from their honest mass, which the replay keeps in its memory.
-        method = method._replace(
-            honest=honest, last=None, init_server=lambda central: jnp.asarray(sum(honest), central.dtype)
-        )
+        method = weighed(method, tuple((~byzantine).tolist()))
     if attack.own is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:

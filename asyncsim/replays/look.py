@@ -75,7 +75,7 @@ def build_look(
         row, read = met.row, met.read
         if method.mix is not None:
             row, read = take_up(method, row, met.other, visit), None
-        if anew is not None:
+        if anew is not None and not layout.gossip:
             row = start_anew(anew, row, read, pieces.fresh[0, 0])
         start = read if method.resume is None else method.resume(row.method, read)
         result = local(data, constants.key, start, row.learner, visit, job, rows)

@@ -26,10 +26,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from asyncsim.methods.method import Array, Memories
 from asyncsim.replays.central import Sent, meet, take_up
 from asyncsim.replays.commit import build_commit, columns, observe, row_after
+from asyncsim.replays.lives import lose_message, lose_worker, return_worker
 from asyncsim.replays.local import Constants, MakeParts, Parts, start_anew
 from asyncsim.replays.members import over_members
 from asyncsim.replays.recorders import Commit, Recorder
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece, ReplayState, WorkerRow, of_workers
+from asyncsim.replays.waves import Change
 
 
 class InPieces:
@@ -69,6 +71,15 @@ class InPieces:
         #: From the state (used up), the training data, the constants of the run, some planned pieces and how many of
         #: them to run, to the state and the numbers of each commit, ``[pieces, piece_size, columns]``.
         self.advance = jax.jit(advance, donate_argnums=0)
+        self._lose_message = jax.jit(lose_message, donate_argnums=0)
+
+        def end_life(state: ReplayState, *given: Any) -> ReplayState:
+            return lose_worker(parts(given[0]).method, state, *given[1:])
+
+        def begin_life(state: ReplayState, *given: Any) -> ReplayState:
+            return return_worker(parts(given[0]), state, *given[1:])
+
+        self._end_life, self._begin_life = (jax.jit(one, donate_argnums=0) for one in (end_life, begin_life))
 
     def initial_state(self, numbers: Any, params: Any, problem_state: Any, **sizes: int) -> ReplayState:
         """Return the state at version zero, each array made where it will lie; rows are a multiple of the devices."""
@@ -98,6 +109,19 @@ class InPieces:
         read, push_read = state.read.at[slots].set(central), state.push_read.at[push_slots].set(central)
         workers = state.workers._replace(memory=memory)
         return state._replace(central=central, server=server, read=read, push_read=push_read, workers=workers)
+
+    def changed(self, state: ReplayState, change: Change, numbers: Any, initial: Array) -> ReplayState:
+        """Return the state after a message is lost without a server, or a worker goes or is back.
+
+        ``initial`` is the initial replica.
+        """
+        if change.kind == "message":
+            state = self._lose_message(state, change.place, change.share)
+        elif change.kind == "end":
+            state = self._end_life(state, numbers, change.place, change.share)
+        else:
+            state = self._begin_life(state, numbers, change.place, change.source, initial)
+        return state if len(self._devices) == 1 else jax.device_put(state, self._divided.of_state(state))
 
     def problem_states(self, state: ReplayState) -> Any:
         """Return the problem's non-trained state of all workers."""
@@ -190,7 +214,7 @@ def _build_piece(
             rows = each(functools.partial(take_up, method), rows, other, piece.visit)
             resume: Any = method.resume
             read = each(lambda own: resume(own, None), rows.method)
-        if anew is not None:
+        if anew is not None and not layout.gossip:
             rows = each(functools.partial(start_anew, anew), rows, read, piece.fresh)
         start = read if method.resume is None or method.mix else each(method.resume, rows.method, read)
         given = (start, rows.learner, piece.visit, piece.job, piece.rows)

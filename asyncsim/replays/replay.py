@@ -18,7 +18,7 @@ from asyncsim.byzantine.attacks import Attack, parse_attack
 from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
-from asyncsim.replays.attacked import under_attack, warn_of_weakness
+from asyncsim.replays.attacked import among_the_living, under_attack, warn_of_weakness
 from asyncsim.replays.commit import columns, require_recorders
 from asyncsim.replays.local import Constants
 from asyncsim.replays.plan import Plan
@@ -182,6 +182,7 @@ class Replay:
         if attack is not None:
             method, problem = under_attack(method, problem, attack, trace.workers)
             recorders = check_replay(trace, method, problem, record)
+        method = among_the_living(method, trace, attack)
         dtype = jnp.dtype(precision)
         if devices is None:
             devices = default_devices(problem.parameter_count)[: 1 if method.meet else None]

@@ -56,10 +56,12 @@ class Running:
         slots = {"slots": waves.slots, "push_slots": waves.push_slots}
         if waves.gossip is not None:
             slots["message_slots"] = waves.gossip.slots + 1
+        self._living = np.ones(self.trace.workers, bool)
         of_problem = problem_state(problem, dtype)
         self._state: Any = program.engine.initial_state(
             constants.numbers, params, of_problem, **slots, workers=self.trace.workers
         )
+        self._initial = jnp.array(self._state.central) if plan.changes else None
 
     @property
     def state(self) -> ReplayState:
@@ -101,6 +103,10 @@ class Running:
             starts, pieces = chunk
             if self._plan.restores:
                 held = self._restored(held, int(starts[0]))
+            for change in self._plan.changes.get(int(starts[0]), ()):
+                held = engine.changed(held, change, self._constants.numbers, self._initial)
+                if change.kind != "message":
+                    self._living[change.place] = change.kind == "begin"
             following = next(chunks, None) if ahead else None
             # Nothing is begun from what is restored before it is.
             begun = following if following and following[0][0] not in self._restores else None
@@ -138,7 +144,7 @@ class Running:
         )
         values = self._program.evaluate(central, state, train, test)
         if self._program.spread is not None:
-            values = {"consensus_distance": self._program.spread(self._held, self._constants.numbers), **values}
+            values = {"consensus_distance": self._spread(), **values}
         if self.evaluates_replicas:
             values |= self._of_replicas(first)
         return [
@@ -161,6 +167,15 @@ class Running:
         members = np.moveaxis(found, 1, 0) if self._batched else [found]
         return [jax.tree.map(np.asarray, unravel(jnp.asarray(own))) for own in members]
 
+    def _spread(self) -> Any:
+        """Return the mean squared distance of the living workers' replicas from the central variable."""
+        spread, replicas_of = self._program.spread, self._program.replicas
+        assert spread is not None and replicas_of is not None
+        if not self._plan.changes or not self._living.any():
+            return spread(self._held, self._constants.numbers)
+        replicas = replicas_of(self._held, self._constants.numbers)[self._living]
+        return jnp.mean(jnp.sum((replicas - self._held.central) ** 2, -1), 0)
+
     def wait(self) -> None:
         """Wait until the devices have made all commits so far."""
         jax.block_until_ready(self._held)
@@ -177,7 +192,8 @@ class Running:
         states = None if self._problem.init_state is None else self._program.engine.problem_states(self._held)
         assert self._program.replicas is not None
         replicas = self._program.replicas(self._held, self._constants.numbers)
-        rows = jax.tree.map(lambda leaf: leaf[self._program.honest], (replicas, states))
+        counted = self._living if self._plan.changes else self._program.honest
+        rows = jax.tree.map(lambda leaf: leaf[counted], (replicas, states))
         values: dict[str, Any] = {}
         for name, each in self._program.each(*jax.device_put((*rows, data), device)).items():
             if name.endswith(("loss", "accuracy")):  # of others nobody knows which values are best

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from asyncsim.base.console import on_a_terminal
@@ -19,7 +18,6 @@ from asyncsim.clusters.cluster import WORKER_BYTES, Cluster
 from asyncsim.simulation.peers import simulate_without_server
 from asyncsim.simulation.world import World
 from asyncsim.traces.bookkeeping import reads_of_commits, trace_of
-from asyncsim.traces.columns import no_spells
 from asyncsim.traces.trace import Trace
 
 #: Memory (bytes) that a commit takes at the least: the record and the columns.
@@ -68,12 +66,7 @@ def simulate(cluster: Cluster, commits: int, seed: int = 0, *, progress: bool | 
     shards = [(shard.steps.table(), shard.reads.table()) for shard in world.shards] if cluster.servers > 1 else []
     if world.absences is not None:
         commits_made |= world.causes.table()
-        spells = np.array(world.absences.spells).reshape(-1, len(no_spells().columns))
-        of_failures = {
-            "first": world.first,
-            "consumed": world.absences.jobs,
-            "spells": dict(zip(no_spells(), spells.T, strict=True)),
-        }
+        of_failures = {"first": world.first, "consumed": world.absences.jobs, "spells": world.absences.spells}
     reads = reads_of_commits(cluster, commits_made) if world.reads_are_commits else world.reads.table()
     return trace_of(cluster, seed, commits_made, reads, world.present(), shards=shards, **of_failures)
 

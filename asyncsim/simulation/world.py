@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from asyncsim.clusters.cluster import Cluster
-from asyncsim.simulation.absences import Absences
+from asyncsim.simulation.absences import ServerAbsences
 from asyncsim.simulation.clock import Record, clock_for
 from asyncsim.simulation.delays import delays
 from asyncsim.simulation.journeys import DOWN, UP, Journeys
@@ -46,7 +46,7 @@ class World:
         The messages and cancelled computations, and the reads, in the order in which their services ended.
     causes : Record
         With failures, for each row of ``steps``: the failure that lost it, and the restores before it.
-    absences : Absences or None
+    absences : ServerAbsences or None
         With failures, the absences of workers and of the server.
     lives : list of Worker or None
         The life of each worker that may continue.
@@ -73,7 +73,7 @@ class World:
         self.accepted: list[int] = []
         self.start_time, self.send_time = array("d", [0.0]) * n, array("d", [0.0]) * n
         self._visit_counts = [0] * n
-        self.absences = None if self.weather is None else Absences(self, self.weather)
+        self.absences = None if self.weather is None else ServerAbsences(self, self.weather)
         #: Whether each read is part of a commit's visit, at its instant, and has no row of its own.
         has_own_reads = cluster.separate_reads or self.gate.holds or self._stops or cluster.failures
         self.reads_are_commits = not (has_own_reads or self._split)

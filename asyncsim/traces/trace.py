@@ -92,6 +92,10 @@ class Trace:
         ``partner``
             With whom the worker averaged when this gradient was applied; -1: with nobody.
 
+        With failures, ``sources`` may have an earlier row of the same worker: a share that came back, as nobody took
+        it up. The first row of a worker that was away has as ``read_version`` the version whose replica it copied (0:
+        the initial one), as ``read_arrive_time`` when it was back, and 1 as ``kept``.
+
         On a cluster with failures ``outcome`` may also be ``"lost"``: a message that did not arrive, with the time-out
         as its ``arrive_time``, ``serve_time`` and ``commit_time``. A version may be made between two rows: when a death
         is detected for which a barrier waited, of what was buffered; and when a checkpoint is restored. There are also:
@@ -120,7 +124,8 @@ class Trace:
         servers ``shard``. Workers that a policy lets wait after their visit are not among them.
     in_flight : pandas.DataFrame
         Without a server, the messages that no row has taken up: ``row`` whose state was sent, ``taker``, ``weight`` and
-        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done.
+        ``arrive_time``, which may be before the end, where a computation that has taken them up is not done. With
+        failures also those that were lost (``taker`` -1) with a worker that died, and when (``arrive_time``).
     spells : pandas.DataFrame
         On a cluster with failures, when workers were away and the server (``worker`` -1) was down: ``kind`` (one of
         ``"crash"``, ``"leave"``, ``"outage"``), ``begin``, ``end`` and ``detected`` (s), and of workers the rows
@@ -197,7 +202,14 @@ class Trace:
             for name in ("from_row", "to_row"):
                 known = spells[name].notna()
                 spells.loc[known, name] = np.r_[0, np.cumsum(kept)][spells.loc[known, name].astype(int)]
-        frame = frame.assign(commit=np.arange(len(frame)))
+        frame, in_flight = frame.assign(commit=np.arange(len(frame))), self.in_flight
+        if self.protocol == GOSSIP:
+            row, reads = np.cumsum(kept) - 1, list(self.open_reads)
+            frame = frame.assign(sources=[row[sources].tolist() for sources in frame["sources"]])
+            in_flight = in_flight.assign(row=row[in_flight["row"]])
+            # Cancelled computations have not consumed what they began from.
+            open_reads = pd.concat([self.frame.loc[~kept, reads], self.open_reads], ignore_index=True)
+            return Trace(frame, self.source, open_reads, self.present, in_flight, spells)
         parts = shards.renumbered(self.parts, kept) if self.servers > 1 else self.parts
         return dataclasses.replace(self, frame=frame, spells=spells, parts=parts)
 

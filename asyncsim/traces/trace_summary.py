@@ -85,7 +85,7 @@ def summary(trace: "Trace", warm_up: int | None = None) -> dict[str, float]:
     """
     warm_up = warm_up_of(trace, warm_up)
     if trace.protocol == GOSSIP:
-        return gossip.summary(trace, phases(trace, range(trace.workers)).computing, warm_up)
+        return gossip.summary(trace, phases(trace, range(trace.workers)), warm_up)
     staleness = counted_messages(trace, warm_up)["staleness"].to_numpy(np.float64)
     times = trace.accepted.frame["commit_time"].to_numpy()[warm_up:]
     rows = _measured(trace, warm_up)
@@ -400,8 +400,9 @@ def phases(trace: "Trace", workers: Collection[int]) -> Phases:
         )
         computing = [(frame["worker"], frame["start_time"], frame["send_time"])]
         computing += [(under_way["worker"], under_way["read_time"], np.full(len(under_way), last))]
-        none = _table([])
-        return Phases(_table(computing), none, none, none, others, none, none)
+        none, absences = _table([]), trace.spells[trace.spells["worker"].isin(workers)]
+        away = _table([(absences["worker"], absences["begin"], absences["end"].fillna(last))])
+        return Phases(_table(computing), none, none, none, others, none, away)
     ready = _ready(trace, frame)
     travelled = frame["start_time"].to_numpy() - ready
     way = float(np.median(travelled[frame["job"] > 0])) if (frame["job"] > 0).any() else 0.0
