@@ -15,7 +15,7 @@ from event_loop import deviation
 from formulas import CURVATURE, MU, RATE, START
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_simulation import clusters, policies
+from world import clusters, gates
 
 from asyncsim import Cluster, Exponential, Gamma, InputError, Trace, methods, prescribed, problems, simulate
 from asyncsim.methods import METHODS, gradient_steps
@@ -255,7 +255,7 @@ def runs(draw):
     window = 1 if name == "dc_asgd" else cluster.window
     return (
         name,
-        dataclasses.replace(cluster, window=window, policy=draw(policies(cluster))),
+        dataclasses.replace(cluster, window=window, policy=draw(gates(cluster.workers, cluster.protocol))),
         draw(st.integers(0, 999)),
     )
 

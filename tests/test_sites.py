@@ -4,10 +4,7 @@ import dataclasses
 import warnings
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asyncsim import (
     Cluster,
@@ -38,16 +35,6 @@ FORMS = (
     {"topology": "complete()", "policy": "handshake()"},
     {"topology": "one_peer_exponential()", "policy": "asynchronous()"},
 )
-NETWORKS = (
-    {"latency": "exponential(0.3)", "bandwidth": 8.0, "message_bytes": 2.0},
-    {"latency": 0.25},
-    {"latency": "gamma(200 ms, 0.5)"},
-)
-
-
-def columns(cluster, seed=3):
-    trace = simulate(cluster, 60, seed)
-    return trace.frame, trace.open_reads
 
 
 @pytest.mark.parametrize(
@@ -100,30 +87,6 @@ def test_laws_have_units_where_they_have_times():
             parse(wrong)
     with pytest.raises(InputError, match="zero or above"):
         parse("-1 ms")
-
-
-@settings(deadline=None)
-@given(st.sampled_from(NETWORKS), st.sampled_from(FORMS[:-3]), st.integers(0, 99))
-def test_per_worker_of_equal_values_and_near_as_far_change_nothing(network, form, seed):
-    plain = Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form})
-    alike = {name: per_worker([network[name]] * 6) for name in ("latency", "bandwidth") if name in network}
-    assert Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form, **alike}) == plain
-    sites = {"sites": [2, 3, 1], "far_latency": network["latency"]}
-    expected = columns(plain, seed)
-    for far in (sites, {"sites": [2, 4]}, {**sites, "far_every": 3}, {**sites, "far_bandwidth": 8.0}):
-        if "far_bandwidth" in far and "bandwidth" not in network:
-            continue
-        found = columns(Cluster(6, "gamma(1, 0.3)", **{"service": 0.05, **network, **form, **far}), seed)
-        for one, other in zip(found, expected, strict=True):
-            pd.testing.assert_frame_equal(one, other, check_exact=True)
-
-
-@pytest.mark.parametrize("form", FORMS[-3:])
-def test_near_as_far_changes_nothing_without_a_server(form):
-    plain = Cluster(6, "gamma(1, 0.3)", latency="exponential(0.3)", **form)
-    same = Cluster(6, "gamma(1, 0.3)", latency="exponential(0.3)", sites=[3, 3], far_latency="exponential(0.3)", **form)
-    for one, other in zip(columns(same), columns(plain), strict=True):
-        pd.testing.assert_frame_equal(one, other, check_exact=True)
 
 
 @pytest.mark.parametrize("form", FORMS)
