@@ -88,6 +88,16 @@ def anew():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory):
-    """Studies that tests start as processes of their own never write to the user's cache."""
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
+def compiled_once(tmp_path_factory):
+    """Compiled programs are shared with the other processes of these tests, and never with the user's studies.
+
+    ``ASYNCSIM_TEST_CACHE`` names a folder that keeps them until the next tests, which then take half of the time.
+    """
+    base = tmp_path_factory.getbasetemp()
+    together = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = os.environ.get("ASYNCSIM_TEST_CACHE") or str(together / "compiled")
+    values = {"compilation_cache_dir": folder, "persistent_cache_min_compile_time_secs": 0}
+    values["persistent_cache_min_entry_size_bytes"] = -1
+    for name, value in values.items():
+        os.environ[f"JAX_{name.upper()}"] = str(value)  # for the processes that tests start
+        jax.config.update(f"jax_{name}", value)
