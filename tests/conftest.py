@@ -1,6 +1,7 @@
 """Strict JAX for all tests: no implicit promotion between types; one device unless a test asks for more."""
 
 import os
+from pathlib import Path
 
 import jax
 import pytest
@@ -77,6 +78,16 @@ def empty_folder(tmp_path, monkeypatch):
     """An empty working folder, and no data of the user's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ASYNCSIM_DATA", raising=False)
+
+
+@pytest.fixture
+def quick_figures(monkeypatch):
+    """Let the files of figures be of one byte, where it is not what they show that matters."""
+
+    def write(figure, file, **_):
+        file.write(b"x") if hasattr(file, "write") else Path(file).write_bytes(b"x")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", write)
 
 
 @pytest.fixture

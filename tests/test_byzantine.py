@@ -113,17 +113,6 @@ def test_basgd_with_one_bucket_and_the_mean_is_asynchronous_sgd():
     np.testing.assert_allclose(*(run.params for run in runs), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rule": "krum(f=4)"}, r"rule = 'krum\(f=4\)': f = 4 is too large: the largest for 10 messages is f = 3"),
-        ({"rule": "median", "count": 0}, "count = 0: must be at least 1"),
-        ({"rule": "cge(f=1, averaging=0.5)"}, "averages over each worker's messages"),
-    ],
-)
-def test_rules_that_do_not_fit_the_buckets_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        methods.basgd(**options)
 
 
 def test_a_study_with_too_few_workers_ends_at_once(capsys, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world import MESSAGES, drawn, gossips
 
-from asyncsim import Cluster, InputError, methods, problems, replay, simulate, theory, topologies
+from asyncsim import Cluster, methods, problems, replay, simulate, theory, topologies
 from asyncsim.replays.replay import Replay
 
 
@@ -121,23 +121,3 @@ def test_links_that_are_as_slow_as_all_change_nothing(policy):
         simulate(Cluster(**options, topology=one), 200).frame for one in ("ring()", f"slow_links(ring(), {links})")
     ]
     pd.testing.assert_frame_equal(*frames, check_exact=True)
-
-
-@pytest.mark.parametrize(
-    ("topology", "message"),
-    [
-        ("slow_links(ring(), [[0, 2, 5]])", "among 4 workers there is no link between 0 and 2"),
-        ("slow_links(ring(), [[0, 0, 5]])", "no link between 0 and 0"),
-        ("slow_links(rnig(), [[0, 1, 5]])", "did you mean 'ring"),
-        ("slow_links(ring(), [[0, 1]])", r"links\[0\] = \[0, 1\]: must be two workers and a number"),
-        ("slow_links(ring(), [[0, 1, 0]])", r"links\[0\]: times = 0: must be above zero"),
-        ("slow_links(ring(), [[0, 1, 2], [1, 0, 3]])", "each once"),
-        ("slow_links(ring(), [])", "links = "),
-        ("slow_links(ring())", "links missing"),
-    ],
-)
-def test_links_that_cannot_be(topology, message):
-    with pytest.raises(InputError, match=message):
-        Cluster(workers=4, compute=1, latency=0.1, topology=topology)
-    with pytest.raises(InputError, match="its links take no time"):
-        Cluster(workers=4, compute=1, topology="slow_links(ring(), [[0, 1, 5]])")

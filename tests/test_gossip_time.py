@@ -274,47 +274,5 @@ def test_contradictory_messages_in_flight_are_refused():
             Trace(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)
 
 
-RING = {"workers": 4, "compute": 1, "topology": "ring()"}
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"service": 0.1}, "service = .*there is no server"),
-        ({"discipline": "random"}, "discipline = 'random'.*leave discipline out"),
-        ({"protocol": "write_then_read"}, "protocol = "),
-        ({"protocol": "read_then_write", "exclusive": False}, "exclusive|protocol"),
-        ({"protocol": "write_then_read", "discipline": "lock_free", "read_blocks": 2}, "there is no server"),
-        ({"latency": (0, 1)}, "one way"),
-        ({"bandwidth": 1, "message_bytes": (1, 2)}, "one way"),
-        ({"bandwidth": 1, "message_bytes": 1, "shared_bandwidth": True}, "shared_bandwidth = True"),
-        ({"policy": "barrier()"}, "policy = barrier.*is a server's.*handshake"),
-        ({"policy": "bounded_staleness(3)"}, "is a server's"),
-        ({"policy": "handshake()", "topology": "exponential()"}, "directed"),
-        ({"policy": "overlap(0)"}, "steps = 0: must be at least 1"),
-        ({"policy": "neighbours(mix=behind)"}, "mix = 'behind'"),
-        ({"policy": "neighbours()", "topology": None}, "without a server; give a topology"),
-        ({"policy": "handshake()", "topology": None}, "without a server; give a topology"),
-        ({"topology": "rng()"}, "did you mean 'ring"),
-        ({"topology": "ring(3)"}, "parameters given"),
-        ({"topology": topologies.ring}, r"call it, as in topologies.ring\(\)"),
-        ({"topology": 3}, "must be a topology"),
-        ({"topology": "random_regular(4)"}, "at most 3"),
-        ({"topology": "random_regular(3)", "workers": 5}, "odd number"),
-        ({"topology": "random_regular(1)"}, "no connected graph"),
-        ({"topology": "adjacency([[0, 1], [1, 0]])"}, "a graph of 2 workers, and there are 4"),
-        ({"topology": "adjacency([[0, 1, 0], [1, 0, 0], [0, 0, 0]])"}, "not connected: worker 2"),
-        ({"topology": "adjacency([[0, 1, 0], [1, 0, 0], [1, 0, 0]])"}, "not strongly connected.*from worker 2"),
-        (
-            {"topology": "adjacency([[0, 0, 1], [1, 0, 0], [0, 1, 0]], metropolis)"},
-            "directed graph; give weights='uniform'",
-        ),
-        ({"topology": "adjacency([[0.5, 0.6], [0.5, 0.5]], given)"}, "column 1 sums to 1.1"),
-        ({"topology": "adjacency([[0, 1]])"}, "must be square"),
-        ({"topology": "adjacency([[0, -1], [1, 0]])"}, "zero or above"),
-        ({"topology": "adjacency([[0, x], [1, 0]])"}, "numbers"),
-    ],
-)
-def test_bad_input(values, message):
-    with pytest.raises(InputError, match=message):
-        Cluster(**{**RING, **values})

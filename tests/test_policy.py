@@ -183,48 +183,8 @@ def test_texts_may_be_short():
     assert {parse_policy(text).name for text in ALL} == set(POLICIES) - set(WITHOUT_SERVER[1:])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("bounded_stalenes(3)", "did you mean 'bounded_staleness"),
-        ("Bounded_Staleness(3)", "did you mean 'bounded_staleness"),
-        ("bounded_staleness", r"write bounded_staleness\(bound\)"),
-        ("bounded_staleness(-1)", "bound = -1: must be at least 0"),
-        ("buffered(1.5)", "count = 1.5: must be a whole number"),
-        ("buffered(0)", "count = 0: must be at least 1"),
-        ("buffered(size=3)", r"parameter = 'size': unknown; choose from count"),
-        ("buffered()", r"count missing; write buffered\(count\)"),
-        ("discard_stale(1, 2, 3)", r"3 parameters given; write discard_stale\(limit, count=1\)"),
-        ("barrier(size=3)", r"parameter = 'size': unknown; choose from count"),
-        ("buffered(**3)", r"'\*\*': unknown"),
-        ("buffered(x)", r"count = 'x': must be a whole number"),
-        ("buffered(3", r"cannot be read; write buffered\(count\)"),
-        ("buffered(3)[0]", r"cannot be read; write buffered\(count\)"),
-        ("buffered(3)(4)", r"cannot be read; write buffered\(count\)"),
-        ("buffered(count=1, count=2)", "given twice|cannot be read"),
-        ("buffered({[]: 1})", r"cannot be read"),
-        ("buffered(" + "9" * 5_000 + ")", r"^policy = 'buffered\(9{1,80}\.\.\.'"),
-        ("3", "unknown; choose from"),
-        ("discard_stale(0)", "limit = 0"),
-    ],
-)
-def test_texts_that_are_refused(text, message):
-    with pytest.raises(InputError, match=message):
-        parse_policy(text)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"protocol": "read_then_write", "policy": bounded_staleness(1)}, "reads before the server has its message"),
-        ({"protocol": "read_then_write", "policy": cancel_stale(3)}, "'exchange' or 'write_then_read'"),
-        ({"policy": first_of(5)}, r"there are 4; write first_of\(count\) with a count of at most 4"),
-        ({"policy": barrier(5)}, "at most 4"),
-    ],
-)
-def test_clusters_that_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        Cluster(4, 1.0, **options)
 
 
 # What is told of a trace

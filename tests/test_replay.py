@@ -232,21 +232,6 @@ def test_divergence_stops_a_replay_that_is_advanced_by_hand():
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("seed", -1),
-        ("seed", 1.5),
-        ("precision", "float16"),
-        ("precision", "float"),
-        ("evaluate_every", 0),
-        ("evaluate_every", 2.5),
-        ("progress", 1),
-    ],
-)
-def test_arguments_that_cannot_be_used(argument, value):
-    with pytest.raises(InputError, match=f"{argument} = {value!r}"):
-        replay(make_trace(commits=20), make_method("downpour"), make_problem("quadratic"), **{argument: value})
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,7 @@ def f(learning_rate=0.01):
 """
 
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
-
-@pytest.fixture(autouse=True)
-def quick_figures(monkeypatch):
-    """Let figures be of one byte: they are not what is trusted here."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **_: file.write(b"x"))
+pytestmark = pytest.mark.usefixtures("empty_folder", "quick_figures")
 
 
 @pytest.fixture
