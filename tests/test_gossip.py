@@ -319,20 +319,6 @@ def test_what_is_looked_at_is_what_is_committed():
     np.testing.assert_allclose(shown["value"], recorded, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("method", "name", "message"),
-    [
-        (methods.downpour(), "AD-PSGD", "'downpour': needs a trace of a cluster with a server"),
-        (methods.sgp(policy=None), "AD-PSGD", r"'sgp': its workers send messages, .* policy=asyncsim\.neighbours"),
-        (methods.adpsgd(), "SGP, one peer", r"'adpsgd': its workers meet in pairs, .* policy=asyncsim\.handshake"),
-        (methods.dpsgd(), "AD-PSGD", r"'dpsgd': .* policy=asyncsim\.neighbours\(mix=\"beside\"\)"),
-        (methods.dpsgd(), "SGP, one peer", r"needs a trace with policy = neighbours\(mix=beside\)"),
-        (methods.sgp(policy=None), "D-PSGD on a ring", "messages arrive while gradients are computed; simulate one"),
-    ],
-)
-def test_a_method_and_a_trace_that_do_not_go_together(method, name, message):
-    with pytest.raises(InputError, match=message):
-        replay(case_of(name)[1], method, problems.quadratic(CURVATURE))
 
 
 @pytest.mark.parametrize(

@@ -202,10 +202,6 @@ def test_factories_refuse_what_cannot_be_used(name):
             assert repr(value) in str(error.value)
 
 
-@pytest.mark.parametrize("rate", [-1, 0, "0.1", None])
-def test_steps_uphill_are_refused(rate):
-    with pytest.raises(InputError, match=r"^learning_rate = "):
-        methods.gradient_steps(rate)
 
 
 #: By whose rate others divide, and two that do not.

@@ -21,7 +21,7 @@ from asyncsim import (
     replay_ensemble,
 )
 from asyncsim.base.threads import one_core_each
-from asyncsim.methods import Method, Timing, gradient_steps
+from asyncsim.methods import Method, gradient_steps
 from asyncsim.methods.method import send_update
 from asyncsim.replays import replay as replay_module
 from asyncsim.replays.replay import Replay, replay
@@ -234,23 +234,8 @@ def test_divergence_stops_a_replay_that_is_advanced_by_hand():
 
 
 
-@pytest.mark.parametrize(
-    ("method", "remedy"),
-    [
-        (lambda: methods.gem(variant="paper"), "protocol='read_then_write'"),
-        (methods.sgd, "workers=1"),
-        (lambda: methods.downpour()._replace(timing=Timing(window=3)), "window=3"),
-    ],
-)
-def test_a_method_that_needs_another_timing_says_so(method, remedy):
-    with pytest.raises(InputError, match=rf"needs a trace.*Cluster\({remedy}\)"):
-        replay(make_trace(commits=20), method(), make_problem("quadratic"))
 
 
-@pytest.mark.parametrize("protocol", ["write_then_read", "read_then_write, two visits", "prescribed"])
-def test_a_reply_is_refused_where_it_could_not_be_exact(protocol):
-    with pytest.raises(InputError, match=r"method = 'dana_zero': replies .* Cluster\(protocol='exchange'\)"):
-        replay(make_trace(protocol, commits=60), make_method("dana_zero"), make_problem("quadratic"))
 
 
 def test_more_workers_than_the_data_can_feed():
