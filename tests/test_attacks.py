@@ -211,13 +211,6 @@ def test_several_devices_are_attacked():
 
 
 
-def test_rules_that_ask_for_more_workers_are_refused():
-    with pytest.raises(InputError, match="largest for 8 messages is f = 2"):
-        replay(trace(), methods.robust("krum(f=3)"), quadratic())
-    with pytest.raises(InputError, match="largest for 5 messages is f = 1"):
-        methods.robust("krum(f=2)", policy="first_of(count=5)")
-    with pytest.raises(InputError, match="a version needs several messages"):
-        methods.robust("median()", policy="asynchronous()")
 
 
 @pytest.mark.full

@@ -532,11 +532,6 @@ def test_a_rate_beside_the_servers_optimizer_is_refused(make, given):
         make(server_optimizer=optax.adam(1e-3), **given)
 
 
-def test_what_the_original_form_and_ranks_cannot_have():
-    with pytest.raises(InputError, match="form = 'original': divides by the learning rate"):
-        methods.adag(form="original", optimizer=optax.adam(1e-3))
-    with pytest.raises(InputError, match=r"strength = 2\.0: must be at most one"):
-        methods.damping(law="rank", strength=2.0)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -9,12 +9,6 @@ import pytest
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, Policy, asynchronous
 from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture, Uniform
-from asyncsim.clusters.policy import barrier
-
-
-def test_a_policy_that_was_not_called():
-    with pytest.raises(InputError, match=r"must be a policy; call it, as in asyncsim.barrier\(count, "):
-        Cluster(3, 1.0, policy=barrier)
 
 
 def test_laws_from_numbers_and_texts():

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from asyncsim import InputError, Uniform, methods, prescribed, replay
+from asyncsim import Uniform, methods, prescribed, replay
 from asyncsim.problems import least_squares, logistic
 from asyncsim.problems.convex import make_shards
 from asyncsim.study.config import StudyConfig
@@ -161,13 +161,3 @@ def test_the_options_of_a_study_reach_the_problem(capsys):
 
 
 
-def test_other_bad_input():
-    with pytest.raises(InputError, match="label_noise = -1"):
-        least_squares(label_noise=-1)
-    with pytest.raises(InputError, match="regularisation = 0"):
-        logistic(regularisation=0)
-    problem = least_squares(6, 8, examples=10)
-    with pytest.raises(InputError, match=r"workers = 4: least_squares was made for 6 workers.*divides 6"):
-        problem.batch_indices(0, 4)
-    with pytest.raises(InputError, match="batch_size = 11: the smallest of 6 shards"):
-        least_squares(6, 11, examples=10).batch_indices(0, 6)

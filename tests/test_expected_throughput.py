@@ -8,7 +8,6 @@ from asyncsim import (
     Cluster,
     Exponential,
     Gamma,
-    InputError,
     barrier,
     bounded_staleness,
     buffered,
@@ -227,10 +226,6 @@ def test_a_server_saturates_at_the_knee():
         assert saturating_workers(Cluster(3, **{"compute": 1.0, "service": 0.02} | unknown)) is None
 
 
-@pytest.mark.parametrize("function", [throughput_theory, queue_theory, staleness_theory, saturating_workers])
-def test_theory_is_of_a_cluster(function):
-    with pytest.raises(InputError, match=r"^cluster = 8: must be a Cluster"):
-        function(8)
 
 
 def test_a_pull_is_no_computing():

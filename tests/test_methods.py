@@ -264,17 +264,8 @@ def test_arrivals_cannot_apply_more_than_the_whole_momentum():
     np.testing.assert_array_equal(*ends)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", optax.adam])
-def test_what_is_no_optimizer(optimizer):
-    with pytest.raises(InputError, match=r"^server_optimizer = .*: must be an optimizer of optax, such as"):
-        methods.async_local_sgd(server_optimizer=optimizer)
-    with pytest.raises(InputError, match=r"^optimizer = .*: must be an optimizer of optax, such as"):
-        methods.fedasync(optimizer=optimizer, rho=0.1)
 
 
-def test_an_unknown_variant_hears_of_the_nearest():
-    with pytest.raises(InputError, match=r"variant = 'progam': unknown; did you mean 'program'\? .*paper, program"):
-        methods.gem(variant="progam")
 
 
 # Each against a NumPy loop written from its paper: x the central variable, s what a worker keeps, u its update

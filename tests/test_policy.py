@@ -9,7 +9,6 @@ from asyncsim import (
     Cluster,
     Exponential,
     Gamma,
-    InputError,
     Trace,
     Uniform,
     asynchronous,
@@ -121,9 +120,6 @@ def test_bounded_clocks_in_closed_form(workers):
         assert theory.bounded_clocks(2, bound).throughput == pytest.approx(1 - 1 / (2 * bound + 3), rel=1e-12)
 
 
-def test_bounded_clocks_of_too_many_states_are_refused():
-    with pytest.raises(InputError, match="269,128,937,220 states"):
-        theory.bounded_clocks(21, 20)
 
 
 @pytest.mark.full

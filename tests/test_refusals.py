@@ -19,6 +19,7 @@ from asyncsim.byzantine import aggregation
 from asyncsim.clusters import failures, laws, policy, topologies
 from asyncsim.problems.cifar10 import cifar10_from_arrays
 from asyncsim.problems.mnist import mnist_from_arrays
+from asyncsim.study.config import StudyConfig
 
 TEXT = Path(__file__).with_name("refusals.txt").read_text()
 #: The module whose names a part of the list uses, the call, and the message.
@@ -31,7 +32,7 @@ CASES = [
 NAMES = {name: value for module in (asyncsim, units, aggregation, policy, laws) for name, value in vars(module).items()}
 NAMES |= {name: value for module in (problems, test_problems) for name, value in vars(module).items()}
 NAMES |= {"dataclasses": dataclasses, "pd": pd, "failures": failures, "topologies": topologies}
-for function in (asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays):
+for function in (asyncsim.replay_ensemble, mnist_from_arrays, cifar10_from_arrays, StudyConfig):
     NAMES[function.__name__] = function
 NAMES["TRACE"] = simulate(Cluster(3, 1.0), 60)
 NAMES["ROUNDS"] = simulate(Cluster(8, "gamma(1, 0.3)", policy="barrier()"), 16)

@@ -238,10 +238,6 @@ def test_divergence_stops_a_replay_that_is_advanced_by_hand():
 
 
 
-def test_more_workers_than_the_data_can_feed():
-    problem = problems.digits(batch_size=300, hidden=(), sharded=True)
-    with pytest.raises(InputError, match="shards"):
-        replay(make_trace(commits=20), make_method("downpour"), problem)
 
 
 # What a replay refuses, and what it must not touch
@@ -267,9 +263,6 @@ def test_an_evaluation_that_is_not_finite_ends_the_run():
     assert (run.status, np.isfinite(run.evaluations["train_loss"].iloc[-1])) == ("diverged", False)
 
 
-def test_a_loss_that_is_not_finite_at_the_start_is_an_error():
-    with pytest.raises(InputError, match="train loss is inf at the initial parameters"):
-        replay(prescribed(0, 3, 1), methods.downpour(1e-28), problems.quadratic([1e30], start=1e10))
 
 
 @pytest.mark.parametrize("batched", [None, True, False])
@@ -307,11 +300,6 @@ def test_traces_that_a_replay_does_not_know(change, message):
         replay(changed, methods.downpour(), make_problem("quadratic"))
 
 
-@pytest.mark.parametrize("wrong", [{"method": methods.gem}, {"method": "gem"}, {"trace": "a"}, {"problem": "digits"}])
-def test_the_wrong_kind_of_argument(wrong):
-    right = {"trace": make_trace(commits=50), "method": methods.gem(), "problem": make_problem("quadratic")}
-    with pytest.raises(InputError, match="must be a"):
-        replay(**(right | wrong))
 
 
 def test_stops_are_those_it_was_made_with():

@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 from world import LAWS
 
-from asyncsim.base.errors import InputError
 from asyncsim.base.streams import Streams
 from asyncsim.clusters.cluster import Cluster
 from asyncsim.clusters.laws import Constant, Exponential, Gamma, Uniform
@@ -211,17 +210,6 @@ def test_delays_of_several_steps_are_sums_of_draws():
     assert [constant(0), constant(1), constant(0)] == [0.75, 4.5, 0.75]
 
 
-def test_refused():
-    cluster = Cluster(2, 1.0)
-    with pytest.raises(InputError, match=r"cluster = 3: must be an asyncsim.Cluster"):
-        simulate(3, 10)
-    for arguments, message in (
-        ({"commits": 0}, r"commits = 0: must be at least 1"),
-        ({"commits": 1e4}, r"commits = 10000.0: must be a whole number"),
-        ({"commits": 5, "seed": -1}, r"seed = -1: must be at least 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            simulate(cluster, **arguments)
 
 
 # Theory

@@ -159,19 +159,6 @@ def test_all_reduces_know_of_sites():
         Cluster(4, 1.0, **near, sites=[2, 2], far_latency="exponential(1)")
 
 
-def test_what_cannot_be_is_refused():
-    for given_, told in (
-        ({"sites": [2, 1]}, "sites = 2, 1: have 3 workers, and workers = 4"),
-        ({"far_latency": 1}, "far_latency = 1: is between sites, and there is one"),
-        ({"sites": [2, 2], "far_latency": per_worker([1] * 4)}, "is between sites, and the same for all workers"),
-        ({"sites": [2, 2], "far_bandwidth": 1}, "far_bandwidth = 1.0: says nothing without message_bytes"),
-        ({"latency": per_worker([1, 2])}, "latency = per_worker of 2: must hold one per worker, and there are 4"),
-        ({"latency": "per_worker"}, r"needs its values; write per_worker\(values\)"),
-        ({"far_every": 2}, "far_every = 2: needs sites"),
-        ({"latency": per_worker([1, 2, 3, (4, 5)]), "topology": "ring()", "policy": "neighbours()"}, "one way"),
-    ):
-        with pytest.raises(InputError, match=told):
-            Cluster(4, 1.0, **given_)
 
 
 def test_a_bandwidth_for_which_messages_take_for_ever_is_questioned():
