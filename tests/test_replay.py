@@ -1,4 +1,4 @@
-"""The replay: repeating, what is recorded, divergence and bad input; `test_oracle` has its numbers."""
+"""The replay: repeating, what is recorded, divergence and bad input; `test_slow_replay` has its numbers."""
 
 import warnings
 

@@ -42,7 +42,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_holds_of_traces(kind, path):
-    @drawn(80)
+    @drawn(50)
     @given(cluster=KINDS[kind], commits=st.integers(1, 60), seed=SEEDS)
     def holds(cluster, commits, seed):
         trace = simulate(cluster, commits, seed)
@@ -131,7 +131,7 @@ def test_a_plain_loop_has_the_same_rows_without_a_server(where, latency, unequal
 # What changes nothing
 
 
-@drawn(60)
+@drawn(40)
 @given(data=st.data(), cluster=st.one_of(*KINDS.values()), commits=st.integers(1, 60), seed=SEEDS)
 def test_a_cluster_that_is_said_otherwise_has_the_same_trace(data, cluster, commits, seed):
     same = said_otherwise(cluster)
@@ -139,7 +139,7 @@ def test_a_cluster_that_is_said_otherwise_has_the_same_trace(data, cluster, comm
     assert_same_events(simulate(same[name], commits, seed), simulate(cluster, commits, seed))
 
 
-@drawn(60)
+@drawn(40)
 @given(
     cluster=st.one_of(KINDS["server"], KINDS["failures"]),
     commits=st.integers(1, 60),
