@@ -42,7 +42,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_holds_of_traces(kind, path):
-    @drawn(50)
+    @drawn(30 if kind == "failures" else 60)
     @given(cluster=KINDS[kind], commits=st.integers(1, 60), seed=SEEDS)
     def holds(cluster, commits, seed):
         trace = simulate(cluster, commits, seed)
