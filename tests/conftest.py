@@ -5,9 +5,14 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import Phase, settings
 
 from asyncsim.replays import programs, tuning
 
+# The same draws each time, and no time spent on a smaller example: what was drawn is in the error.
+PHASES = [Phase.explicit, Phase.generate]
+settings.register_profile("drawn", deadline=None, derandomize=True, database=None, phases=PHASES)
+settings.load_profile("drawn")
 # Before anything asks JAX for its devices.
 jax.config.update("jax_num_cpu_devices", 3)
 

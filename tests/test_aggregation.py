@@ -136,7 +136,7 @@ def test_messages_that_are_not_there_do_not_count(text):
 
 # Messages that are mixed from the same ones are equal but for round-off, so that Krum's choice among them is free.
 @pytest.mark.parametrize("text", [one for one in RULE_TEXTS if "score=" not in one and one != "nnm(krum(f=2))"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 2**16))
 def test_rules_move_with_their_messages(compiled, text, seed):
     """Permutation equivariance of all rules; translation equivariance of those without a point or norm of their own."""
@@ -217,8 +217,6 @@ def test_buckets_are_of_all_that_are_there():
     np.testing.assert_allclose(found, 1.5, rtol=1e-6)
     assert rule.largest(11) == 0
     assert parse_rule("bucketing(median(), size=2)").largest(11) == 2
-
-
 
 
 #: What ByzFL 0.0.11 (aggregators and pre-aggregators, on NumPy arrays) makes of these messages, where its form is the

@@ -163,8 +163,6 @@ def test_studies_take_an_optimizer_with_the_learning_rate(capsys):
         dataclasses.replace(config, learning_rate=None).make_methods()
 
 
-
-
 # The figures
 
 

@@ -209,10 +209,6 @@ def test_several_devices_are_attacked():
     np.testing.assert_allclose(several, one, rtol=1e-9)
 
 
-
-
-
-
 @pytest.mark.full
 def test_what_is_published_of_momentum_and_attacks():
     """Momentum at the workers repairs what it does not at the server; far messages break asynchronous SGD."""

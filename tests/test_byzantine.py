@@ -99,16 +99,12 @@ def test_zeno_pp_drops_what_points_uphill():
     assert still[worker < BYZANTINE].mean() > 0.8 > 0.65 > still[honest].mean()
 
 
-
-
 def test_basgd_with_one_bucket_and_the_mean_is_asynchronous_sgd():
     trace, problem = simulate(Cluster(4, "exponential(1)", policy="buckets(1)"), 200), problems.quadratic([1.0, 0.1])
     runs = [
         replay(trace, one, problem, progress=False) for one in (methods.basgd(0.1, 1, "mean()"), methods.downpour(0.1))
     ]
     np.testing.assert_allclose(*(run.params for run in runs), rtol=1e-5, atol=1e-6)
-
-
 
 
 def test_a_study_with_too_few_workers_ends_at_once(capsys, tmp_path, monkeypatch):

@@ -367,8 +367,6 @@ def shifted(name, row, by):
     return without_cluster(GOOD, frame)
 
 
-
-
 def test_a_server_of_several_threads_is_refused():
     """Every service of the second kind begins while another is under way."""
     frame = GOOD.frame.assign(serve_time=GOOD.frame["arrive_time"])

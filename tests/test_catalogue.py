@@ -261,7 +261,7 @@ def runs(draw):
 
 
 @pytest.mark.full
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(run=runs())
 def test_methods_are_their_formulas_on_random_clusters(run):
     name, cluster, seed = run
@@ -530,8 +530,6 @@ def test_a_rate_beside_an_optimizer_is_refused(name):
 def test_a_rate_beside_the_servers_optimizer_is_refused(make, given):
     with pytest.raises(InputError, match=r"the server_optimizer that is given has its own"):
         make(server_optimizer=optax.adam(1e-3), **given)
-
-
 
 
 @pytest.mark.parametrize("name", METHODS)

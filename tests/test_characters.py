@@ -148,10 +148,6 @@ def test_the_option_of_a_study_reaches_the_problem(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-
-
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

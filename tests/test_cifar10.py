@@ -192,5 +192,3 @@ def test_alexnets_tensors_have_the_names_of_the_paper():
 
 
 # Options
-
-

@@ -155,9 +155,3 @@ def test_the_options_of_a_study_reach_the_problem(capsys):
     assert (problem.shards, problem.config["heterogeneity"], problem.batch_size) == (4, 0.5, 32)
     assert config.record([methods.sgd()], problem)["workers"] == 4
     assert capsys.readouterr().err == ""
-
-
-
-
-
-

@@ -226,8 +226,6 @@ def test_a_server_saturates_at_the_knee():
         assert saturating_workers(Cluster(3, **{"compute": 1.0, "service": 0.02} | unknown)) is None
 
 
-
-
 def test_a_pull_is_no_computing():
     cluster = Cluster(1, 1.0, service=0.25, protocol="read_then_write", exclusive=False)
     assert simulate(cluster, 1_000).summary()["computing_share"] == pytest.approx(1 / 1.5, rel=2e-3)

@@ -20,8 +20,6 @@ def trace_of(commits=300, seed=1, workers=5, **options):
 EVERYTHING = [CRASH, OUTAGE, LOSS]
 
 
-
-
 def test_an_ensemble_is_its_replays():
     trace = trace_of(failures=EVERYTHING)
     problem = problems.quadratic(curvature=[0.1, 0.4, 1.0])

@@ -1,6 +1,5 @@
 """Every form of computing, on one and on several devices: the same numbers as the loop over events."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,24 +35,6 @@ def computed(trace, method, problem, form, count=1, **options):
     stops, devices = np.arange(EVERY, len(trace) + 1, EVERY), jax.devices()[:count]
     options = {"record": [recorders.energy()], "stops": stops, "devices": devices} | options
     return Replay(trace, method, problem, precision="float64", form=form, **options)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 @pytest.mark.full

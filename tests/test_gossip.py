@@ -112,8 +112,6 @@ def test_workers_that_meet_have_one_device():
         replayed(*case_of("AD-PSGD"), devices=jax.devices()[:2])
 
 
-
-
 def forced_loop(running, every, momentum):
     """Go through events as `loop` does, on a problem's data and with momentum; only gradients are not NumPy's.
 
@@ -173,8 +171,6 @@ def test_on_digits_teacher_forced(name, momentum, window):
     problem = problems.digits(batch_size=4, hidden=(8,), dirichlet=0.5)
     running = Replay(trace, method, problem, precision="float64", stops=np.arange(50, 201, 50))
     assert max(forced_loop(running, 50, momentum)) < 1e-12
-
-
 
 
 def test_in_batches_a_round_is_a_piece():
@@ -317,8 +313,6 @@ def test_what_is_looked_at_is_what_is_committed():
     shown = run.diagnostics[run.diagnostics["quantity"] == "proxy_energy"]
     recorded = run.commits.set_index("commit")["proxy_energy"][shown["commit"]]
     np.testing.assert_allclose(shown["value"], recorded, rtol=1e-12)
-
-
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import MESSAGES, drawn, gossips
+from world import MESSAGES, gossips
 
 from asyncsim import Cluster, methods, problems, replay, simulate, theory, topologies
 from asyncsim.replays.replay import Replay
@@ -56,14 +56,14 @@ def conserved(cluster, commits, seed):
         assert trace.summary()["in_flight_mass"] == pytest.approx(mass, abs=1e-12)
 
 
-@drawn(5)
+@settings(max_examples=5)
 @given(gossips(), st.integers(1, 60), st.integers(0, 5))
 def test_what_workers_hold_and_what_is_in_flight_is_conserved(cluster, commits, seed):
     conserved(cluster, commits, seed)
 
 
 @pytest.mark.full
-@drawn(25)
+@settings(max_examples=25)
 @given(gossips(), st.integers(1, 120), st.integers(0, 99))
 def test_it_is_conserved_in_many_more(cluster, commits, seed):
     conserved(cluster, commits, seed)

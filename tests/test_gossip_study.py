@@ -70,8 +70,6 @@ def test_of_a_problem_without_accuracy_the_target_is_of_the_loss(tmp_path, capsy
     assert "until a train loss of 0.3" in said and "learning_rate" in said and "consensus_distance" in said
 
 
-
-
 def test_a_slow_link_is_one_of_worker_0():
     """To its first neighbour, as a topology has it; to the server, of the latency and the bandwidth."""
     config = gossip.Config(workers=3, slow_link=4.0, latency="0.5", bandwidth=8.0, message_bytes=2.0)
@@ -89,5 +87,3 @@ def test_methods_that_cannot_be_attacked_are_left_out_before_any_run(tmp_path, c
     assert summary["method"].tolist() == ["sgp"]
     for text in (said.out, said.err):
         assert "left out" in text and "workers of adpsgd meet in pairs and send no messages; choose label_flip" in text
-
-

@@ -241,8 +241,6 @@ def damaged(trace, name, row, value):
     return lambda: Trace(frame, trace.source, trace.open_reads, in_flight=trace.in_flight)
 
 
-
-
 def test_contradictory_messages_in_flight_are_refused():
     trace = simulate(Cluster(6, Gamma(1, 0.3), latency=2, topology="ring()"), 100)
     for name, value in (("row", 100), ("taker", 6), ("weight", 0.0), ("arrive_time", math.nan), ("weight", 0.9)):
@@ -250,7 +248,3 @@ def test_contradictory_messages_in_flight_are_refused():
         in_flight.loc[0, name] = value
         with pytest.raises(InputError, match=r"in_flight|more, or less, than all"):
             Trace(trace.frame, trace.source, trace.open_reads, in_flight=in_flight)
-
-
-
-

@@ -229,10 +229,6 @@ def test_many_samples_are_not_all_shown():
     assert parse(str(many)) == many
 
 
-
-
-
-
 def test_a_sum_of_many_lists():
     assert parse(" + ".join(["[1]*1", "[2]*1"] * 400)) == [Constant(1.0), Constant(2.0)] * 400
 
@@ -242,8 +238,6 @@ def test_as_law():
     assert as_law("service", law) is law
     assert as_law("service", "gamma(1, 0.2)") == law
     assert as_law("service", 2) == as_law("service", np.float64(2)) == Constant(2)
-
-
 
 
 def test_laws_load_without_heavy_packages():

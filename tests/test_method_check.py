@@ -60,10 +60,6 @@ def by_loss(gradients, state, params=None, *, visit, **others):
     return jax.tree.map(lambda g: -g * visit.loss, gradients), state
 
 
-
-
-
-
 @pytest.mark.parametrize("text", ["barrier(8)", "neighbours(mix=before)", "cancel_stale(3)"])
 def test_timing_takes_a_policys_text_as_a_cluster_does(text):
     timing = Timing(policy=text)
@@ -86,8 +82,6 @@ def test_a_method_with_a_policys_text_replays():
 def test_messages_of_another_type_may_be_added(kind, lenient):
     method = damped(message=lambda w, u, s, c, v: (u.astype(kind), w, {}), apply=add)
     assert check_method(method, PARAMS) == ()
-
-
 
 
 def test_names_with_spaces_are_fine():

@@ -202,8 +202,6 @@ def test_factories_refuse_what_cannot_be_used(name):
             assert repr(value) in str(error.value)
 
 
-
-
 #: By whose rate others divide, and two that do not.
 RATES = {"gap_aware", "dc_asgd", "downpour", "gem"}
 
@@ -262,10 +260,6 @@ def test_arrivals_cannot_apply_more_than_the_whole_momentum():
     task, trace = problems.quadratic([0.5, 1.0]), prescribed(3, 40, 4)
     ends = [replay(trace, methods.delayed_nesterov(spread=share), task, progress=False).params for share in (0.3, 0.25)]
     np.testing.assert_array_equal(*ends)
-
-
-
-
 
 
 # Each against a NumPy loop written from its paper: x the central variable, s what a worker keeps, u its update

@@ -120,8 +120,6 @@ def test_bounded_clocks_in_closed_form(workers):
         assert theory.bounded_clocks(2, bound).throughput == pytest.approx(1 - 1 / (2 * bound + 3), rel=1e-12)
 
 
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(("workers", "bound"), [(n, s) for n, values in BOUNDED.items() for s in values])
 def test_throughput_of_bounded_staleness(workers, bound):
@@ -177,10 +175,6 @@ def test_texts_may_be_short():
     assert parse_policy("discard_stale(2, count=5)") == discard_stale(2, 5)
     assert parse_policy("(rounds)") == rounds()
     assert {parse_policy(text).name for text in ALL} == set(POLICIES) - set(WITHOUT_SERVER[1:])
-
-
-
-
 
 
 # What is told of a trace

@@ -5,8 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from cases import damped_buffer, make_method, make_problem, make_trace
-from hypothesis import given
-from world import SEEDS, drawn, gates
+from hypothesis import given, settings
+from world import SEEDS, gates
 
 from asyncsim import (
     Cluster,
@@ -42,11 +42,7 @@ COMMITS = 400
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-
-
-
-
-@drawn(6)
+@settings(max_examples=6)
 @given(policy=gates(7), seed=SEEDS)
 def test_replay_is_the_policy_itself(policy, seed):
     """Against a server that computes with the messages as they come: no trace, no waves, nothing of the package."""

@@ -88,5 +88,3 @@ def test_laws_of_each_worker_are_repeated():
     assert prediction.holds
     means = [law.mean for law in prediction.cluster.compute_laws]
     assert means[3] == means[7] == pytest.approx(0.15, rel=0.1)
-
-

@@ -83,5 +83,3 @@ def test_source():
     summary = trace.summary(warm_up=0)
     assert (summary["duration"], summary["throughput"]) == (3.0, 2.0)
     assert np.isnan(summary["utilisation"])
-
-

@@ -327,7 +327,7 @@ def test_mean_in_pieces(examples):
 # Batches
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     workers=st.integers(1, 6),
@@ -348,7 +348,7 @@ def test_an_epoch_is_a_permutation(seed, workers, examples, batch_size, window, 
             assert len(set(epoch.tolist())) == len(epoch) and set(epoch.tolist()) <= set(held)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_rows_do_not_depend_on_how_they_are_asked_for(draws):
     jobs = draws.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=40))
@@ -381,7 +381,7 @@ def test_shards_are_disjoint_and_complete():
     assert sum(map(len, seen)) == len(set().union(*seen)) == 100
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     workers=st.integers(1, 12),
@@ -447,13 +447,9 @@ def of_images(make, shape, *args):
     return make(images(shape), images(*args), batch_size=1)
 
 
-
-
 def test_arrays_of_another_byte_order_are_the_same_numbers():
     problem = own(np.array([1.0, 2.0], ">f8"), batch_size=1)
     assert problem.train.dtype.isnative and problem.train.tolist() == [1.0, 2.0]
-
-
 
 
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="a long double is a double on this system")

@@ -184,8 +184,6 @@ def test_methods_that_workers_alone_cannot_run(method, given, message, tmp_path)
     assert not (tmp_path / "none").exists()
 
 
-
-
 def test_a_recorded_trace_says_itself_when_messages_were_taken_up(tmp_path):
     method, topology, policy = CASES["D-PSGD"]
     in_threads(tmp_path, method, Processes(2, topology=topology, policy=policy), 8)

@@ -273,10 +273,6 @@ def one_of(observe=lambda state, commit: (state, [commit.loss]), **rest):
     return [recorders.Recorder(("a",), observe, **rest)]
 
 
-
-
-
-
 # Quantiles
 
 

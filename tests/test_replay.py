@@ -232,14 +232,6 @@ def test_divergence_stops_a_replay_that_is_advanced_by_hand():
 # Bad input
 
 
-
-
-
-
-
-
-
-
 # What a replay refuses, and what it must not touch
 
 
@@ -261,8 +253,6 @@ def test_an_evaluation_that_is_not_finite_ends_the_run():
     run = replay(prescribed(0, 3, 1), methods.downpour(1e-28), problems.quadratic([1e30], start=1.0), evaluate_every=1)
     assert np.isfinite(run.commits["loss"]).all()
     assert (run.status, np.isfinite(run.evaluations["train_loss"].iloc[-1])) == ("diverged", False)
-
-
 
 
 @pytest.mark.parametrize("batched", [None, True, False])
@@ -298,8 +288,6 @@ def test_traces_that_a_replay_does_not_know(change, message):
     changed = Trace(trace.frame.assign(**change), trace.source)
     with pytest.raises(InputError, match=message):
         replay(changed, methods.downpour(), make_problem("quadratic"))
-
-
 
 
 def test_stops_are_those_it_was_made_with():

@@ -210,8 +210,6 @@ def test_delays_of_several_steps_are_sums_of_draws():
     assert [constant(0), constant(1), constant(0)] == [0.75, 4.5, 0.75]
 
 
-
-
 # Theory
 
 

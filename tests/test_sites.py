@@ -57,8 +57,6 @@ def test_quantities_are_the_nearest_floats(text, units, number):
     assert quantity("x", text, units) == number
 
 
-
-
 def test_laws_have_units_where_they_have_times():
     assert parse("gamma(mean=40 ms, cv=.2)") == Gamma("40 ms", 0.2) == Gamma(0.04, 0.2)
     assert parse("[1 ms, exponential(2 s)]*2")[2] == Constant(0.001)
@@ -157,8 +155,6 @@ def test_all_reduces_know_of_sites():
     assert cluster.latency_down == Constant(expected) and cluster.ways[0].latency[3] == Constant(0.0)
     with pytest.raises(InputError, match=r"far_latency = exponential\(mean=1\): policy = barrier"):
         Cluster(4, 1.0, **near, sites=[2, 2], far_latency="exponential(1)")
-
-
 
 
 def test_a_bandwidth_for_which_messages_take_for_ever_is_questioned():

@@ -30,9 +30,9 @@ from cases import (
     stopping,
 )
 from event_loop import RECORDED, EventLoop, deviation, forced_deviation
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from world import SEEDS, clusters, drawn, gates
+from world import SEEDS, clusters, gates
 
 import asyncsim.replays.programs
 from asyncsim import Cluster, Uniform, failures, methods, prescribed, problems, recorders, simulate
@@ -184,14 +184,14 @@ def assert_the_loop(combination):
 
 
 @pytest.mark.parametrize("rule", [pytest.param(r, marks=[] if r in DEFAULT else pytest.mark.full) for r in RULES])
-@drawn(1)
+@settings(max_examples=1)
 @given(data=st.data())
 def test_each_method_is_the_slow_replay(rule, data):
     assert_the_loop(data.draw(combinations(rules=[rule])))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@drawn(1)
+@settings(max_examples=1)
 @given(data=st.data())
 def test_each_kind_of_trace_is_the_slow_replay(kind, data):
     assert_the_loop(data.draw(combinations(kinds=[kind])))
@@ -200,7 +200,7 @@ def test_each_kind_of_trace_is_the_slow_replay(kind, data):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
-@drawn(2)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_each_form_is_the_slow_replay(form, kind, data):
     assert_the_loop(data.draw(combinations([form], [kind])))

@@ -81,8 +81,6 @@ def test_replays_grow_and_shrink_as_the_maps_do(workers, share, together):
     assert (radius(matrix) > 1) == (share > 1)
 
 
-
-
 @pytest.mark.parametrize("of_round", [theory.elastic_round_robin, theory.elastic_synchronous])
 @pytest.mark.parametrize(
     ("given", "named"), [((0, 0.1, 0.1), "workers"), ((2, -1, 0.1), "step"), ((2, 0.1, -1), "alpha")]

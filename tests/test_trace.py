@@ -282,10 +282,6 @@ def test_parts_of_the_workers_time_by_hand():
     assert spent == pytest.approx(expected)
 
 
-
-
-
-
 def test_summary_leaves_the_warm_up_out():
     summary = simulate(BY_HAND, 5).summary()
     assert summary["warm_up"] == 2

@@ -129,8 +129,6 @@ def changed(row, **values):
     return LOG.assign(**{name: LOG[name].where(LOG.index != row, value) for name, value in values.items()})
 
 
-
-
 def test_reads_that_are_missing():
     trace = simulated(protocol="write_then_read")
     reads = all_reads(trace)

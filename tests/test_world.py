@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import slow_engine
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import (
     CONTINUOUS,
@@ -16,7 +16,6 @@ from world import (
     assert_same_events,
     check,
     clusters,
-    drawn,
     for_many_workers,
     gossips,
     said_otherwise,
@@ -42,7 +41,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_holds_of_traces(kind, path):
-    @drawn(30 if kind == "failures" else 60)
+    @settings(max_examples=30 if kind == "failures" else 60)
     @given(cluster=KINDS[kind], commits=st.integers(1, 60), seed=SEEDS)
     def holds(cluster, commits, seed):
         trace = simulate(cluster, commits, seed)
@@ -55,7 +54,7 @@ def test_all_that_holds_of_traces(kind, path):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_holds_of_many_more(kind, path):
-    @drawn(400)
+    @settings(max_examples=400)
     @given(cluster=KINDS[kind], commits=st.integers(1, 150), seed=SEEDS)
     def holds(cluster, commits, seed):
         check(simulate(cluster, commits, seed), path)
@@ -82,13 +81,13 @@ def assert_usual(cluster, commits, seed):
         assert trace.frame["staleness"].sum() + ages.sum() == sum(columns["others"])
 
 
-@drawn(80)
+@settings(max_examples=80)
 @given(cluster=clusters(), commits=st.integers(1, 50), seed=SEEDS)
 def test_the_usual_model_has_the_same_events(cluster, commits, seed):
     assert_usual(cluster, commits, seed)
 
 
-@drawn(100)
+@settings(max_examples=100)
 @given(cluster=clusters(CONTINUOUS, [Exponential(0.02), Exponential(0.5)], (4, 6), governed=True), seed=SEEDS)
 def test_the_usual_model_has_the_same_rows_under_policies(cluster, seed):
     """Of simultaneous events only the order at a new version is defined, and so all times are continuous."""
@@ -96,7 +95,7 @@ def test_the_usual_model_has_the_same_rows_under_policies(cluster, seed):
 
 
 @pytest.mark.full
-@drawn(300)
+@settings(max_examples=300)
 @given(cluster=clusters(CROWDED, [Constant(0.0), *CROWDED], sizes=(4, 7)), seed=SEEDS)
 def test_the_usual_model_has_the_same_order_of_simultaneous_events(cluster, seed):
     assert_usual(cluster, 60, seed)
@@ -106,7 +105,7 @@ GRAPHS = [("ring()", 5), ("one_peer_exponential()", 6), ("base2()", 5), ("comple
 PAIRED = [("ring()", 5), ("base2()", 5)]
 
 
-@drawn(60)
+@settings(max_examples=60)
 @given(
     where=st.one_of(
         st.tuples(st.sampled_from(MESSAGES), st.sampled_from(GRAPHS)),
@@ -131,7 +130,7 @@ def test_a_plain_loop_has_the_same_rows_without_a_server(where, latency, unequal
 # What changes nothing
 
 
-@drawn(40)
+@settings(max_examples=40)
 @given(data=st.data(), cluster=st.one_of(*KINDS.values()), commits=st.integers(1, 60), seed=SEEDS)
 def test_a_cluster_that_is_said_otherwise_has_the_same_trace(data, cluster, commits, seed):
     same = said_otherwise(cluster)
@@ -139,7 +138,7 @@ def test_a_cluster_that_is_said_otherwise_has_the_same_trace(data, cluster, comm
     assert_same_events(simulate(same[name], commits, seed), simulate(cluster, commits, seed))
 
 
-@drawn(40)
+@settings(max_examples=40)
 @given(
     cluster=st.one_of(KINDS["server"], KINDS["failures"]),
     commits=st.integers(1, 60),
@@ -152,7 +151,7 @@ def test_many_workers_have_the_same_events(cluster, commits, seed, per_period):
         assert_same_events(simulate(cluster, commits, seed), few)
 
 
-@drawn(40)
+@settings(max_examples=40)
 @given(
     cluster=clusters(CONTINUOUS, [Exponential(0.1)], sizes=(2, 6)),
     kind=st.sampled_from(["another worker", "another failure"]),

@@ -11,7 +11,6 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from asyncsim import Cluster, Trace, failures, simulate, topologies
@@ -22,8 +21,6 @@ from asyncsim.simulation import clock
 from asyncsim.traces.columns import ACCEPTED, COLUMNS
 from asyncsim.traces.trace_summary import IN_WORDS
 
-#: The same draws each time, and no time spent on a smaller example: the seed and the cluster are in the error.
-DRAWN = {"deadline": None, "derandomize": True, "database": None, "phases": [Phase.generate]}
 LAWS = [
     Constant(1.0),
     Constant(2.0),
@@ -42,10 +39,6 @@ ROUTES = [("exchange", True), ("read_then_write", True), ("read_then_write", Fal
 NETWORKS = [{}, *({"bandwidth": b, "message_bytes": size} for b, size in ((4.0, 2.0), (1, 1), (2, (1, 4))))]
 MESSAGES = ["asynchronous()", "neighbours()", "neighbours(beside)", "overlap(1)", "overlap(3)"]
 SEEDS = st.integers(0, 2**32)
-
-
-def drawn(examples: int):
-    return settings(max_examples=examples, **DRAWN)
 
 
 # The axes
@@ -72,9 +65,7 @@ def gates(workers: int, protocol: str = "exchange"):
 
 
 @st.composite
-def clusters(
-    draw, laws=LAWS, short=SHORT, sizes=(1, 6), routes=ROUTES, governed=False, failing=False, locked=True
-):
+def clusters(draw, laws=LAWS, short=SHORT, sizes=(1, 6), routes=ROUTES, governed=False, failing=False, locked=True):
     """A cluster with a server."""
     workers = draw(st.integers(*sizes))
     law, brief = st.sampled_from(laws), st.sampled_from(short)
