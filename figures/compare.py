@@ -34,7 +34,7 @@ from asyncsim.drawing.curves import (
     mark_beyond,
     steady_time,
 )
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished, read
 from asyncsim.traces.trace import Trace
 

@@ -21,7 +21,7 @@ from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED
 from asyncsim.drawing.look import Look
 from asyncsim.drawing.paper import Drawing, Paper, Study
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study import load
 from asyncsim.study.finished import Finished
 

@@ -42,7 +42,7 @@ from asyncsim.drawing.curves import (
     steady_time,
     trace_length,
 )
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study import finished
 from asyncsim.study.outcome import energy_ratios
 from asyncsim.traces.trace import Trace

@@ -24,7 +24,7 @@ from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
 
 TABLES = ("compliance.csv", "energies.csv", "tensors.csv", "workers.csv")
 #: Most points of a curve over time, and parts of a run for those of each worker.

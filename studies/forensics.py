@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from asyncsim.drawing.curves import Curve
     from asyncsim.methods import Method
     from asyncsim.problems import Problem
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.study.cell import Cell
 
 #: The panels of the paper's figure by their methods.

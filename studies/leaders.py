@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from asyncsim.methods import Method
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.study.cell import Cell
 
 #: The table of each method at its best rate, beside the summary of all runs.

@@ -34,7 +34,7 @@ from asyncsim.clusters.network import as_bandwidth
 from asyncsim.clusters.policy import parse_policy
 from asyncsim.study import results
 from asyncsim.study.config import ELSEWHERE, MethodLike, PolicyLike, StudyConfig, StudyOptions
-from asyncsim.study.executor import Executor, Local, Processes
+from asyncsim.study.executor import Executor, Local, LocalProcesses
 from asyncsim.study.finished import figures
 from asyncsim.study.jobs import Job, Result, measurement, opened, run_jobs
 from asyncsim.study.loading import sha256
@@ -204,7 +204,7 @@ def _executor(config: Config) -> Iterator[Executor]:
         with opened(config, ()) as executor:
             yield executor
     else:
-        yield Processes(measure_all, Local())
+        yield LocalProcesses(measure_all, Local())
 
 
 @each_note_once()

@@ -30,7 +30,7 @@ from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.study.cell import Cell
 
 #: The limits, and the runs that they follow from.

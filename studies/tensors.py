@@ -20,7 +20,7 @@ from asyncsim.study.sweep import Result, SweepConfig, run_cells, sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.study.cell import Cell
 
 TABLE = "tensors.csv"

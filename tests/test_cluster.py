@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from asyncsim.base.errors import InputError
-from asyncsim.clusters.cluster import Cluster, HeterogeneityWarning, Policy, asynchronous
+from asyncsim.clusters.cluster import Cluster, Policy, asynchronous
 from asyncsim.clusters.laws import Constant, Exponential, Gamma, Mixture, Uniform
+from asyncsim.clusters.workers import HeterogeneityWarning
 
 
 def test_laws_from_numbers_and_texts():

@@ -7,9 +7,9 @@ import pytest
 
 from asyncsim import Trace, methods, problems, study
 from asyncsim.base.errors import InputError
-from asyncsim.drawing import command
+from asyncsim.pages import command
 from asyncsim.pages.page import two_runs
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study import load_file, shipped
 from asyncsim.study.finished import read
 from asyncsim.study.target import Target, time_to_target

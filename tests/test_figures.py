@@ -12,7 +12,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from asyncsim import Cluster, InputError, Run, Trace, plots, prescribed, simulate
-from asyncsim.drawing import command, look
+from asyncsim.drawing import look
 from asyncsim.drawing.curves import (
     curve_of,
     curve_over_seeds,
@@ -21,6 +21,7 @@ from asyncsim.drawing.curves import (
     mark_below,
 )
 from asyncsim.methods import METHODS
+from asyncsim.pages import command
 from asyncsim.study import load_file, shipped
 from asyncsim.theory import queue_theory, repairman, staleness_theory, think_time
 from asyncsim.traces.columns import OUTCOMES, Source

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsim import InputError, Run, Trace, simulate, study
-from asyncsim.drawing import command as drawing
+from asyncsim.pages import command as drawing
 from asyncsim.study.finished import Finished, read
 from asyncsim.study.sweep import sweep
 

@@ -24,7 +24,7 @@ from asyncsim.drawing import look
 from asyncsim.real import Processes, load, record
 from asyncsim.real.agreement import REPLAYS, agreement
 from asyncsim.real.recording import HEADER, LOG, Header, Log
-from asyncsim.real.server import Server, ServerActor, Worker
+from asyncsim.real.server import RealWorker, Server, ServerActor
 from asyncsim.real.supervisor import _prepare, ray_cluster
 
 ROOT = study.shipped("studies").parent
@@ -74,7 +74,7 @@ def in_threads(folder, method, processes, commits, task, until=None, keep_states
             enter(event)
 
         server._enter = break_off
-    workers = [Worker(index, method, task, asked) for index in range(processes.workers)]
+    workers = [RealWorker(index, method, task, asked) for index in range(processes.workers)]
     server.start()
     threads = [threading.Thread(target=worker.run, args=(server, True)) for worker in workers]
     for thread in threads:
@@ -84,7 +84,7 @@ def in_threads(folder, method, processes, commits, task, until=None, keep_states
             time.sleep(0.001)
         server.lost(worker, "process died")
         threads[worker].join()
-        again = threading.Thread(target=Worker(worker, method, task, asked).run, args=(server, True))
+        again = threading.Thread(target=RealWorker(worker, method, task, asked).run, args=(server, True))
         threads.append(again)
         again.start()
     trouble = server.wait()
@@ -274,7 +274,7 @@ def test_what_processes_cannot_do_is_refused(tmp_path):
 
 
 def test_without_ray_the_remedy_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncsim.real.supervisor.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("asyncsim.real.processes.importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install \"asyncsim\[ray\]\""):
         record(methods.downpour(), problem(), Processes(2), 5, folder=tmp_path / "none")
     validate = study.load("validate")

@@ -177,7 +177,7 @@ def test_damaged_results_end_in_one_line(damage, there, capsys):
 
 def test_a_damaged_index_is_made_anew_or_removed(there, place):
     known = index.entries()
-    file = place / "index" / "index.sqlite"
+    file = place / "index" / "index.json"
     whole, random = file.read_bytes(), np.random.default_rng(1)
     for turn in range(60):
         damaged = bytearray(whole)
@@ -208,7 +208,7 @@ def test_a_terminal_of_ascii_gets_the_report(place):
 def test_the_index_is_made_anew(there, place, capsys):
     index.tag(there / "compare", "kept", "a note")
     for damage in (Path.unlink, lambda file: file.write_bytes(b"no database" * 999)):
-        damage(place / "index" / "index.sqlite")
+        damage(place / "index" / "index.json")
         assert index.find("kept").folder == there / "compare"
     shutil.rmtree(place / "index")
     assert index.find("kept").note == "a note"  # results of the working folder are always looked at
@@ -217,13 +217,13 @@ def test_the_index_is_made_anew(there, place, capsys):
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
 def test_only_the_user_may_read_the_index(there, place):
     (place / "index").mkdir()
-    for name in ("index.sqlite", "folders"):
+    for name in ("index.json", "folders"):
         (place / "index" / name).touch(0o644)
     for _ in range(2):
         index.add_root(there)
         index.entries()
         assert {path.name: oct(path.stat().st_mode & 0o777) for path in (place / "index").iterdir()} == {
-            "index.sqlite": "0o600",
+            "index.json": "0o600",
             "folders": "0o600",
         }
         shutil.rmtree(there / "compare", ignore_errors=True)
@@ -454,7 +454,7 @@ def test_ten_processes_tag_at_once(there):
         assert sorted(tag.name for one in index.entries() for tag in one.tags) == sorted(
             {name for _, _, name in wanted}
         )
-        (Path(os.environ["ASYNCSIM_INDEX"]) / "index.sqlite").unlink()
+        (Path(os.environ["ASYNCSIM_INDEX"]) / "index.json").unlink()
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies
 
 from asyncsim import Cluster, simulate
-from asyncsim.replays.groups import Clock, plan_groups
+from asyncsim.replays.groups import Schedule, plan_groups
 
 
 def needed_by(workers):
@@ -20,7 +20,7 @@ def needed_by(workers):
 
 def plan(needed, threads, room, chunk, steps=None):
     """Plan chunk by chunk; the groups are counted from the first commit of all."""
-    clock, groups = Clock.start(threads), []
+    clock, groups = Schedule.start(threads), []
     for begin in range(0, len(needed), chunk):
         own = [after - begin for after in needed[begin : begin + chunk]]
         taken = steps[begin : begin + chunk] if steps else [1] * len(own)

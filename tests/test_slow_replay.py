@@ -75,8 +75,7 @@ RULES = {
     "a buffer": damped_buffer,
 }
 #: One of each mechanism; the others have their turn in a full run.
-DEFAULT = {"gem, paper", "dana_zero", "aeasgd", "lsgd, groups", "ringleader", "fedbuff", "a buffer", "draws"}
-DEFAULT |= {"a number of each worker", "local adam", "a tree as message", "lgd"}
+DEFAULT = {"gem, paper", "dana_zero", "aeasgd", "lsgd, groups", "ringleader", "fedbuff", "draws", "lgd"}
 #: Methods whose replays go through crashes, outages and losses.
 WITH_FAILURES = ("gem", "downpour", "aeasgd", "fedbuff", "ringleader", "lsgd, groups", "averaging", "dana_zero", "adag")
 #: Made for a number of workers, as each may have an objective of its own.

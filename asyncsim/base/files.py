@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsim.base.errors import InputError, shown
 
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -211,8 +214,6 @@ def lock(descriptor: int) -> bool:
     """
     if sys.platform == "win32":
         return True
-    import fcntl
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -34,15 +34,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from asyncsim.base.calls import Call, bind, form_of, read, write
+from asyncsim.base.calls import called, write
 from asyncsim.base.errors import (
     InputError,
-    choices_like,
     require_choice,
     require_count,
     require_number,
     require_positive,
-    shown,
 )
 from asyncsim.methods.method import Array
 
@@ -326,19 +324,7 @@ def parse_attack(attack: Attack | str | None) -> Attack | None:
 
 @functools.lru_cache(64)  # what is compiled is kept by the very object
 def _parsed(attack: str) -> Attack:
-    told = f"attack = {shown(attack)}"
-    try:
-        call = read(attack, "an attack", "alie(workers=3)")
-    except InputError as error:
-        raise InputError(f"{told}: {error}") from None
-    if not isinstance(call, Call) or call.name not in ATTACKS:
-        name = call.name if isinstance(call, Call) else attack
-        raise InputError(f"{told}: unknown; {choices_like(name, map(form_of, ATTACKS.values()))}")
-    given = bind(call, ATTACKS[call.name], told)
-    try:
-        return ATTACKS[call.name](**{name: str(one) if isinstance(one, Call) else one for name, one in given.items()})
-    except InputError as error:
-        raise InputError(f"{told}: {error}") from None
+    return called("attack", attack, ATTACKS, prefixed=True)
 
 
 def _in_place(messages: Array, byzantine: Array, vector: Array) -> Array:

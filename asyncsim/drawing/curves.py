@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from asyncsim.base.console import number_text
 from asyncsim.drawing import layout, look
-from asyncsim.runs.run import Run, flat
+from asyncsim.replays.run import Run, flat
 
 #: Points of a curve, each a mean over at least one worker step in all but the shortest runs.
 _BINS = 100

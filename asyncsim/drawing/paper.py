@@ -18,7 +18,6 @@ from asyncsim.base.calls import split
 from asyncsim.base.console import note, tell
 from asyncsim.base.errors import InputError, require_choice
 from asyncsim.drawing import look
-from asyncsim.drawing.command import report
 from asyncsim.study.finished import Finished, read
 
 #: A column that every summary has.
@@ -156,3 +155,14 @@ def _read(folder: Path, study: str) -> Finished:
     if _NEEDED not in results.summary:
         raise InputError(f"folder = {str(folder)!r}: its summary.csv lacks {_NEEDED}; copy it again")
     return results
+
+
+def report(draw: Callable[[], Iterable[Path]]) -> int:
+    """Print the paths of what is drawn, or why it cannot be; return the exit code (2 for bad input)."""
+    try:
+        for path in draw():
+            print(path)
+    except InputError as error:
+        tell(f"error: {error}")
+        return 2
+    return 0

@@ -27,7 +27,7 @@ from asyncsim.drawing.curves import (
 )
 from asyncsim.drawing.layout import legend_inside, say_inside
 from asyncsim.drawing.look import BLACK, BLUE, PHASES, SKY
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.theory import StalenessTheory, queue_theory, staleness_theory
 from asyncsim.theory.queueing import alike
 from asyncsim.traces.columns import ACCEPTED, GOSSIP

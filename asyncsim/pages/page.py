@@ -19,8 +19,8 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.files import read_rows, read_text, within, write_text
 from asyncsim.drawing.look import PHASES, collecting
 from asyncsim.pages.film import DISTANCE, MOST_WORKERS, Film, film, frame_times, on_screen, rings, scale
-from asyncsim.runs import index
-from asyncsim.runs.run import Run
+from asyncsim.pages.trust import trust_page
+from asyncsim.replays.run import Run
 from asyncsim.study import results
 from asyncsim.study.loading import studies
 from asyncsim.traces.trace import Trace
@@ -72,7 +72,7 @@ def write_page(folder: Path, figures: Sequence[tuple[str, bytes]] = (), out: Pat
     if out is not None:
         return _write(out, page)
     path = _write(folder / results.PAGE, page)
-    index.trust_page(path)
+    trust_page(path)
     return path
 
 

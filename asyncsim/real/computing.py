@@ -33,7 +33,7 @@ from asyncsim.replays.state import WorkerRow
 RECORDER = energy()
 
 
-class Job(NamedTuple):
+class Computation(NamedTuple):
     """What a worker is to compute."""
 
     job: int  #: which of its computations: it decides the minibatches
@@ -83,17 +83,17 @@ class Computing:
             self._method = method
             self._compute = _compiled_steps(Same(method), Same(problem), workers, self._window, precision)
 
-    def first_job(self) -> Job:
+    def first_job(self) -> Computation:
         """Return a job like the first of any worker."""
         with jax.enable_x64(self.x64):
-            return Job(0, 0, np.asarray(self.flat.ravel(self.params)), self.first_learner())
+            return Computation(0, 0, np.asarray(self.flat.ravel(self.params)), self.first_learner())
 
     def first_learner(self) -> Learner:
         """Return the initial states of the local optimizer and of the problem."""
         with jax.enable_x64(self.x64):
             return Learner(self._method.optimizer.init(self.params), self._problem_state)
 
-    def run(self, worker: int, job: Job) -> LocalResult:
+    def run(self, worker: int, job: Computation) -> LocalResult:
         """Compute a job; the result's arrays are NumPy's."""
         with jax.enable_x64(self.x64):
             return jax.tree.map(np.asarray, self._compute(*self._given(worker, job)))
@@ -107,7 +107,7 @@ class Computing:
         """Return the key of a worker's visit after so many commits; ``()`` if the method draws nothing."""
         return visit_key(self._method_key, np.int32(worker), np.int32(step)) if self._method.needs_key else ()
 
-    def _given(self, worker: int, job: Job) -> tuple[Any, ...]:
+    def _given(self, worker: int, job: Computation) -> tuple[Any, ...]:
         rows = np.zeros((self._window, 0), np.int32)
         if self._batches is not None:
             rows = self._batches.rows([worker], [job.job], self._window)[0]
@@ -160,12 +160,12 @@ class Parameters:
         self._commit = _compiled_commit(Same(method), reads, processes.pulls)
         self._start = jax.jit(method.resume) if method.resume else lambda worker, read: read
 
-    def job(self, worker: int, account: Account) -> Job:
+    def job(self, worker: int, account: Account) -> Computation:
         """Return what a worker is to compute now."""
         row = self.state.workers[worker]
         with jax.enable_x64(self._x64):
             start = np.asarray(self._start(row.method, self.state.read[worker]))
-        return Job(account.job, account.steps, start, jax.tree.map(np.asarray, row.learner))
+        return Computation(account.job, account.steps, start, jax.tree.map(np.asarray, row.learner))
 
     def commit(self, row: Event, update: Any, start: Any, learner: Learner) -> dict[str, float]:
         """Apply a worker's update; return what is recorded of it besides the loss."""

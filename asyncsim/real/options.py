@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tyro.conf import Suppress as Hidden
 
 from asyncsim.base.errors import InputError, require_count, require_positive
+from asyncsim.base.files import RECORDING
 from asyncsim.real.processes import Processes
 from asyncsim.study.config import LawLike, StudyConfig
 from asyncsim.study.executor import Local
@@ -113,10 +114,9 @@ class RealConfig(StudyConfig):
 
     def recorded(self, method: "Method", problem: "Problem", folder: Path, seed: int, **options: Any) -> "Recorded":
         """Return the recording in a folder: one that is whole, one that was broken off and goes on, or a new one."""
-        from asyncsim.real.recording import HEADER, load
-        from asyncsim.real.supervisor import record
+        from asyncsim.real.supervisor import load, record
 
-        there = (folder / HEADER).exists()
+        there = (folder / RECORDING).exists()
         if there and (found := load(folder)).complete:
             return found
         of_ray = ("address", "cpus", "memory", "start_timeout", "timeout")

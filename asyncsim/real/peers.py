@@ -24,9 +24,10 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.tracing import whole_products
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem
-from asyncsim.real.computing import Computing, Job, OwnVisit, State, save_state
+from asyncsim.real.computing import Computation, Computing, OwnVisit, State, save_state
+from asyncsim.real.processes import require_ray
 from asyncsim.real.recording import STATES, TRACE, Event, Header, Log, load
-from asyncsim.real.server import Keyed, clock_zero
+from asyncsim.real.server import KeyedActor, clock_zero
 from asyncsim.replays.central import Mass, Sent, initial_memory, meet, take_up
 from asyncsim.replays.commit import build_commit
 from asyncsim.replays.programs import Same
@@ -50,7 +51,7 @@ class Message(NamedTuple):
     content: Any  #: the method's message
 
 
-class Result(NamedTuple):
+class PeerResult(NamedTuple):
     """The recording and the arrays of one worker at the end."""
 
     rows: list[Event]  #: one for each of its gradients, see `asyncsim.real.recording`
@@ -163,10 +164,10 @@ class Peer:
         self._replica, self._met = replica, met
         self._held.release()
 
-    def result(self) -> Result:
+    def result(self) -> PeerResult:
         """Return what was recorded, and the worker's arrays."""
         replica, learner = ([np.asarray(leaf) for leaf in jax.tree.leaves(of)] for of in (self._replica, self._learner))
-        return Result(self.rows, replica, learner, self._moved)
+        return PeerResult(self.rows, replica, learner, self._moved)
 
     def run(self, call: Call, same_clock: bool) -> None:
         """Compute gradients until there are enough; ``same_clock``: worker 0 is on this machine."""
@@ -189,7 +190,7 @@ class Peer:
         elif not self._meets:
             row, start = functions.mix(row, self._sum(found), known)
         time.sleep(self._delay(self._index))
-        job = Job(step, step, np.asarray(start), self._learner)
+        job = Computation(step, step, np.asarray(start), self._learner)
         result = self._computing.run(self._index, job)
         send_time = max(start_time, self.clock())
         if beside:
@@ -330,7 +331,7 @@ def check(method: Method, problem: Problem, header: Header) -> None:
         ) from error
 
 
-def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[Result]) -> None:
+def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[PeerResult]) -> None:
     """Write the recording of all workers: their arrays at the end, the log, the header and the trace.
 
     ``central``: the initial central variable, shape ``[parameters]``.
@@ -357,26 +358,24 @@ def write(folder: Path, header: Header, central: np.ndarray, results: Sequence[R
     write_trace(load(folder).trace, folder / TRACE)
 
 
-class PeerActor(Keyed):
+class PeerActor(KeyedActor):
     """A `Peer` in a Ray actor."""
 
     def __init__(self, content: bytes, key: str, *given: Any):
         method, problem = pickle.loads(content)
         index, header = given
+        self._ray = require_ray()
         super().__init__(key, Peer(index, method, problem, header))
 
     def begin(self) -> str:
         """Start the clock of all workers, which is this worker's; return its node of the cluster."""
-        import ray
-
         self._served.begin()
-        return ray.get_runtime_context().get_node_id()
+        return self._ray.get_runtime_context().get_node_id()
 
     def train(self, others: Sequence[Any], node: str) -> None:
         """Compute gradients with the other workers, which are actors; the first runs on ``node`` of the cluster."""
-        import ray
 
         def call(index: int, name: str, *arguments: Any) -> Callable[[], Any]:
-            return functools.partial(ray.get, others[index].call.remote(self._key, name, *arguments))
+            return functools.partial(self._ray.get, others[index].call.remote(self._key, name, *arguments))
 
-        self._served.run(call, ray.get_runtime_context().get_node_id() == node)
+        self._served.run(call, self._ray.get_runtime_context().get_node_id() == node)

@@ -24,9 +24,9 @@ from asyncsim.replays.programs import Family, compiled_ensemble
 from asyncsim.replays.recorders import Recorder
 from asyncsim.replays.recording import Recording
 from asyncsim.replays.replay import PRECISIONS, check_replay, evaluation_stops, look_every, replay, run_to_the_end
+from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.tuning import batches_members, default_devices
-from asyncsim.runs.run import Run
 from asyncsim.traces.trace import Trace
 
 

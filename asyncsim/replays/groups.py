@@ -40,7 +40,7 @@ class Group(NamedTuple):
     after: int
 
 
-class Clock(NamedTuple):
+class Schedule(NamedTuple):
     """When everything is done by the plan of a chunk, in local steps.
 
     Attributes
@@ -58,14 +58,14 @@ class Clock(NamedTuple):
     made: list[float]
 
     @classmethod
-    def start(cls, threads: int) -> "Clock":
+    def start(cls, threads: int) -> "Schedule":
         """Return the clock before the first chunk."""
         return cls([0.0] * threads, [0] * threads, [])
 
 
 def plan_groups(
-    needed: Sequence[float], steps: Sequence[int], room: int, ahead: int, before: Clock
-) -> tuple[list[Group], Clock]:
+    needed: Sequence[float], steps: Sequence[int], room: int, ahead: int, before: Schedule
+) -> tuple[list[Group], Schedule]:
     """Plan the groups of a chunk, in the order in which they are begun.
 
     The thread that is free first takes the first commits whose gradients can be begun by then; those that cannot yet
@@ -84,7 +84,7 @@ def plan_groups(
         Commits that a group may have.
     ahead : int
         How far ahead of the commits a gradient may be begun, as what it makes has to be kept until then.
-    before : Clock
+    before : Schedule
         Where the plan of the chunk before has ended.
     """
     free, computing, made, count = [*before.free], [*before.computing], list[float](), len(needed)
@@ -113,7 +113,7 @@ def plan_groups(
         while len(made) < count and finished[len(made)] < math.inf:
             last = made or before.made
             made.append(max(finished[len(made)], last[-1] if last else 0.0))
-    return groups, Clock(free, computing, made)
+    return groups, Schedule(free, computing, made)
 
 
 class Made(NamedTuple):
@@ -178,7 +178,7 @@ class Chunk:
         )
         # After how many commits of the chunk a worker or a slot has changed last; zero or less if before the chunk.
         self._changed: dict[tuple[str, int], int] = {}
-        self._clock: Clock = before._clock if before else Clock.start(threads)
+        self._clock: Schedule = before._clock if before else Schedule.start(threads)
         if before:
             self._changed = {what: after - before.commits for what, after in before._changed.items()}
         needed = [self._needed(i) for i in range(self.commits)]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from asyncsim.base.streams import stream_key
-from asyncsim.methods.check import require_replies
 from asyncsim.methods.method import Array, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.replays.state import GossipOfPiece, Layout, Pieces, ReadsOfPiece
+from asyncsim.replays.suitable import require_replies
 from asyncsim.replays.tuning import Form, tuning
 from asyncsim.replays.waves import Gossip, Reads, cut, find_waves, most_at_one_position, separate_reads
 from asyncsim.traces.trace import Trace

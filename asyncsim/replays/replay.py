@@ -15,7 +15,7 @@ from asyncsim.base.errors import InputError, require_choice, require_count, requ
 from asyncsim.base.threads import has_one_core
 from asyncsim.base.tracing import forget_other_precision, jax_settings, require_threads
 from asyncsim.byzantine.attacks import Attack, parse_attack
-from asyncsim.methods.check import check_method, require_arrived, require_server, require_timing
+from asyncsim.methods.check import check_method
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import under_attack, warn_of_weakness
@@ -25,10 +25,11 @@ from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recorders import Recorder, show_diagnostics
 from asyncsim.replays.recording import LOSSES, Recording
+from asyncsim.replays.run import Run
 from asyncsim.replays.running import Running, start, tensor_names
 from asyncsim.replays.state import ReplayState
+from asyncsim.replays.suitable import require_arrived, require_server, require_timing
 from asyncsim.replays.tuning import Form, default_devices, form_of, require_devices
-from asyncsim.runs.run import Run
 from asyncsim.traces.trace import Trace
 
 PRECISIONS = ("float32", "float64")

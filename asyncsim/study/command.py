@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import platformdirs
+
 import asyncsim.study.results as results
 from asyncsim import __version__
 from asyncsim.base.console import note, tell
@@ -115,10 +117,8 @@ def set_up_jax(keep_compiled: bool = True) -> None:
     """
     if not keep_compiled:
         return
-    import pooch
-
     for name, value in (
-        ("JAX_COMPILATION_CACHE_DIR", str(Path(pooch.os_cache("asyncsim")) / "compiled")),
+        ("JAX_COMPILATION_CACHE_DIR", str(platformdirs.user_cache_path("asyncsim") / "compiled")),
         ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
         ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
     ):

@@ -15,7 +15,7 @@ from asyncsim.study.jobs import read_summary
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.traces.trace import Trace
 
 #: Commits of each worker from which on a trace is no short one: of 20 workers behind a barrier a bound that is all but
@@ -63,7 +63,7 @@ class Finished(NamedTuple):
 
     def run(self, run_folder: str) -> "Run":
         """Load the run of a row."""
-        from asyncsim.runs.run import Run
+        from asyncsim.replays.run import Run
 
         return Run.load(within(self.folder, run_folder))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from asyncsim.base.console import over_seeds, table_text
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study.results import SUMMARY
 from asyncsim.traces.trace import Trace
 

@@ -170,13 +170,12 @@ def run_cells(
 
 
 def _chosen(config: StudyConfig, options: Iterable[str]) -> tuple[Any, ...]:
-    """Return the values of some options, as a key: equal for texts and numbers that are, else for the same object."""
-    from asyncsim.replays.programs import Same
+    """Return the values of some options as a key: texts and numbers by value, other objects by identity."""
 
     def key(value: Any) -> Any:
         if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
             return tuple(map(key, value))
-        return value if isinstance(value, str | int | float | Path | None) else Same(value)
+        return value if isinstance(value, str | int | float | Path | None) else id(value)
 
     return tuple(key(getattr(config, name)) for name in sorted(options) if hasattr(config, name))
 

@@ -12,7 +12,7 @@ from asyncsim.base.errors import InputError, require_choice, require_count, requ
 if TYPE_CHECKING:
     import pandas as pd
 
-    from asyncsim.runs.run import Run
+    from asyncsim.replays.run import Run
     from asyncsim.traces.trace import Trace
 
 #: Tolerance of an error: in float32 the accuracy of nine correct examples in ten is less than 0.9.

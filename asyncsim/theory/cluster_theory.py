@@ -124,7 +124,7 @@ def memoryless_clocks(cluster: Cluster) -> BoundedClocks | None:
 
 def _without_server(cluster: Cluster) -> ThroughputTheory:
     """Return the gradients per second of workers that compute all the time, or that nobody can leave behind."""
-    means = [law.mean * window for law, window in zip(cluster.compute_laws, cluster.windows, strict=True)]
+    means = computing(cluster)
     instant = takes_no_time(cluster.ways[0].latency) and not any(cluster.ways[0].transfer)
     if cluster.workers == 1 or cluster.policy == asynchronous() or (cluster.policy.name == "handshake" and instant):
         return ThroughputTheory("nobody waits", sum(1 / mean for mean in means), exact=True, computing=1.0)

@@ -1,7 +1,6 @@
 """The trace: who visited the server when, and how stale each message was."""
 
 import functools
-import importlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from asyncsim.base import hooks
 from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.clusters.cluster import Cluster
@@ -160,8 +160,7 @@ class Trace:
 
     def plot(self) -> Any:
         """Draw how stale commits are and what workers do at first: a figure; `asyncsim.plots` has more."""
-        # What draws traces is above them, and loads matplotlib.
-        return importlib.import_module("asyncsim.drawing.plots").overview(self)
+        return hooks.plots().overview(self)
 
     @functools.cached_property
     def accepted(self) -> "Trace":

@@ -14,7 +14,7 @@ from asyncsim.base.console import counted, tensor_label
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import DIVERGED, curve_of, diagnostic_curve, trace_length
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE, late_energy_ratio
 

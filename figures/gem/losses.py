@@ -14,7 +14,7 @@ from asyncsim.base.console import counted
 from asyncsim.base.errors import InputError
 from asyncsim.drawing import layout, look
 from asyncsim.drawing.curves import Curve, trace_length
-from asyncsim.runs.run import Run
+from asyncsim.replays.run import Run
 from asyncsim.study.finished import Finished
 from asyncsim.study.outcome import FINAL_SHARE
 

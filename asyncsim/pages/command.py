@@ -1,11 +1,12 @@
 """The command line of figures: draws those of a paper, or of a folder of results, and says which files it wrote."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncsim.base.console import tell
 from asyncsim.base.errors import InputError, choices_like, reading_results
 from asyncsim.drawing.look import collecting
+from asyncsim.drawing.paper import report
 from asyncsim.pages.page import write_page
 from asyncsim.study import shipped
 from asyncsim.study.finished import figures, study_of
@@ -65,14 +66,3 @@ def _draw(study: str, folder: Path) -> list[Path]:
     if study not in PAPERS and study in {path.stem for path in shipped("figures").glob("[!_]*.py")}:
         return list(figures(study).draw(folder))
     return [path for paper in PAPERS for path in figures(paper).draw_study(study, folder)]
-
-
-def report(draw: Callable[[], Iterable[Path]]) -> int:
-    """Print the paths of what is drawn, or why it cannot be; return the exit code (2 for bad input)."""
-    try:
-        for path in draw():
-            print(path)
-    except InputError as error:
-        tell(f"error: {error}")
-        return 2
-    return 0
