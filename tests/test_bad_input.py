@@ -205,8 +205,6 @@ gossip --target 1.5 | target = 1.5: an accuracy is at most 1
 gossip --slow 0 | slow = 0
 gossip --discipline random | there is no server; leave discipline out
 gossip --methods downpour --topology ring() | none can be run on topology
-gossip --workers 4 --topology ring() --attack alie(workers=1) | no method without a server can be run under it; choose
-gossip --workers 4 --topology ring() --attack zero(workers=[7]) | worker 7 is outside the cluster
 gossip --slow-link 0 | slow_link = 0.0: must be above zero
 gossip --slow-link 5 | its links take no time, so that none can be slow; give latency
 gossip --topology slow_links(ring(),[[0,9,5]]) --workers 4 --latency 1 | there is no link between 0 and 9

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncsim import study, theory
+from asyncsim import InputError, study, theory
 from asyncsim.study.finished import read
 from asyncsim.study.target import Target
 
@@ -87,3 +87,17 @@ def test_methods_that_cannot_be_attacked_are_left_out_before_any_run(tmp_path, c
     assert summary["method"].tolist() == ["sgp"]
     for text in (said.out, said.err):
         assert "left out" in text and "workers of adpsgd meet in pairs and send no messages; choose label_flip" in text
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        ("alie(workers=1)", "no method without a server can be run under it; choose label_flip"),
+        ("zero(workers=[7])", "worker 7 is outside the cluster"),
+    ],
+)
+def test_an_attack_that_no_method_can_have_is_refused_before_any_run(attack, message, tmp_path):
+    config = gossip.Config(**SMALL, topology=("ring()",), attack=attack, out=tmp_path / "gossip")
+    with pytest.raises(InputError, match=message):
+        gossip.run(config)
+    assert not (tmp_path / "gossip").exists()
