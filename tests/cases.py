@@ -105,13 +105,6 @@ PROBLEMS = {
     "cifar10, resnet20": lambda: tiny_cifar10("resnet20"),
     "cifar10, alexnet": lambda: tiny_cifar10("alexnet"),
 }
-#: Convolutions in float64 take a second per some ten gradients: short traces, and not every combination.
-HEAVY = {"cifar10, small", "cifar10, resnet20", "cifar10, alexnet"}
-#: Two examples a minibatch and no normalisation: larger steps diverge.
-GENTLE = {
-    ("downpour", "write_then_read"): lambda: methods.downpour(learning_rate=0.001),
-    ("gem", "exchange"): lambda: methods.gem(learning_rate=0.001),
-}
 METHODS = {
     "downpour": methods.downpour,
     "adaptive_staleness": methods.adaptive_staleness,
@@ -123,8 +116,6 @@ METHODS = {
     "dana_zero": lambda: methods.dana_zero(learning_rate=0.01),
     "ringleader": methods.ringleader,
 }
-#: The protocols that a method can be replayed under begin like this; all, unless stated.
-NEEDS = {"gem, paper": "read_then_write"} | dict.fromkeys(("sgd", "dana_zero", "ringleader", "lsgd"), "exchange")
 
 
 # One of each, so that what is compiled for them is compiled once.

@@ -289,6 +289,8 @@ def deviation(found, expected) -> float:
     """Return the largest difference between two arrays, relative to the largest value expected."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape and np.isfinite(expected).all() and np.isfinite(found).all()
+    if np.array_equal(found, expected):  # both may be zero
+        return 0.0
     return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
 
 

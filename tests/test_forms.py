@@ -1,7 +1,5 @@
 """Every form of computing, on one and on several devices: the same numbers as the loop over events."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +7,7 @@ import pytest
 from cases import (
     EVERY,
     FORCED,
-    NEEDS,
-    OWN,
     PROTOCOLS,
-    counting,
     make_method,
     make_problem,
     make_torn,
@@ -22,15 +17,12 @@ from cases import (
 from event_loop import RECORDED, forced_deviation
 
 import asyncsim.replays.pieces as pieces
-from asyncsim import Cluster, Exponential, Gamma, InputError, barrier, methods, recorders, replay_ensemble, simulate
+from asyncsim import InputError, methods, recorders, replay_ensemble
 from asyncsim.replays import tuning
 from asyncsim.replays.local import flatten
 from asyncsim.replays.replay import Replay
 
 STEPS = 300
-#: Form and number of devices; three divide neither the commits of a piece nor the parameters evenly.
-FORMS = {"single": ("single", 1), "batch": ("batch", 1), "dispatched": ("dispatched", 1)}
-DIVIDED = {"two devices": ("batch", 2), "three devices": ("batch", 3)}
 
 
 @pytest.fixture(autouse=True)
@@ -43,96 +35,6 @@ def computed(trace, method, problem, form, count=1, **options):
     stops, devices = np.arange(EVERY, len(trace) + 1, EVERY), jax.devices()[:count]
     options = {"record": [recorders.energy()], "stops": stops, "devices": devices} | options
     return Replay(trace, method, problem, precision="float64", form=form, **options)
-
-
-def assert_the_loop(trace, method, problem, form, count=1):
-    with jax.enable_x64(True):
-        running = computed(trace, method, problem, form, count)
-        assert running.running._plan.layout(method).form == form
-        found = forced_deviation(running, EVERY)
-    assert max(found.values()) < FORCED, found
-
-
-def combinations():
-    default = {
-        ("single", "aeasgd", "exchange"),
-        ("batch", "gem", "read_then_write, two visits"),
-        ("dispatched", "gem", "write_then_read"),
-        ("two devices", "gem, paper", "read_then_write, two visits"),
-    }
-    by_protocol = set(itertools.product(FORMS, ["gem"], PROTOCOLS))
-    by_protocol |= {("three devices", "gem", protocol) for protocol in ("exchange", "prescribed")}
-    # One of each mechanism: replicas, replies, the server's memories, and those that all see.
-    mechanisms = ("aeasgd", "dana_zero", "ringleader", "lsgd")
-    by_method = {(form, method, NEEDS.get(method, "exchange")) for form in FORMS for method in mechanisms}
-    by_device = {("two devices", method, NEEDS.get(method, "exchange")) for method in ("aeasgd", "lsgd", "dana_zero")}
-    for case in sorted(default | by_protocol | by_method | by_device):
-        if case[:2] != ("dispatched", "lsgd"):  # which sees the memories of all workers
-            yield pytest.param(*case, marks=[] if case in default else pytest.mark.full, id="-".join(case))
-
-
-@pytest.mark.parametrize(("form", "method", "protocol"), list(combinations()))
-def test_every_form_is_the_loop_teacher_forced(form, method, protocol):
-    trace = make_trace(protocol, commits=STEPS)
-    assert_the_loop(trace, make_method(method), make_problem("quadratic"), *(FORMS | DIVIDED)[form])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("form", FORMS | DIVIDED)
-def test_longer_vectors(form):
-    assert_the_loop(make_trace(commits=STEPS), make_method("gem"), make_problem("digits"), *(FORMS | DIVIDED)[form])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("case", "form"),
-    [
-        *itertools.product(OWN, ["batch", "dispatched"]),
-        *((case, "three devices") for case in ("server memory, velocity", "a tree as message", "draws")),
-    ],
-)
-def test_own_methods(case, form, lenient):
-    make, protocol, window = OWN[case]
-    trace = make_trace(protocol, window, commits=STEPS)
-    assert_the_loop(trace, make(), make_problem("quadratic"), *(FORMS | DIVIDED)[form])
-
-
-def shared_reads():
-    """Workers that all go on from the version that a barrier made."""
-    return make_trace(workers=6, commits=STEPS, policy=barrier())
-
-
-def differing_windows():
-    return simulate(Cluster(6, Gamma(1.0, cv=0.5), Exponential(0.05), window=[1, 2, 4, 1, 2, 4]), STEPS)
-
-
-@pytest.mark.parametrize(
-    ("make_rule", "trace", "form"),
-    [
-        (methods.lgd, shared_reads, "batch"),  # which sees losses
-        (lambda: methods.hogwild(blocks=3), lambda: make_torn(3, workers=6, commits=STEPS), "batch"),
-        (methods.easgd, shared_reads, "dispatched"),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in (
-                (methods.lgd, shared_reads, "dispatched"),
-                (methods.lgd, shared_reads, "single"),
-                (methods.aeasgd, differing_windows, "batch"),
-                (methods.aeasgd, differing_windows, "dispatched"),
-                (lambda: methods.hogwild(blocks=3), lambda: make_torn(3, workers=6, commits=STEPS), "single"),
-            )
-        ),
-    ],
-)
-def test_shared_and_torn_reads_losses_and_differing_windows(make_rule, trace, form):
-    assert_the_loop(trace(), make_rule(), make_problem("quadratic"), form)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("make_rule", [lambda: make_method("gem"), counting])
-@pytest.mark.parametrize("form", FORMS | DIVIDED)
-def test_a_state_of_the_problem_and_numbers_of_workers(make_rule, form):
-    assert_the_loop(make_trace(window=3, commits=STEPS), make_rule(), stateful_problem(), *(FORMS | DIVIDED)[form])
 
 
 @pytest.mark.full
@@ -187,7 +89,9 @@ def test_rows_are_scattered_in_any_order(method, monkeypatch, anew):
     monkeypatch.setattr(pieces, "_put", reversed_put)
     monkeypatch.setattr(tuning, "_CPU", tuning._ACCELERATOR._replace(unrolled=3))
     trace = make_trace("read_then_write, two visits", commits=STEPS)
-    assert_the_loop(trace, make_method(method), make_problem("quadratic"), "batch")
+    with jax.enable_x64(True):
+        found = forced_deviation(computed(trace, make_method(method), make_problem("quadratic"), "batch"), EVERY)
+    assert max(found.values()) < FORCED, found
 
 
 # Several devices

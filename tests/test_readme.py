@@ -21,6 +21,7 @@ from asyncsim.clusters.policy import POLICIES, WITHOUT_SERVER
 from asyncsim.clusters.topologies import TOPOLOGIES
 from asyncsim.study.entries import catalogue, entry_of
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
 ROOT = Path(asyncsim.__file__).resolve().parent.parent
 PAGES = {path.stem: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 #: What makes a printed example small enough for a test.
