@@ -36,7 +36,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("form", ["batch", "single", "dispatched"])
+@pytest.mark.parametrize("form", ["batch", "single"])
 @pytest.mark.parametrize(("name", "arguments", "options"), CASES, ids=[f"{one[0]}-{i}" for i, one in enumerate(CASES)])
 def test_replays_equal_the_loop_over_events(name, arguments, options, form, request):
     if form != "batch" and name not in ("gem", "aeasgd"):

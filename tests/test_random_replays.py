@@ -32,7 +32,7 @@ from asyncsim.replays import tuning
 from asyncsim.replays.replay import Replay
 from asyncsim.study.cell import meet
 
-FORMS = ("single", "batch", "dispatched")
+FORMS = ("single", "batch")
 
 
 def by_name(name):
@@ -75,21 +75,14 @@ class Combination(NamedTuple):
     looks: bool
 
 
-@functools.cache
-def can_be(form, rule):
-    """Whether a method can be replayed in a form: where commits are dispatched, there are no arrays of all rows."""
-    method = RULES[rule]()
-    return form != "dispatched" or (not method.sees_memories and method.timing.read_blocks is None)
-
-
 @st.composite
-def clusters_of(draw, form, method):
-    """Clusters whose traces a method can be replayed on, in this form."""
+def clusters_of(draw, method):
+    """Clusters whose traces a method can be replayed on."""
     cluster = draw(clusters(sizes=(2, 9)))
     windows = st.lists(st.integers(1, 3), min_size=cluster.workers, max_size=cluster.workers)
     window, discipline = st.just(cluster.window) | windows, st.sampled_from([cluster.discipline, "lock_free"])
     cluster = dataclasses.replace(cluster, window=draw(window), discipline=draw(discipline))
-    if form != "dispatched" and draw(st.booleans()):
+    if draw(st.booleans()):
         torn = Timing(protocol="write_then_read", discipline="lock_free", read_blocks=draw(st.integers(2, 4)))
         cluster = meet(cluster, torn)
     cluster = meet(cluster, method.timing)
@@ -104,9 +97,9 @@ def combinations(draw, forms, rules):
     # what is drawn first.
     seed = draw(st.integers(0, 2**32))
     assume(seed)
-    form, rule = draw(st.sampled_from([pair for pair in itertools.product(forms, rules) if can_be(*pair)]))
+    form, rule = draw(st.sampled_from(list(itertools.product(forms, rules))))
     problem = draw(st.sampled_from(list(PROBLEMS)))
-    cluster = draw(clusters_of(form, RULES[rule]()))
+    cluster = draw(clusters_of(RULES[rule]()))
     # The last part of a run has at least ten commits, as some methods move only now and then.
     return Combination(seed, form, rule, problem, cluster, draw(st.integers(160, 200)), draw(st.booleans()))
 

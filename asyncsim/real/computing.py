@@ -22,7 +22,7 @@ from asyncsim.problems.problem import Problem
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import RECORDED, Account, Event, Header
 from asyncsim.replays.commit import build_commit, observe, row_after
-from asyncsim.replays.local import Learner, LocalResult, build_local, flatten, from_vector
+from asyncsim.replays.local import Learner, LocalResult, build_local, flatten
 from asyncsim.replays.plan import method_key, visit_key
 from asyncsim.replays.programs import Same, as_data, cast
 from asyncsim.replays.recorders import energy
@@ -121,7 +121,7 @@ def _compiled_steps(method: Same, problem: Same, workers: int, window: int, prec
     """Return the jitted local steps of this very method and problem: compiled once in a process."""
     params = jax.eval_shape(lambda key: cast(problem.value.init(key), jnp.dtype(precision)), jax.random.key(0))
     flat = flatten(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params))
-    local = from_vector(build_local(method.value, problem.value, window), flat)
+    local = build_local(method.value, problem.value, flat, window)
 
     def compute(data, key, own_key, start, learner, worker, worker_step, job, rows):
         visit: Any = OwnVisit(worker, worker_step, window, workers, own_key)

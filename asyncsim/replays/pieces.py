@@ -39,8 +39,6 @@ class InPieces:
     same of an ensemble, from numbers, parameters, the problem's state and sizes.
     """
 
-    looks_ahead = False
-
     def __init__(
         self,
         parts: MakeParts,
@@ -79,10 +77,6 @@ class InPieces:
             shardings = self._divided.of_state(jax.eval_shape(make, numbers, params, problem_state))
             self._initial[key] = jax.jit(make, out_shardings=shardings)
         return self._initial[key](numbers, params, problem_state)
-
-    def whole(self, state: ReplayState) -> ReplayState:
-        """Return the state as it is."""
-        return state
 
     def from_whole(self, state: ReplayState) -> ReplayState:
         """Return the state copied, as it is donated when it is gone on from."""

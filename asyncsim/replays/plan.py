@@ -62,7 +62,7 @@ class Plan:
     look_every : sequence of int
         Worker steps between two looks of each recorder that looks at whole vectors.
     dtype, devices
-    form : {"batch", "single", "dispatched"}
+    form : {"batch", "single"}
         See `asyncsim.replays.tuning`. Of a batch of one a CPU makes "single" commits.
     needs_key : bool
         Whether visits have keys.

@@ -145,8 +145,7 @@ class Replay:
     running : Running
         The loop on the host.
     state : ReplayState
-        After ``position`` commits. The next `advance` may reuse its memory: copy what is to be kept. Where commits are
-        dispatched a few at a time, it is made anew each time it is asked for.
+        After ``position`` commits. The next `advance` reuses its memory: copy what is to be kept.
     position : int
     diverged_at : int or None
     """
@@ -190,7 +189,7 @@ class Replay:
             )
         devices = tuple(devices)
         stops = np.union1d([] if stops is None else stops, len(trace)).astype(int)
-        form = form or form_of(trace, method, problem, devices)
+        form = form or form_of(problem, devices)
         plan = Plan(trace, problem, seed, stops, look_every(recorders), dtype, devices, form, method.needs_key)
         program, numbers = compiled(method, recorders, problem, plan.layout(method), dtype, devices)
         params, key = start(problem, seed, dtype)

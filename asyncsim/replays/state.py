@@ -18,7 +18,7 @@ class Layout(NamedTuple):
 
     Attributes
     ----------
-    form : {"batch", "single", "dispatched"}
+    form : {"batch", "single"}
         How commits are computed, see `asyncsim.replays.tuning`.
     piece_size : int
         Commits that a piece has room for; a multiple of the number of devices.
@@ -74,7 +74,7 @@ class WorkerRow(NamedTuple):
     method: State
     memory: State
     recorders: tuple[State, ...]  #: of the recorders whose states are not shared
-    learner: Any  #: a `Learner`; ``()`` where it is handled apart
+    learner: Any  #: a `Learner`
 
 
 class ReplayState(NamedTuple):
