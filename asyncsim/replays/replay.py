@@ -19,8 +19,8 @@ from asyncsim.methods.check import check_method, require_arrived, require_server
 from asyncsim.methods.method import Method
 from asyncsim.problems.problem import Problem, count_examples
 from asyncsim.replays.attacked import under_attack, warn_of_weakness
-from asyncsim.replays.commit import columns, require_recorders
 from asyncsim.replays.local import Constants
+from asyncsim.replays.observing import columns, require_recorders
 from asyncsim.replays.plan import Plan
 from asyncsim.replays.programs import compiled
 from asyncsim.replays.recorders import Recorder, show_diagnostics
