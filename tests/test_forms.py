@@ -12,6 +12,7 @@ from cases import (
     NEEDS,
     OWN,
     PROTOCOLS,
+    combining,
     counting,
     make_method,
     make_problem,
@@ -122,6 +123,8 @@ def differing_windows():
         (methods.lgd, shared_reads, "batch"),  # which sees losses
         (lambda: methods.hogwild(blocks=3), lambda: make_torn(3, workers=6, commits=STEPS), "batch"),
         (methods.easgd, shared_reads, "single"),
+        (combining, lambda: make_trace(workers=6, commits=120, policy=barrier()), "batch"),
+        (combining, lambda: make_trace(workers=6, commits=120, policy=barrier()), "single"),
         *(
             pytest.param(*case, marks=pytest.mark.full)
             for case in (

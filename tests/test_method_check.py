@@ -16,6 +16,7 @@ PROBLEM = problems.digits(hidden=(3,))
 PARAMS = jax.eval_shape(PROBLEM.init, jax.random.key(0))
 SIZE = PROBLEM.parameter_count
 APPLY = r"damped\.apply\(server, central, message, memory, visit\)"
+COMBINE = r"damped\.combine\(server, central, messages, visits\)"
 MESSAGE = r"damped\.message\(worker, update, start, central, visit\)"
 
 
@@ -156,6 +157,30 @@ WRONG = {
     "no memories": (
         {"apply": lambda s, c, m, k, v: Applied(c + m, s, k), "sees_memories": True},
         r"damped\.apply\(server, central, message, memory, visit, memories\): takes \(s, c, m, k, v\); it is",
+    ),
+    "combines to another shape": (
+        {"combine": lambda s, c, m, v: Applied(m[:, :2].sum(0))},
+        rf"{COMBINE} returned the central variable, float32\[2\]: must be a vector like the central variable",
+    ),
+    "combines to no Applied": (
+        {"combine": lambda s, c, m, v: c + m.sum(0)},
+        rf"{COMBINE} returned .*: must return Applied\(central, server, memory\)",
+    ),
+    "combines with a memory": (
+        {"combine": lambda s, c, m, k, v: Applied(c)},
+        rf"{COMBINE}: takes \(s, c, m, k, v\); it is called with 4 arguments, in this order",
+    ),
+    "combines and applies": (
+        {"combine": lambda s, c, m, v: Applied(c), "apply": lambda s, c, m, k, v: Applied(c)},
+        r"damped\.combine: is what the server does, in the place of apply, .*; leave the others out",
+    ),
+    "receives and does not combine": (
+        {"receive": lambda k, m, v: (m, k)},
+        r"damped\.receive: is for methods with combine, and there is none; leave it out",
+    ),
+    "receives a message alone": (
+        {"receive": lambda k, m, v: m, "combine": lambda s, c, m, v: Applied(c)},
+        r"damped\.receive\(memory, message, visit\) returned .*: must return the message that waits and",
     ),
     "a loss that is not told": (
         {"apply": lambda s, c, m, k, v: Applied(c + m * v.loss, s, k)},

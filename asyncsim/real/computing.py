@@ -17,7 +17,7 @@ from asyncsim.base.errors import InputError
 from asyncsim.base.files import open_file, write_whole
 from asyncsim.base.tracing import forget_other_precision, whole_products
 from asyncsim.methods.check import check_method
-from asyncsim.methods.method import Method, Visit
+from asyncsim.methods.method import Memories, Method, Visit
 from asyncsim.problems.problem import Problem
 from asyncsim.real.processes import Processes
 from asyncsim.real.recording import RECORDED, Account, Event, Header
@@ -27,7 +27,7 @@ from asyncsim.replays.plan import method_key, visit_key
 from asyncsim.replays.programs import Same, as_data, cast
 from asyncsim.replays.recorders import energy
 from asyncsim.replays.running import problem_state, start
-from asyncsim.replays.state import WorkerRow
+from asyncsim.replays.state import WorkerRow, no_messages
 from asyncsim.replays.step import Held, Place, begin, finish
 
 #: What the server records of each commit besides its loss and the length of its step.
@@ -158,7 +158,7 @@ class Parameters:
             each = (central,) * processes.workers
             self.state = State(central, method.init_server(central), (row,) * processes.workers, each, each)
         reads = "before" if processes.protocol == "read_then_write" else "after"
-        self._resumes = method.resume is not None
+        self._resumes, self._sees_memories = method.resume is not None, method.sees_memories
         self._begin, self._commit = _compiled_step(Same(method), reads)
 
     def job(self, worker: int, account: Account) -> Job:
@@ -184,8 +184,9 @@ class Parameters:
             if self._processes.pulls:
                 held = held._replace(pulled=pulled)
             local = LocalResult(result.update, np.asarray(result.loss, self._dtype), ())
+            memories = tuple(row.memory for row in state.workers) if self._sees_memories else ()
             place = Place(state.central, state.server)
-            place, kept, seen, numbers = self._commit(place, held, start, local)
+            place, kept, seen, numbers = self._commit(place, held, start, local, memories)
             _, *recorded = np.asarray(numbers).tolist()
         self.state = state._replace(
             central=place.central,
@@ -214,13 +215,22 @@ def _compiled_step(same_method: Same, reads: str) -> tuple[Any, Any]:
         visit: Any = None  # known at the commit
         return begin(method, None, Held(visit, row, read))[1]
 
-    def commit(place, held, start, local):
-        left = finish(method, reads, place, held, start, local)
+    def commit(place, held, start, local, memories):
+        # Each message makes a version.
+        place = place._replace(waiting=no_messages(method, held.row, place.central, 1))
+        everyone = [_all_memories(memories)] if method.sees_memories else []
+        left = finish(method, reads, place, held, start, local, *everyone)
         made = left.commit
         recorders, numbers = observe([RECORDER], held.row.recorders, made)
-        return left.place, WorkerRow(made.worker, made.memory, recorders, ()), left.read, numbers
+        return left.place._replace(waiting=()), WorkerRow(made.worker, made.memory, recorders, ()), left.read, numbers
 
     return jax.jit(start), jax.jit(whole_products()(commit))
+
+
+def _all_memories(memories: tuple[Any, ...]) -> Memories:
+    """Return the memories of all workers, none of which is newer than the others."""
+    rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *memories)
+    return Memories(rows, jax.tree.map(lambda leaf: leaf[:1], rows), jnp.full(1, len(memories), jnp.int32))
 
 
 def _put(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ def build_first(method: Method, layout: Layout) -> Callable[[ReplayState, Pieces
             rows = of_workers(state.workers.memory, layout.workers)
             newer = jax.tree.map(lambda leaf: leaf[:1], rows)
             memories = (Memories(rows, newer, jnp.full(1, layout.workers, jnp.int32)),)
-        return Met(Place(state.central, state.server), state.recorders, held, memories)
+        return Met(Place(state.central, state.server, state.waiting), state.recorders, held, memories)
 
     return jax.jit(first)
 

@@ -225,10 +225,9 @@ def _build_piece(
             if method.sees_memories:
                 newer = jnp.where(jnp.arange(size, dtype=index.dtype) < index, piece.visit.worker, held.visit.workers)
                 memories = (Memories(of_workers(state.workers.memory, layout.workers), before.memory, newer),)
-            left = finish(method, layout.reads, before.place, held, start, result, *memories)
+            made = is_there if size > 1 else None
+            left = finish(method, layout.reads, before.place, held, start, result, *memories, made=made)
             place = left.place
-            if size > 1:
-                place = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), place, before.place)
             history, memory = before.history, before.memory
             if layout.keeps_history:
                 history = jax.lax.dynamic_update_index_in_dim(history, place.central, index + 1, 0)
@@ -238,7 +237,7 @@ def _build_piece(
 
         central = divided.by_parameter(state.central)
         first = _Carried(
-            Place(central, state.server),
+            Place(central, state.server, state.waiting),
             history=jnp.broadcast_to(central, (size + 1, *central.shape)) if layout.keeps_history else (),
             memory=held.row.memory if method.sees_memories else (),
         )
@@ -276,7 +275,9 @@ def _build_piece(
             sent = Sent(commits.message, () if method.honest is None else commits.memory)
             messages = _put(messages, sent, message_slot, there & taken, single)
         workers = _put(workers, row, piece.visit.worker, there, single)
-        return ReplayState(*end.place, recorder_states, read, push_read, workers, messages), numbers
+        central, server, waiting = end.place
+        state = ReplayState(central, server, recorder_states, read, push_read, workers, messages, waiting)
+        return state, numbers
 
     return run_piece
 

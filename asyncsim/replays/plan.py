@@ -140,6 +140,7 @@ class Plan:
         self._columns["completes"] = completes
         self._columns["place"] = np.arange(commits) - np.repeat(ends[:-1], np.diff(ends))
         self._columns["messages"] = np.repeat(np.diff(ends), np.diff(ends))
+        self._version_messages = int(np.diff(ends).max())
         self._workers = trace.workers
         self._dtype = dtype
         self._window = trace.window
@@ -163,6 +164,7 @@ class Plan:
             gossip=self.waves.gossip is not None,
             unrolled=self._tuning.unrolled,
             restarts=self.waves.fresh is not None,
+            version_messages=1 if method.combine is None else self._version_messages,
         )
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, Pieces]]:

@@ -117,7 +117,7 @@ def compiled_ensemble(
         # One after the other: what an evaluation holds at a time is sized for one.
         return jax.lax.map(lambda own: evaluate(*own, train, test), (central, state))
 
-    make = functools.partial(batched_state, _initial(of_member, recorders, flat))
+    make = functools.partial(batched_state, _initial(of_member, recorders, flat, layout))
     engine = InPieces(parts, recorders, layout, (device,), make)
     flat_members = flat._replace(unravel=jax.vmap(flat.unravel))
     first, look = build_first(family.method, layout), build_look(parts, recorders, flat_members, layout)
@@ -192,7 +192,7 @@ def _build(
     recorders = tuple(same.value for same in same_recorders)
     flat, evaluate, each = _of_problem(same_problem, dtype, devices[0])
     parts = _parts(family, problem, layout, flat, dtype)
-    engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat))
+    engine = InPieces(parts, recorders, layout, devices, _initial(parts, recorders, flat, layout))
     first, look = build_first(family.method, layout), build_look(parts, recorders, flat, layout)
     return Program(engine, first, look, evaluate, *_build_replicas(parts, family.method, layout), each, flat, devices)
 
@@ -215,11 +215,16 @@ def _parts(family: Family, problem: Problem, layout: Layout, flat: Flat, dtype: 
     return parts
 
 
-def _initial(parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat) -> Callable[..., ReplayState]:
+def _initial(
+    parts: MakeParts, recorders: tuple[Recorder, ...], flat: Flat, layout: Layout
+) -> Callable[..., ReplayState]:
     """Return the function from numbers, parameters, the problem's state and sizes to the state at version zero."""
-    return lambda numbers, *arguments, **sizes: initial_state(
-        parts(numbers).method, recorders, flat, *arguments, **sizes
-    )
+
+    def initial(numbers: Any, *arguments: Any, **sizes: int) -> ReplayState:
+        sizes["version_messages"] = layout.version_messages
+        return initial_state(parts(numbers).method, recorders, flat, *arguments, **sizes)
+
+    return initial
 
 
 @cached(maxsize=256)

@@ -9,18 +9,22 @@ leaves, `Left`.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from asyncsim.methods.method import Array, Memories, Method, State, Visit, add, send_update
+import jax
+import jax.numpy as jnp
+
+from asyncsim.methods.method import OF_MESSAGE, Applied, Array, Memories, Method, State, Visit, add, send_update
 from asyncsim.replays.central import commit_mean, meet, take_up
 from asyncsim.replays.local import LocalResult, start_anew
 from asyncsim.replays.recorders import Commit
-from asyncsim.replays.state import WorkerRow
+from asyncsim.replays.state import Waiting, WorkerRow, of_message
 
 
 class Place(NamedTuple):
-    """The central variable, and the method's state on the server."""
+    """The central variable, the method's state on the server and the messages that wait there."""
 
     central: Array
     server: State = ()
+    waiting: Any = ()  #: `asyncsim.replays.state.Waiting` of methods with ``combine``; else ``()``
 
 
 class Held(NamedTuple):
@@ -95,14 +99,16 @@ def finish(
     start: Array,
     local: LocalResult,
     *memories: Memories,
+    made: Array | None = None,
 ) -> Left:
     """Make the commit of a worker that has taken its local steps.
 
     ``reads``: when the worker reads for its next computation, see `asyncsim.replays.waves`.
-    ``memories``: those of all workers, if the method sees them.
+    ``memories``: those of all workers, if the method sees them. ``made``: whether there is a commit;
+    without one the place stays as it is.
     """
     visit, row, other = held.visit, held.row, held.other
-    central, server = place.central, place.server
+    central, server, waiting = place
     gossips = method.mix is not None or method.meet is not None
     if method.meet is not None:
         row, other = meet(method, row, other, held.partner, visit)
@@ -112,17 +118,19 @@ def finish(
     message, worker, diagnostics = method.message(row.method, local.update, start, pulled, visit)
     if gossips:
         applied = commit_mean(method, server, central, message, worker, row.memory, visit)
+    elif method.combine is not None:
+        applied, waiting = _wait(method, place, message, row.memory, visit, made)
     else:
         applied = method.apply(server, central, message, row.memory, visit, *memories)
-    after = applied.server, applied.central, applied.memory
     seen: Any = ()
     if reads == "message":
         seen = message
     elif reads == "after":
-        seen = applied.central if method.reply is None else method.reply(*after, visit)
+        states = applied.server, applied.central, applied.memory
+        seen = applied.central if method.reply is None else method.reply(*states, visit)
     elif reads == "before":
-        before = server, central, row.memory
-        seen = central if method.reply is None else method.reply(*before, visit)
+        states = server, central, row.memory
+        seen = central if method.reply is None else method.reply(*states, visit)
     # A server that adds the update steps by just that: to subtract, XLA would copy the central variable.
     adds_update = not gossips and method.message is send_update and method.apply is add
     commit = Commit(
@@ -142,4 +150,37 @@ def finish(
         server=applied.server,
         proxy=method.proxy(worker) if method.proxy else (),
     )
-    return Left(Place(applied.central, applied.server), commit, seen, other)
+    after = applied.central, applied.server
+    if made is not None:
+        after = jax.tree.map(lambda new, old: jnp.where(made, new, old), after, (central, server))
+    return Left(Place(*after, waiting), commit, seen, other)
+
+
+def _wait(
+    method: Method, place: Place, message: State, memory: State, visit: Visit, made: Array | None
+) -> tuple[Applied, Waiting]:
+    """Let a message wait; if it completes a version, combine the messages of the version."""
+    combine: Any = method.combine
+    if method.receive is not None:
+        message, memory = method.receive(memory, message, visit)
+
+    def put(rows: Array, row: Array) -> Array:
+        row = jnp.broadcast_to(row, rows.shape[1:])  # of an ensemble
+        if made is not None:
+            old = jax.lax.dynamic_index_in_dim(rows, visit.place, 0, keepdims=False)
+            row = jnp.where(made, row, old)
+        return jax.lax.dynamic_update_index_in_dim(rows, row, visit.place, 0)
+
+    waiting = jax.tree.map(put, place.waiting, Waiting(message, of_message(visit)))
+
+    def complete() -> tuple[Array, State]:
+        shared = {name: getattr(visit, name) for name in Visit._fields if name not in OF_MESSAGE}
+        applied = combine(place.server, place.central, waiting.messages, waiting.visits._replace(**shared))
+        return applied.central, applied.server
+
+    completes = jnp.asarray(visit.completes)
+    if made is not None:
+        completes &= made
+    # A branch that is not taken costs nothing but the copy of what it returns.
+    central, server = jax.lax.cond(completes, complete, lambda: (place.central, place.server))
+    return Applied(central, server, memory), waiting
