@@ -223,7 +223,8 @@ def combining(rate=0.05):
 
     def combine(server, central, messages, visits):
         weight = jnp.where(present(messages, visits), messages["scale"] / (1 + visits.loss**2), 0)
-        step = weight @ messages["update"] / weight.sum() * jnp.exp(-completing(visits).time / 100)
+        step = weight @ messages["update"] / weight.sum()
+        step = step / (1 + completing(visits).worker_step.astype(step.dtype))
         velocity = 0.5 * server + step + 0.01 * jax.random.normal(visits.key, step.shape, step.dtype)
         return Applied(central + velocity, velocity)
 
