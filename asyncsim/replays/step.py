@@ -132,7 +132,8 @@ def finish(
         states = server, central, row.memory
         seen = central if method.reply is None else method.reply(*states, visit)
     # A server that adds the update steps by just that: to subtract, XLA would copy the central variable.
-    adds_update = not gossips and method.message is send_update and method.apply is add
+    adds_update = method.message is send_update and method.apply is add
+    adds_update = adds_update and not gossips and method.combine is None
     commit = Commit(
         visit=visit,
         loss=local.loss,
