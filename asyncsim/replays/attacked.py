@@ -61,8 +61,8 @@ def _attacked(method: Method, attack: Attack, byzantine: np.ndarray) -> Method:
     if attack.own is not None:
         method = _own_changed(method, attack, byzantine)
     if method.rounds is not None:
-        own = method.message
-        method = method.rounds.attacked(byzantine)._replace(message=own, name=method.name)
+        own = {name: getattr(method, name) for name in ("message", "name", "needs_key")}
+        method = method.rounds.attacked(byzantine)._replace(**own)
     if attack.change is None:
         return method
     return (

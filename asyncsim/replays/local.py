@@ -60,8 +60,8 @@ class LocalResult(NamedTuple):
     """What a worker brings to its visit."""
 
     update: Any
-    loss: Array
-    learner: Learner
+    loss: Any
+    learner: Any  #: a `Learner`
 
 
 def build_local(method: Method, problem: Problem, flat: Flat, window: int, windows_differ: bool = False):

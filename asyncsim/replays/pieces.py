@@ -162,8 +162,8 @@ def gather(method: Method, layout: Layout, state: ReplayState, piece: Pieces) ->
         return _take(state.workers, worker, single), seen, pulled, other
 
     index = piece.visit.worker, piece.slot, piece.push_slot, piece.gossip
-    rows = _apart(single, piece.size, read, index)
-    return Held(piece.visit, *rows, partner=piece.gossip.partner if meets else (), fresh=piece.fresh)
+    row, seen, pulled, other = _apart(single, piece.size, read, index)
+    return Held(piece.visit, row, seen, pulled, other, partner=piece.gossip.partner if meets else (), fresh=piece.fresh)
 
 
 def _build_piece(

@@ -89,7 +89,8 @@ class Waiting(NamedTuple):
 
 def of_message(visit: Visit) -> Visit:
     """Return the part of a visit that a waiting message keeps."""
-    return Visit(*(getattr(visit, name) if name in OF_MESSAGE else () for name in Visit._fields))
+    dropped: Any = {name: () for name in Visit._fields if name not in OF_MESSAGE}
+    return visit._replace(**dropped)
 
 
 def no_messages(method: Method, row: WorkerRow, central: Array, count: int) -> Any:
