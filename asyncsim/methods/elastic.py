@@ -9,6 +9,7 @@ import optax
 
 from asyncsim.base.errors import require_choice, require_fraction, require_positive
 from asyncsim.clusters.policy import Policy
+from asyncsim.methods.buffer import sum_messages
 from asyncsim.methods.method import (
     LEARNING_RATE,
     Applied,
@@ -20,7 +21,6 @@ from asyncsim.methods.method import (
     Visit,
     gradient_steps,
     local_steps,
-    present,
     require_policy,
     require_rate,
 )
@@ -193,7 +193,7 @@ def easgd(
         return pull, ElasticWorker(start + update - pull, ()), {}
 
     def combine(server, central, messages, visits):
-        return Applied(central + jnp.sum(jnp.where(present(messages, visits)[:, None], messages, 0), 0))
+        return Applied(central + sum_messages(messages, visits))
 
     return Method(
         name="easgd",
